@@ -1,0 +1,53 @@
+"""Quire: an LLM inference and serving engine. Public names, imported on first use.
+
+`import quire` costs nothing: torch and numpy are imported when `LLM` is first touched, so that
+`quire --help` stays instant. Next to read: `types.py`, then `engine/llm_engine.py`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import QuireError
+from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.engine.async_llm import AsyncLLM
+    from quire.engine.llm import LLM
+    from quire.engine.llm_engine import LLMEngine
+    from quire.models.registry import ModelRegistry
+    from quire.types import CompletionOutput, PoolingRequestOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "LLM": "quire.engine.llm",
+    "AsyncLLM": "quire.engine.async_llm",
+    "LLMEngine": "quire.engine.llm_engine",
+    "ModelRegistry": "quire.models.registry",
+    "CompletionOutput": "quire.types",
+    "PoolingRequestOutput": "quire.types",
+    "RequestOutput": "quire.types",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "LLMEngine",
+    "ModelRegistry",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "QuireError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quire' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

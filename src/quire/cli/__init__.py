@@ -1,0 +1,1 @@
+"""The `quire` command: Click, lazy groups. Knows no tensors. Start at `main.py`."""

@@ -1,0 +1,201 @@
+"""What the user chose (`EngineOptions`) and what will run (`EngineConfig`), with the reason for each decision.
+
+`resolve` is pure: the same options, hardware and model give the same config, and nothing writes to a config
+afterwards. Command-line flags, their help, the docs table and Python keyword arguments are all made from the
+fields of `EngineOptions`, so they cannot disagree. No tensors, no torch.
+Next to read: `types.py`, then `engine/llm_engine.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quire.errors import ConfigError, nearest
+from quire.types import KVCacheGroup
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Compute dtypes and their size in bytes."""
+DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+POLICIES = ("fcfs", "priority", "sjf")
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_MODEL_LEN_CAP = 8192
+"""Contexts longer than this are used only when asked for: their KV cache rarely fits."""
+
+
+def option(default: Any, text: str, *, choices: tuple[str, ...] = (), group: str = "engine") -> Any:
+    """A field of `EngineOptions` with its help text, choices and help group."""
+    return field(default=default, metadata={"help": text, "choices": choices, "group": group})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Everything a user may choose, under vLLM's names. Unset values are chosen by `resolve`.
+
+    Units: lengths in tokens unless the name says bytes.
+    """
+
+    model: str = option("smollm2", "alias, local GGUF file or HF directory, or HF hub id", group="model")
+    tokenizer: str | None = option(None, "tokenizer file or directory, if not the model's", group="model")
+    revision: str | None = option(None, "hub revision: branch, tag or commit", group="model")
+    hf_overrides: Mapping[str, Any] | None = option(None, "values that replace fields of config.json", group="model")
+    chat_template: str | None = option(None, "chat template: a file or the text itself", group="model")
+    trust_remote_code: bool = option(False, "for compatibility: code in model directories is never run", group="model")
+    load_format: str = option(
+        "auto", "weights: auto, or dummy for random ones", choices=("auto", "dummy"), group="model"
+    )
+    dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
+    seed: int = option(0, "seeds requests that bring none", group="model")
+    max_model_len: int | None = option(None, "context length: prompt and generated tokens")
+    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "sequences running at once")
+    max_num_batched_tokens: int = option(2048, "token budget of one step")
+    block_size: int | None = option(None, "tokens per KV block")
+    kv_cache_dtype: str = option(
+        "auto", "KV cache type; auto is the compute type", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all")
+    kv_cache_memory_bytes: int | None = option(None, "memory for the KV cache, in bytes")
+    num_blocks_override: int | None = option(None, "number of KV blocks, instead of from memory")
+    enable_prefix_caching: bool = option(True, "share KV blocks of equal prefixes")
+    enable_chunked_prefill: bool = option(True, "split prompts over several steps")
+    max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
+    max_long_partial_prefills: int = option(1, "of these, prompts above long_prefill_token_threshold")
+    long_prefill_token_threshold: int = option(0, "longer prompts are long: at most so many tokens a step; 0: off")
+    scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
+    sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
+    max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
+    max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
+    tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
+    enforce_eager: bool = option(False, "run the model op by op, without captured plans or graphs", group="debug")
+    max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+        for item in fields(self):
+            value, choices = getattr(self, item.name), item.metadata["choices"]
+            if choices and value not in choices:
+                raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
+        if self.dtype != "auto" and canonical_dtype(self.dtype) is None:
+            raise ConfigError(
+                f"dtype={self.dtype!r} is not one of auto, {', '.join(DTYPES)}{nearest(str(self.dtype), DTYPES)}"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} is not in (0, 1]")
+
+    @classmethod
+    def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> "EngineOptions":
+        """Build from keyword arguments. Raises ConfigError on an unknown name, with the nearest known one."""
+        known = [item.name for item in fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                raise ConfigError(f"unknown option '{name}'{nearest(name, known)}")
+        if model is not None:
+            kwargs["model"] = model
+        return cls(**kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machine has, as found by `runtime/hardware.py`."""
+
+    device: str
+    """"cpu" or "cuda:N"."""
+    total_memory_bytes: int
+    available_memory_bytes: int
+    has_fast_bfloat16: bool
+    """Whether bf16 matrix products are at least as fast as fp32 ones."""
+    num_threads: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the engine must know of a model; the mathematics is in the model's own `Config`.
+
+    Made by `models/registry.py` from `hf_config`. `weights_bytes` is the size in the compute dtype.
+    """
+
+    architecture: str
+    hf_config: Mapping[str, Any]
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    num_parameters: int
+    kv_cache_groups: tuple[KVCacheGroup, ...]
+    """With `dtype_bytes` 1; `resolve` fills in the real one."""
+    checkpoint_dtype: str = "bfloat16"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """`temperature`, `top_p`, … of generation_config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What `Scheduler` and `BlockManager` obey. All lengths in tokens."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    """All blocks, the null block included."""
+    kv_cache_groups: tuple[KVCacheGroup, ...]
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    sjf_ageing_tokens_per_s: float = 100.0
+    max_num_waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing `resolve` chose, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What will run. Printed with its decisions at start, never written again."""
+
+    options: EngineOptions
+    model: ModelConfig
+    hardware: Hardware
+    device: str
+    dtype: str
+    kv_dtype: str
+    scheduler: SchedulerConfig
+    decisions: tuple[Decision, ...]
+
+
+def canonical_dtype(name: str) -> str | None:
+    """The full name of a compute dtype, or None if there is no such."""
+    full = DTYPE_ALIASES.get(name, name)
+    return full if full in DTYPES else None
+
+
+def _check_positive(options: EngineOptions) -> None:
+    for name in (
+        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
+        "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
+        "tensor_parallel_size", "max_num_events",
+    ):  # fmt: skip
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name}={value!r} is not a positive integer")
+    for name in ("long_prefill_token_threshold", "sjf_ageing_tokens_per_s"):
+        value = getattr(options, name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0:
+            raise ConfigError(f"{name}={value!r} is not a number of at least 0")

@@ -1,0 +1,1 @@
+"""Joins scheduler, executor and text: `LLMEngine.step`. Start at `llm_engine.py`."""

@@ -1,0 +1,170 @@
+"""Every error Quire raises on purpose: whose fault it is, and what follows.
+
+    QuireError
+    ├── ConfigError                  yours: an option is wrong or unknown             HTTP 400  exit 2
+    ├── RequestError                 yours: one request is wrong                      HTTP 400  exit 2
+    │   ├── InvalidParameterError    a sampling or pooling field has a bad value
+    │   ├── PromptError              the prompt is empty or malformed
+    │   ├── ContextLengthError       prompt (+ max_tokens) exceeds the context
+    │   ├── ChatTemplateError        no template, or the template refused the messages
+    │   └── DuplicateRequestError    a request with this id is already running
+    ├── ModelError                   the model cannot be had or used                  HTTP 404  exit 3
+    │   ├── ModelNotFoundError       no such alias, path or hub id
+    │   ├── DownloadError            a download failed or its checksum is wrong
+    │   ├── ModelFileError           a file is truncated, corrupted or not what it says
+    │   └── UnsupportedModelError    valid, but Quire cannot compute it correctly
+    ├── CapacityError                it does not fit                                  HTTP 503  exit 4
+    │   ├── MemoryCapacityError      weights or KV cache exceed the memory
+    │   └── QueueFullError           later: the queue is full, try again              HTTP 429
+    └── EngineError                  ours: an internal invariant broke                HTTP 500  exit 1
+        └── EngineDeadError          the engine stopped; the cause is chained
+
+A message says what is wrong, which value, which limit, and the next step, in one line.
+Next to read: `config.py`, where most `ConfigError`s come from.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class QuireError(Exception):
+    """Base of all errors raised on purpose. `code` is stable and machine-readable."""
+
+    code: str = "internal_error"
+    http_status: int = 500
+    exit_code: int = 1
+
+    @property
+    def message(self) -> str:
+        """The text without the class name."""
+        return str(self)
+
+
+class ConfigError(QuireError):
+    """An engine option is unknown, has a bad value, or contradicts another."""
+
+    code = "invalid_option"
+    http_status = 400
+    exit_code = 2
+
+
+class RequestError(QuireError):
+    """One request is wrong; the engine and all other requests are unaffected."""
+
+    code = "invalid_request"
+    http_status = 400
+    exit_code = 2
+
+
+class InvalidParameterError(RequestError):
+    """A field of `SamplingParams`, `PoolingParams` or `BeamSearchParams` has a bad value."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, field: str, value: Any, limit: str) -> None:
+        """`limit` completes the sentence "`field` must be …"."""
+        self.field = field
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{field} must be {limit}, got {_shorten(value)}")
+
+
+class PromptError(RequestError):
+    """The prompt is empty, of the wrong type, or has token ids outside the vocabulary."""
+
+    code = "invalid_prompt"
+
+
+class ContextLengthError(RequestError):
+    """The prompt leaves no room in the context."""
+
+    code = "context_length_exceeded"
+
+
+class ChatTemplateError(RequestError):
+    """There is no chat template, or it raised on these messages."""
+
+    code = "chat_template_error"
+
+
+class DuplicateRequestError(RequestError):
+    """A request with this id is still running."""
+
+    code = "duplicate_request_id"
+
+
+class ModelError(QuireError):
+    """The model cannot be found, fetched, read or computed."""
+
+    code = "model_error"
+    http_status = 404
+    exit_code = 3
+
+
+class ModelNotFoundError(ModelError):
+    """No alias, path or hub id of this name."""
+
+    code = "model_not_found"
+
+
+class DownloadError(ModelError):
+    """A download failed, or what arrived has the wrong checksum."""
+
+    code = "download_failed"
+
+
+class ModelFileError(ModelError):
+    """A model file is truncated, corrupted, or contradicts itself."""
+
+    code = "model_file_invalid"
+
+
+class UnsupportedModelError(ModelError):
+    """The files are valid, but computing them here would be wrong or is not implemented."""
+
+    code = "model_unsupported"
+
+
+class CapacityError(QuireError):
+    """There is not enough of something right now, or at all."""
+
+    code = "capacity"
+    http_status = 503
+    exit_code = 4
+
+
+class MemoryCapacityError(CapacityError):
+    """Weights, KV cache or one request exceed the memory; the message says what would fit."""
+
+    code = "out_of_memory"
+
+
+class QueueFullError(CapacityError):
+    """The waiting queue is full."""
+
+    code = "queue_full"
+    http_status = 429
+
+
+class EngineError(QuireError):
+    """An internal invariant broke; this is a bug in Quire."""
+
+    code = "engine_error"
+
+
+class EngineDeadError(EngineError):
+    """The engine loop stopped; requests in flight failed with this error."""
+
+    code = "engine_dead"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the closest known name, or an empty string."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{found[0]}'?)" if found else ""
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

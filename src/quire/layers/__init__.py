@@ -1,0 +1,1 @@
+"""What at least three models share: linear, attention, rotary, norms, embedding and head."""

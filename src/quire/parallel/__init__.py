@@ -1,0 +1,1 @@
+"""Executors: who runs the workers."""

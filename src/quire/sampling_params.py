@@ -1,0 +1,227 @@
+"""What a caller may ask of one request: `SamplingParams`, `PoolingParams`, `BeamSearchParams`.
+
+Names and defaults are vLLM's. A bad value raises `InvalidParameterError` naming field, value and
+limit at construction; limits that need the model (vocabulary, context) are checked when the request
+is added (`engine/input_processor.py`). No tensors here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import InvalidParameterError
+
+MAX_N = 16384
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy."""
+MAX_BAD_WORDS = 128
+ALL_LOGPROBS = -1
+"""`logprobs=-1` asks for the whole vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it stops.
+
+    Fields:
+        n: completions per prompt, 1..16384; they share the prompt's KV blocks.
+        temperature: [0, 2]; 0 is greedy.
+        top_p: (0, 1]. Keeps the smallest set of tokens whose probability reaches it.
+        top_k: 0 or -1 is off.
+        min_p: [0, 1]. Drops tokens below `min_p` times the largest probability.
+        seed: draws depend on (seed, position) only. None: chosen by the engine.
+        max_tokens: tokens to generate at most; None: up to the context length.
+        min_tokens: EOS and stop tokens are masked until so many are generated.
+        stop: strings that end the text. stop_token_ids: tokens that do.
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: EOS does not end the text.
+        presence_penalty, frequency_penalty: [-2, 2], on generated tokens.
+        repetition_penalty: > 0, on prompt and generated tokens.
+        logprobs, prompt_logprobs: so many per position beside the token itself; -1: all.
+        logit_bias: token id -> value in [-100, 100] added to its logit.
+        bad_words: strings that must not be generated.
+        allowed_token_ids: nothing else may be generated.
+        skip_special_tokens, detokenize: how text is made; `detokenize=False` returns ids only.
+
+    Raises: InvalidParameterError.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] | str | None = None
+    stop_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_lengths()
+        self._check_lists()
+
+    def _check_numbers(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        _number("temperature", self.temperature, 0, 2)
+        _number("top_p", self.top_p, 0, 1, open_low=True)
+        _integer("top_k", self.top_k, -1, None)
+        _number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            limit = f"at most max_tokens ({self.max_tokens})"
+            raise InvalidParameterError("min_tokens", self.min_tokens, limit)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, ALL_LOGPROBS, None)
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameterError(name, getattr(self, name), "true or false")
+
+    def _check_lists(self) -> None:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        _set(self, "stop", _strings("stop", stop))
+        _set(self, "bad_words", _strings("bad_words", self.bad_words))
+        if len(self.bad_words or ()) > MAX_BAD_WORDS:
+            limit = f"at most {MAX_BAD_WORDS} strings"
+            raise InvalidParameterError("bad_words", len(self.bad_words or ()), limit)
+        _set(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
+        _set(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameterError("allowed_token_ids", [], "None or a non-empty list")
+        if self.stop and not self.detokenize:
+            raise InvalidParameterError("stop", list(self.stop), "empty when detokenize=False")
+        if self.logit_bias is not None:
+            _set(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the token is the argmax of the (penalised, masked) logits."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return tuple(self.stop or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingParams:
+    """How the hidden states of one prompt become one vector.
+
+    Fields:
+        pooling: "last" (the last token's) or "mean" (the mean over all tokens).
+        normalize: divide by the Euclidean length.
+    """
+
+    pooling: str = "last"
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pooling not in ("last", "mean"):
+            raise InvalidParameterError("pooling", self.pooling, "'last' or 'mean'")
+        if not isinstance(self.normalize, bool):
+            raise InvalidParameterError("normalize", self.normalize, "true or false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Beam search: keep the `beam_width` likeliest texts at each step.
+
+    A finished beam's score is `cumulative_logprob / len(generated) ** length_penalty`.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    stop_token_ids: Sequence[int] = field(default=())
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, 256)
+        _integer("max_tokens", self.max_tokens, 1, None)
+        _number("length_penalty", self.length_penalty, -10, 10)
+        _set(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
+
+
+def _set(params: object, name: str, value: Any) -> None:
+    # Normalising at construction is the one place where a frozen value is written.
+    object.__setattr__(params, name, value)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None) -> None:
+    limit = f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high}]"
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):
+        raise InvalidParameterError(name, value, limit)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    left = "(" if open_low else "["
+    limit = f"a number in {left}{low}, {high}]" if high < math.inf else f"a finite number > {low}"
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not low <= value <= high or (open_low and value == low):
+        raise InvalidParameterError(name, value, limit)
+
+
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise InvalidParameterError(name, values, "a list of strings")
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise InvalidParameterError(name, value, "a list of non-empty strings")
+    return tuple(values)
+
+
+def _token_ids(name: str, values: Any) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise InvalidParameterError(name, values, "a list of token ids")
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidParameterError(name, value, "a list of token ids (integers >= 0)")
+    return tuple(dict.fromkeys(values))
+
+
+def _logit_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidParameterError("logit_bias", bias, "a mapping from token id to number")
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError):
+            token_id = -1
+        if token_id < 0:
+            raise InvalidParameterError("logit_bias", key, "keyed by token ids (integers >= 0)")
+        _number("logit_bias", value, -100, 100)
+        checked[token_id] = float(value)
+    return checked

@@ -1,0 +1,390 @@
+"""Nouns that cross folders, without tensors: requests, schedules, results, outputs.
+
+The path of one token: `Request` (scheduler's view of one sequence) → `SchedulerOutput` (what one
+step computes) → executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees).
+Everything in a `SchedulerOutput` and a `StepResult` is made of integers, floats, strings and tuples, so that a
+step can be recorded, replayed and sent to another process.
+Next to read: `scheduler/scheduler.py`.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.sampling_params import PoolingParams, SamplingParams
+
+NULL_BLOCK_ID = 0
+"""Block 0 holds no request's keys: block tables point to it where a sliding window left a block."""
+
+
+# --- KV cache shape ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttentionSpec:
+    """KV of a layer that attends to all earlier tokens."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_size * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowSpec:
+    """KV of a layer where token i attends to tokens i - window + 1 … i."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype_bytes: int
+    window: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_size * self.dtype_bytes
+
+
+KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers that share one block table: they have the same spec.
+
+    Every request has one block table per group. All groups draw block numbers from one pool.
+    """
+
+    layer_indices: tuple[int, ...]
+    spec: KVCacheSpec
+
+
+# --- Requests ---------------------------------------------------------------------------------
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. Each accepted request ends in exactly one of the FINISHED states."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.name.startswith("FINISHED")
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's word for a finished status; None while unfinished."""
+        return self.value if self.is_finished else None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence as the scheduler sees it: tokens known, tokens computed, blocks owned.
+
+    There is no prefill phase and no decode phase: a request is given tokens to compute until
+    `num_computed_tokens` catches up with `num_tokens`; the step that catches up samples one more.
+
+    Fields beyond the obvious:
+        sampling: None for a pooling request, which finishes when its prompt is computed.
+        siblings: the other n - 1 sequences of an `n > 1` request. They wait here, hold no blocks, and are
+            forked from this one in the step that completes its prompt.
+        awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        cache_salt: prefix blocks are shared only among requests with the same salt.
+        reads_prefix_cache: False where every prompt position must be computed (prompt_logprobs, mean pooling).
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams | None
+    pooling: PoolingParams | None = None
+    max_tokens: int = 16
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    arrival_time_s: float = 0.0
+    priority: int = 0
+    client_id: str = ""
+    cache_salt: str = ""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    reads_prefix_cache: bool = True
+    awaits_external_token: bool = False
+    siblings: list["Request"] = field(default_factory=list)
+
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    stop_reason: int | str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and generated."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def token_slice(self, start: int, stop: int) -> list[int]:
+        """Known tokens at positions start … stop - 1."""
+        prompt_len = len(self.prompt_token_ids)
+        if start >= prompt_len:
+            return self.output_token_ids[start - prompt_len : stop - prompt_len]
+        if stop <= prompt_len:
+            return self.prompt_token_ids[start:stop]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt_len]
+
+
+# --- One step ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: block `source_id` is copied to `target_id` before anything is written.
+
+    A block's number is the same in all groups' layers, so a copy moves all layers of its group.
+    """
+
+    group_index: int
+    source_id: int
+    target_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTableUpdate:
+    """For one request and group: entries from `start` on are now `block_ids`, and the table ends there.
+
+    An append has `start` = old length; copy-on-write replaces the last entry; a window that moved on
+    rewrites entries with NULL_BLOCK_ID. An unchanged table has `block_ids == ()` and `start` = its length.
+    """
+
+    start: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What the executor must know of a request it sees for the first time, or again after preemption."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """All tokens known: prompt, then tokens generated before a preemption."""
+    num_prompt_tokens: int
+    sampling: SamplingParams | None
+    pooling: PoolingParams | None
+    eos_token_ids: tuple[int, ...]
+    seed: int
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    forked_from: str | None = None
+    """The request whose block table and sampled row this one starts from (n > 1, beams)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: the tokens at positions
+    `num_computed_tokens … num_computed_tokens + num_tokens - 1` are computed.
+
+    `num_tokens` is 0 for a sibling in the step that forks it: it samples from the row of
+    `logits_from`, its leader, with its own seed.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_tokens: int
+    samples: bool
+    new_token_ids: tuple[int, ...]
+    """Tokens appended to the request since the executor last heard of it (decode: the one just sampled)."""
+    block_table_updates: tuple[BlockTableUpdate, ...]
+    """One per KV cache group."""
+    logits_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """All that one step computes. Self-contained: replaying the same outputs gives the same tokens."""
+
+    step_id: int
+    new_requests: tuple[NewRequest, ...]
+    scheduled: tuple[ScheduledRequest, ...]
+    copies: tuple[BlockCopy, ...]
+    preempted_ids: tuple[str, ...]
+    """Forget these: they come back as `new_requests`."""
+    finished_ids: tuple[str, ...]
+    """Forget these: they finished or were aborted since the last step."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(item.num_tokens for item in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token itself first, then the likeliest, best first.
+
+    `ranks` are 1-based and counted over the whole vocabulary. The token itself is not repeated
+    among the likeliest.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """What one step computed for one request."""
+
+    request_id: str
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """For prompt positions this step made known, in order. Position 0 has none."""
+    embedding: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did
+    neither sample, nor pool, nor report prompt logprobs are absent."""
+
+    step_id: int
+    results: tuple[RequestResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What `Scheduler.update` did for one request: the token it appended, if any, and the step's result."""
+
+    request: Request
+    result: RequestResult
+    new_token_id: int | None
+
+
+# --- What callers see -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token, its 1-based rank in the vocabulary, and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PositionLogprobs = dict[int, Logprob]
+"""Token id → Logprob at one position."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt, so far.
+
+    `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
+    or stop token id that matched; None for EOS.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this completion has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds of `time.monotonic()`; None where it has not happened."""
+
+    arrival_time_s: float
+    first_scheduled_time_s: float | None = None
+    first_token_time_s: float | None = None
+    last_token_time_s: float | None = None
+    finished_time_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """From arrival to the first token."""
+        if self.first_token_time_s is None:
+            return None
+        return self.first_token_time_s - self.arrival_time_s
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request so far: all text and tokens since its start (cumulative, as in vLLM).
+
+    `num_cached_tokens`: prompt tokens whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """One vector of length E."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The result of `encode` or `embed` for one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: its generated tokens, text and scores."""
+
+    token_ids: list[int]
+    text: str
+    cumulative_logprob: float
+    score: float
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, best first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence]
+
+
+Prompt = str | Sequence[int] | dict[str, object]
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""

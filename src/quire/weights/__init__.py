@@ -1,0 +1,1 @@
+"""Checkpoint sources and formats to named tensors. Start at `checkpoint.py`."""
