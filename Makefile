@@ -1,0 +1,57 @@
+# `make run` and `make test` do all set-up on a machine that has Python 3.11+ (with venv and pip), g++ and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
+
+.PHONY: run test check format bench docs clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+run: $(VENV)/.installed  ## set everything up, then answer PROMPT
+	@$(BIN)/quire run "$(PROMPT)"
+
+test: $(VENV)/.installed-dev  ## set everything up, then run the tests
+	$(BIN)/quire pull --quiet
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev  ## everything CI checks: format, lint, types, tests, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/quire pull --quiet
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.installed-dev  ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev  ## decode and prefill speed beside HF Transformers
+	$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+
+docs: $(VENV)/.installed-dev  ## regenerate the generated pages
+	$(BIN)/python -m quire.cli.reference
+
+clean:  ## remove the environment and build products
+	rm -rf $(VENV) build dist
+
+# The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies.
+$(VENV)/bin/python:
+	@echo "creating $(VENV)" >&2
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	@echo "installing Quire and its dependencies (a few minutes the first time)" >&2
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need" >&2
+	$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,25 @@
+// The functions that each instruction set provides. Raw pointers only: no Python, no torch.
+#pragma once
+#include <cstdint>
+
+namespace quire {
+
+using bfloat16_bits = uint16_t;
+
+// out[r] = x[r] * rsqrt(mean(x[r]^2) + eps) * weight; see ops/rms_norm.h for the rounding.
+template <typename T>
+using RmsNorm = void (*)(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float eps);
+
+struct OpTable {
+  const char* isa;
+  RmsNorm<float> rms_norm_float32;
+  RmsNorm<bfloat16_bits> rms_norm_bfloat16;
+};
+
+extern const OpTable scalar_ops;
+#ifdef QUIRE_X86
+extern const OpTable avx2_ops;
+extern const OpTable avx512_ops;
+#endif
+
+}  // namespace quire

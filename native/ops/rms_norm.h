@@ -1,0 +1,67 @@
+// RMSNorm (Zhang & Sennrich 2019, eq. 4), written once with 16-lane vectors and compiled for every instruction set.
+//
+// The order of additions is fixed by the 16 lanes, not by the hardware, and contraction is off (CMakeLists.txt):
+// every instruction set gives the same bits. T is float, or bfloat16 as its bits; sums are fp32. As in the reference,
+// the normalised value is rounded to T before it is multiplied by the weight.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "isa/table.h"
+
+namespace quire {
+namespace {  // Each translation unit compiles its own copy with its own flags.
+
+inline float widen(float value) { return value; }
+inline float widen(bfloat16_bits bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+template <typename T>
+T narrow(float value);
+template <>
+inline float narrow<float>(float value) {
+  return value;
+}
+template <>
+inline bfloat16_bits narrow<bfloat16_bits>(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bfloat16_bits>((bits >> 16) | 0x40u);  // NaN stays NaN
+  return static_cast<bfloat16_bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // round to nearest even
+}
+
+constexpr int kLanes = 16;
+
+template <typename T>
+void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float eps) {
+  for (int64_t row = 0; row < num_rows; ++row, x += width, out += width) {
+    float sums[kLanes] = {};
+    const int64_t whole = width - width % kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float value = widen(x[i + lane]);
+        sums[lane] += value * value;
+      }
+    }
+    for (int64_t i = whole; i < width; ++i) {
+      const float value = widen(x[i]);
+      sums[i - whole] += value * value;
+    }
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    }
+    const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(width) + eps);
+    for (int64_t i = 0; i < width; ++i) {
+      const float normalised = widen(narrow<T>(widen(x[i]) * scale));
+      out[i] = narrow<T>(normalised * widen(weight[i]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire
