@@ -1,0 +1,59 @@
+"""The documentation is executed: every `python` block of README and docs runs; every option is documented."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineOptions
+from quire.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    """Blocks fenced as `python`; a block fenced as `py` is a fragment and is not run."""
+    found = []
+    for page in PAGES:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        found += [(f"{page.name}-{i}", block) for i, block in enumerate(blocks)]
+    return found
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("name", "block"), python_blocks(), ids=[name for name, _ in python_blocks()])
+def test_python_blocks_run(name: str, block: str, smollm2_path: Path) -> None:
+    scope: dict[str, object] = {"__name__": "__docs__"}
+    exec(compile(block, name, "exec"), scope)
+    assert len(scope) > 1, "the block defines or imports something"
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert python_blocks()
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    first_block = re.search(r"^```.*?\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert first_block is not None
+    assert [line.split()[:2] for line in first_block[1].splitlines()] == [["make", "run"], ["make", "test"]]
+
+
+def test_every_option_has_help() -> None:
+    for item in fields(EngineOptions):
+        assert len(item.metadata["help"]) > 10, item.name
+
+
+def test_every_sampling_field_is_documented() -> None:
+    text = SamplingParams.__doc__ or ""
+    assert [item.name for item in fields(SamplingParams) if not re.search(rf"\b{item.name}\b", text)] == []
+
+
+def test_links_between_pages_resolve() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []

@@ -1,0 +1,73 @@
+"""Who may import whom (docs/architecture.md, "Folders"): parsed from the source, lazy and type-only imports included."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "quire"
+ROOT_MODULES = {"types", "sampling_params", "config", "resolve", "errors", "events"}
+MAY_IMPORT = {
+    "kernels": set(),
+    "layers": {"kernels"},
+    "models": {"layers", "kernels"},
+    "sampling": {"kernels"},
+    "weights": set(),
+    "text": set(),
+    "scheduler": set(),
+    "runtime": {"models", "layers", "kernels", "sampling", "weights"},
+    "parallel": {"runtime", "weights"},
+    "engine": {"scheduler", "text", "runtime", "parallel", "weights", "models"},
+    "cli": {"engine", "weights", "text", "models", "runtime"},
+}
+
+
+def imported_names(path: Path) -> list[tuple[int, str]]:
+    """Line and dotted name of each `quire…` import in the file, wherever it stands."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            if node.module == "quire":
+                found += [(node.lineno, f"quire.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, node.module))
+    return [(line, name) for line, name in found if name.split(".")[0] == "quire"]
+
+
+def folder_files() -> list[tuple[str, Path]]:
+    return [(path.relative_to(PACKAGE).parts[0], path) for path in PACKAGE.glob("*/**/*.py")]
+
+
+def test_folders_import_only_what_the_table_allows() -> None:
+    wrong = []
+    for folder, path in folder_files():
+        for line, name in imported_names(path):
+            target = name.split(".")[1] if "." in name else ""
+            if target in ROOT_MODULES | {folder, "__version__", "_native"} or target in MAY_IMPORT[folder]:
+                continue
+            wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {folder} may not import {name}")
+    assert wrong == []
+
+
+def test_root_modules_import_only_each_other() -> None:
+    wrong = []
+    for name in sorted(ROOT_MODULES):
+        for line, imported in imported_names(PACKAGE / f"{name}.py"):
+            if imported.split(".")[1] not in ROOT_MODULES:
+                wrong.append(f"{name}.py:{line}: {imported}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["quire", "quire.types", "quire.config", "quire.resolve", "quire.scheduler.scheduler", "quire.cli.main"],
+)
+def test_importing_costs_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

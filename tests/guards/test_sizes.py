@@ -1,0 +1,47 @@
+"""The size limits of CONTRIBUTING.md: a reader can hold a file, a function and the choke points in the head."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "quire"
+MAX_FILE_LINES = 400
+MAX_MODEL_LINES = 200
+MAX_FUNCTION_LINES = 80
+MAX_KERNEL_LINES = 150
+CHOKE_POINTS = {
+    "scheduler/scheduler.py": "schedule",
+    "engine/llm_engine.py": "step",
+    "runtime/model_runner.py": "run",
+}
+MAX_CHOKE_POINT_LINES = 60
+
+
+def functions(path: Path) -> list[tuple[str, int]]:
+    tree = ast.parse(path.read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [(n.name, n.end_lineno - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, kinds)]
+
+
+def test_files_are_short() -> None:
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        limit = MAX_MODEL_LINES if path.parent.name == "models" and path.name != "registry.py" else MAX_FILE_LINES
+        lines = len(path.read_text().splitlines())
+        if lines > limit:
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines (limit {limit})")
+    assert long == []
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        limit = MAX_KERNEL_LINES if "kernels" in path.parts else MAX_FUNCTION_LINES
+        long += [f"{path.relative_to(ROOT)}: {name} {n}" for name, n in functions(path) if n > limit]
+    assert long == []
+
+
+def test_choke_points_stay_small() -> None:
+    for file, name in CHOKE_POINTS.items():
+        sizes = dict(functions(PACKAGE / file))
+        assert sizes[name] <= MAX_CHOKE_POINT_LINES, f"{file}: {name} has {sizes[name]} lines; refactor first"
