@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md, "Folders"): parsed from the source, lazy and type-only imports included."""
+"""Who may import whom (docs/architecture.md): parsed from the source, lazy and type-only imports included."""
 
 import ast
 import subprocess
