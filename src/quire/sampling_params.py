@@ -99,8 +99,7 @@ class SamplingParams:
             if value is not None:
                 _integer(name, value, ALL_LOGPROBS, None)
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameterError(name, getattr(self, name), "true or false")
+            _boolean(name, getattr(self, name))
 
     def _check_lists(self) -> None:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -144,8 +143,7 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if self.pooling not in ("last", "mean"):
             raise InvalidParameterError("pooling", self.pooling, "'last' or 'mean'")
-        if not isinstance(self.normalize, bool):
-            raise InvalidParameterError("normalize", self.normalize, "true or false")
+        _boolean("normalize", self.normalize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +164,8 @@ class BeamSearchParams:
         _integer("beam_width", self.beam_width, 1, 256)
         _integer("max_tokens", self.max_tokens, 1, None)
         _number("length_penalty", self.length_penalty, -10, 10)
+        _boolean("ignore_eos", self.ignore_eos)
+        _boolean("include_stop_str_in_output", self.include_stop_str_in_output)
         _set(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
 
 
@@ -187,6 +187,11 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not low <= value <= high or (open_low and value == low):
         raise InvalidParameterError(name, value, limit)
+
+
+def _boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidParameterError(name, value, "true or false")
 
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
@@ -216,12 +221,10 @@ def _logit_bias(bias: Any) -> dict[int, float]:
         raise InvalidParameterError("logit_bias", bias, "a mapping from token id to number")
     checked: dict[int, float] = {}
     for key, value in bias.items():
-        try:
-            token_id = int(key)
-        except (TypeError, ValueError):
-            token_id = -1
-        if token_id < 0:
+        # JSON has text keys only; int() refuses texts of thousands of digits with another error.
+        is_text = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20
+        if not is_text and (not isinstance(key, int) or isinstance(key, bool) or key < 0):
             raise InvalidParameterError("logit_bias", key, "keyed by token ids (integers >= 0)")
         _number("logit_bias", value, -100, 100)
-        checked[token_id] = float(value)
+        checked[int(key)] = float(value)
     return checked

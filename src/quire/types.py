@@ -335,7 +335,7 @@ class RequestMetrics:
 class RequestOutput:
     """A request so far: all text and tokens since its start (cumulative, as in vLLM).
 
-    `num_cached_tokens`: prompt tokens whose KV came from the prefix cache.
+    `num_cached_tokens`: prompt tokens whose KV came from the prefix cache. `metrics` come with the final output.
     """
 
     request_id: str
@@ -357,13 +357,17 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class PoolingRequestOutput:
-    """The result of `encode` or `embed` for one prompt."""
+    """The result of `encode` or `embed` for one prompt.
+
+    `finish_reason`: "stop"; "abort" or "error" with an empty embedding.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     finished: bool = True
     num_cached_tokens: int = 0
+    finish_reason: str = "stop"
 
 
 @dataclass(slots=True)

@@ -5,7 +5,9 @@ Letters: T tokens in the step, R requests, S rows that need logits, N blocks, B 
 L layers, K KV heads, D head size, M longest block table.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,3 +41,5 @@ class ForwardBatch:
     """Host copy of seq_lens."""
     num_decodes: int
     block_size: int
+    derived: dict[Hashable, Any] = field(default_factory=dict)
+    """What a kernel works out from the fields above once per step, for all layers: index tensors and masks."""

@@ -1,0 +1,92 @@
+"""`[MODEL] [PROMPT]`: which of a verb's words is the model and which the text, and where text comes from.
+
+`quire run "Why is the sky blue?"` prompts the default model; `quire run smollm2 "…"` names one. Next to read: `run.py`.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quire.config import EngineOptions
+from quire.weights.sources import ALIASES
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.@:-]*", re.ASCII)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?|pypi:[\w.-]+==\S+", re.ASCII)
+_PATH_STARTS = ("/", "./", "../", "~/")
+_MODEL_SUFFIXES = (".gguf", ".safetensors")
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class ModelAndText:
+    """The model's name, and the text given on the command line (None: none, "-": standard input)."""
+
+    model: str
+    text: str | None
+
+
+def split_arguments(
+    words: tuple[str, ...], engine_values: dict[str, Any], *, what: str, plain_word_is_model: bool = True
+) -> ModelAndText:
+    """Tell model from text. `engine_values` may hold `--model` (or `QUIRE_MODEL`), which is the default model then.
+
+    `what` names the text in errors, e.g. "prompt". A single plain word that is no alias is a model if
+    `plain_word_is_model`: so a mistyped alias is found out. Raises: click.UsageError.
+    """
+    default = str(engine_values.get("model") or EngineOptions.model)
+    if len(words) > 2:
+        raise click.UsageError(f"{len(words)} words; at most MODEL and {what.upper()} are expected: quote the {what}")
+    context = click.get_current_context(silent=True)
+    source = context.get_parameter_source("engine_model") if context is not None else None
+    by_flag = source is click.core.ParameterSource.COMMANDLINE
+    if len(words) == 2:
+        if by_flag:
+            raise click.UsageError(f"the model is given twice: '{words[0]}' and --model {default}")
+        return ModelAndText(words[0], words[1])
+    if not words:
+        return ModelAndText(default, None)
+    if by_flag or not names_a_model(words[0], plain_word_is_model=plain_word_is_model):
+        return ModelAndText(default, words[0])
+    return ModelAndText(words[0], None)
+
+
+def names_a_model(word: str, *, plain_word_is_model: bool = True) -> bool:
+    """Whether a single argument is a model rather than a text: an alias, an existing path, a file name, a hub id, and
+    maybe any other plain word. What has spaces or punctuation is a text.
+    """
+    if word in ALIASES:
+        return True
+    if word == STDIN or not word.strip() or "\n" in word:
+        return False
+    if word.startswith(_PATH_STARTS) or word.endswith(_MODEL_SUFFIXES):
+        return not re.search(r"\s", word) or _exists(word)
+    if _HUB_ID.fullmatch(word) or (plain_word_is_model and _NAME.fullmatch(word)):
+        return True
+    return _exists(word)
+
+
+def read_text(arguments: ModelAndText) -> str | None:
+    """The text itself: from stdin for "-", or when there is none and stdin is not a terminal; None: ask the user.
+
+    Raises: click.UsageError when stdin is empty.
+    """
+    if arguments.text is not None and arguments.text != STDIN:
+        return arguments.text
+    if arguments.text is None and sys.stdin.isatty():
+        return None
+    piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
+    if not piped:
+        taken = f"no text was given ('{arguments.model}' is the model)" if arguments.text is None else "nothing to read"
+        raise click.UsageError(f"{taken}, and standard input is empty")
+    return piped
+
+
+def _exists(word: str) -> bool:
+    try:
+        return Path(word).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False

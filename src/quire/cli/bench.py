@@ -1,0 +1,225 @@
+"""`quire bench`: prompt processing and generation speed, as a table in the manner of llama-bench, or JSON.
+
+Prints each row when it is measured, with the mean and standard deviation over repetitions, and with `--peer hf`
+the speed of Hugging Face Transformers in the same run and the ratio. Next to read: `bench_cases.py`.
+"""
+
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quire import __version__
+from quire.cli.arguments import split_arguments
+from quire.cli.bench_cases import (
+    BenchCase,
+    BenchSide,
+    EngineSide,
+    Measurement,
+    bench_cases,
+    measure_interleaved,
+    random_prompts,
+)
+from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.options import chosen_engine_options, engine_options
+from quire.cli.output import Output, format_count
+from quire.cli.session import open_engine
+from quire.cli.values import LengthList
+from quire.config import EngineConfig, EngineOptions
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+HELP = """Measure prompt processing and generation speed.
+
+ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
+the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
+sampling is greedy. Each row is the mean and the standard deviation over the repetitions.
+"""
+EXAMPLES = ("quire bench", "quire bench smollm2 -p 512,2K -n 128 --concurrency 1,8,32 -r 5 --json")
+PROMPT_SEED = 20240229
+
+
+@click.command(
+    "bench", cls=VerbCommand, help=HELP, short_help="Measure prompt processing and generation speed.", examples=EXAMPLES
+)
+@click.argument("words", nargs=-1, metavar="[MODEL]")
+@click.option("-p", "--n-prompt", type=LengthList(), default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
+@click.option("-n", "--n-gen", type=LengthList(), default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
+@click.option(
+    "-c", "--concurrency", type=LengthList(), default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]"
+)
+@click.option(
+    "-d", "--n-depth", type=LengthList(), default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
+)
+@click.option(
+    "-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, cls=GroupedOption, help="per row  [3]"
+)
+@click.option("--warm-up/--no-warm-up", default=True, cls=GroupedOption, help="one repetition more, not counted  [on]")
+@click.option(
+    "--peer", type=click.Choice(("hf",)), cls=GroupedOption,
+    help="measure Hugging Face Transformers' static batch beside it, on the same weights",
+)  # fmt: skip
+@engine_options(without=frozenset({"enable_prefix_caching"}))
+def bench_command(
+    words: tuple[str, ...], n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
+    n_depth: tuple[int, ...], repetitions: int, warm_up: bool, peer: str | None, **values: Any,
+) -> None:  # fmt: skip
+    """Measure every row on one engine."""
+    output = output_of()
+    if len(words) > 1:
+        raise click.UsageError(f"one MODEL is expected, got {len(words)} words")
+    cases = bench_cases(n_prompt, n_gen, concurrency, n_depth)
+    if not cases:
+        raise click.UsageError("nothing to measure: --n-prompt and --n-gen are both 0")
+    engine_values = chosen_engine_options(values)
+    most_streams = max(case.num_streams for case in cases)
+    engine_values.setdefault("max_num_seqs", max(EngineOptions.max_num_seqs, most_streams))
+    model = words[0] if words else split_arguments((), engine_values, what="model").model
+    options = EngineOptions.from_kwargs(**{**engine_values, "model": model, "enable_prefix_caching": False})
+    if most_streams > options.max_num_seqs:
+        raise ConfigError(f"--concurrency {most_streams} exceeds max_num_seqs={options.max_num_seqs}: raise it")
+    with open_engine(options, output) as engine:
+        _check_lengths(cases, engine.config)
+        sides: list[BenchSide] = [EngineSide(engine)]
+        if peer is not None:
+            sides.append(_peer_side(engine.config, output))
+        report = _Report(output, bench_header(engine.config), [side.name for side in sides], cases)
+        report.begin()
+        for case in cases:
+            prompts = _prompt_sets(engine, case, repetitions)
+            report.row(measure_interleaved(sides, case, prompts, warm_up=warm_up))
+        report.end()
+
+
+def _check_lengths(cases: Sequence[BenchCase], config: EngineConfig) -> None:
+    longest = max(cases, key=lambda case: case.len_needed)
+    limit = config.scheduler.max_model_len
+    if longest.len_needed > limit:
+        raise ConfigError(f"{longest.name} needs a context of {longest.len_needed} tokens, max_model_len is {limit}")
+
+
+def _prompt_sets(engine: "LLMEngine", case: BenchCase, repetitions: int) -> list[list[list[int]]]:
+    special = engine.tokenizer.special_token_ids if engine.tokenizer is not None else frozenset()
+    generator = random.Random(PROMPT_SEED)
+    return [random_prompts(case, engine.config.model.vocab_size, special, generator) for _ in range(repetitions)]
+
+
+def _peer_side(config: EngineConfig, output: Output) -> BenchSide:
+    from quire.cli.bench_peer import TransformersSide
+    from quire.weights.sources import resolve_source
+
+    files = resolve_source(config.options.model, revision=config.options.revision)
+    output.note("loading the same weights in Hugging Face Transformers")
+    return TransformersSide(files, dtype=config.dtype, device=config.device)
+
+
+def bench_header(config: EngineConfig) -> dict[str, Any]:
+    """What a speed is worthless without."""
+    return {
+        "model": config.options.model,
+        "architecture": config.model.architecture,
+        "num_parameters": config.model.num_parameters,
+        "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_dtype,
+        "device": config.device,
+        "hardware": config.hardware.name,
+        "num_threads": config.hardware.num_threads,
+        "version": __version__,
+        "commit": source_commit(),
+    }
+
+
+def source_commit() -> str | None:
+    """The commit of the checkout Quire runs from, with "-dirty" for local changes; None for an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+class _Report:
+    """Rows to stdout as they come, or one JSON object at the end."""
+
+    def __init__(
+        self, output: Output, header: dict[str, Any], side_names: Sequence[str], cases: Sequence[BenchCase]
+    ) -> None:
+        self._output, self._header, self._side_names = output, header, side_names
+        self._fixed = [
+            header["model"], format_count(header["num_parameters"]), header["dtype"], header["device"],
+            str(header["num_threads"]),
+        ]  # fmt: skip
+        titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)"]
+        if len(side_names) > 1:
+            titles += [f"{side_names[1]} tok/s", f"quire / {side_names[1]}"]
+        self._titles = titles
+        example = [*self._fixed, max((case.name for case in cases), key=len), " " * 16, " " * 16, ""]
+        self._widths = [max(len(title), len(cell)) for title, cell in zip(titles, example, strict=False)]
+        self._results: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """The environment, and the head of the table."""
+        if self._output.json:
+            return
+        commit = f" ({self._header['commit']})" if self._header["commit"] else ""
+        self._output.result(f"quire {self._header['version']}{commit} · {self._header['hardware']}\n")
+        self._line(self._titles)
+        self._line(["-" * width for width in self._widths])
+
+    def row(self, measurements: Sequence[Measurement]) -> None:
+        """One case, on all sides."""
+        ours = measurements[0]
+        result = _result_json(ours)
+        cells = [*self._fixed, ours.case.name, _speed(ours)]
+        for name, theirs in zip(self._side_names[1:], measurements[1:], strict=True):
+            ratio = ours.mean / theirs.mean if theirs.mean else float("inf")
+            result["peer"] = {"name": name, **_speeds_json(theirs)}
+            result["ratio"] = ratio
+            cells += [_speed(theirs), f"{ratio:.2f}x"]
+        self._results.append(result)
+        if not self._output.json:
+            self._line(cells)
+
+    def end(self) -> None:
+        """The JSON object, if that is wanted."""
+        if self._output.json:
+            self._output.result_json("quire.bench/1", {**self._header, "results": self._results})
+
+    def _line(self, cells: Sequence[str]) -> None:
+        padded = [
+            cell.rjust(width) if index in (1, 4) or index > 5 else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
+        ]
+        self._output.result("| " + " | ".join(padded) + " |")
+
+
+def _speed(measurement: Measurement) -> str:
+    return f"{measurement.mean:.2f} ± {measurement.deviation:.2f}"
+
+
+def _speeds_json(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "mean_tokens_per_s": measurement.mean,
+        "sd_tokens_per_s": measurement.deviation,
+        "samples_tokens_per_s": measurement.samples,
+    }
+
+
+def _result_json(measurement: Measurement) -> dict[str, Any]:
+    case = measurement.case
+    return {
+        "test": case.name,
+        "num_prompt_tokens": case.num_prompt,
+        "num_generated_tokens": case.num_generated,
+        "num_streams": case.num_streams,
+        **_speeds_json(measurement),
+    }

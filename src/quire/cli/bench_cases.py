@@ -1,0 +1,153 @@
+"""What `quire bench` measures, and how on Quire's own engine. Knows no tensors and prints nothing.
+
+Prompt processing: prompt tokens per second of requests that generate one token. Generation: tokens per second
+after the first token, while all streams run. Prompts are random token ids; nothing stops early.
+Next to read: `bench_peer.py`.
+"""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from quire.sampling_params import SamplingParams
+from quire.types import RequestOutput
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+
+@dataclass(frozen=True)
+class BenchCase:
+    """One row: `num_prompt` tokens in, `num_generated` out, in each of `num_streams` requests at once.
+
+    Prompt processing has `num_generated` 0. Generation starts after `num_prompt` tokens of context.
+    """
+
+    num_prompt: int
+    num_generated: int
+    num_streams: int = 1
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it: pp512, tg128, tg128@32, tg128@32+d1024."""
+        if self.num_generated == 0:
+            return f"pp{self.num_prompt}"
+        streams = f"@{self.num_streams}" if self.num_streams > 1 else ""
+        depth = f"+d{self.num_prompt}" if self.num_prompt > 1 else ""
+        return f"tg{self.num_generated}{streams}{depth}"
+
+    @property
+    def len_needed(self) -> int:
+        """Context length one stream needs."""
+        return self.num_prompt + max(self.num_generated, 1)
+
+
+def bench_cases(
+    prompt_lens: Sequence[int], generation_lens: Sequence[int], concurrency: Sequence[int], depths: Sequence[int]
+) -> list[BenchCase]:
+    """The rows in order: prompts first, then generation by depth, length, streams. Zeros leave a part out."""
+    prompts = [BenchCase(length, 0) for length in prompt_lens if length]
+    # One token is the least a prompt can have: depth 0 starts from it.
+    generations = [
+        BenchCase(max(depth, 1), length, streams)
+        for depth, length, streams in itertools.product(depths, generation_lens, concurrency)
+        if length and streams
+    ]
+    return prompts + generations
+
+
+class BenchSide(Protocol):
+    """One engine under measurement."""
+
+    name: str
+
+    def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
+        """Tokens per second of one repetition. `prompts`: one list of token ids per stream."""
+
+
+@dataclass
+class Measurement:
+    """Repetitions of one case on one side, in tokens per second."""
+
+    case: BenchCase
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean."""
+        return statistics.fmean(self.samples)
+
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation; 0 for a single repetition."""
+        return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
+
+
+def random_prompts(
+    case: BenchCase, vocab_size: int, special: frozenset[int], generator: random.Random
+) -> list[list[int]]:
+    """One prompt of ordinary token ids per stream."""
+    ordinary = [token_id for token_id in range(vocab_size) if token_id not in special]
+    return [generator.choices(ordinary, k=case.num_prompt) for _ in range(case.num_streams)]
+
+
+class EngineSide:
+    """Quire's engine as a `BenchSide`."""
+
+    name = "quire"
+
+    def __init__(self, engine: "LLMEngine") -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+
+    def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
+        """Tokens per second of one repetition."""
+        num_generated = max(case.num_generated, 1)
+        params = SamplingParams(temperature=0.0, max_tokens=num_generated, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        for prompt in prompts:
+            self._engine.add_request(f"bench-{next(self._ids)}", {"prompt_token_ids": prompt}, params)
+        if case.num_generated == 0:
+            self._run_until_finished()
+            return case.num_prompt * len(prompts) / (time.perf_counter() - start)
+        return self._decode_rate(len(prompts), num_generated)
+
+    def _run_until_finished(self) -> None:
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _decode_rate(self, num_streams: int, num_generated: int) -> float:
+        """Rate between the step that gave the last stream its first token and the first stream's end."""
+        counts: dict[str, int] = {}
+        start_s, start_count = 0.0, -1
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                assert isinstance(output, RequestOutput)
+                counts[output.request_id] = len(output.outputs[0].token_ids)
+            if start_count < 0 and len(counts) == num_streams and min(counts.values()) > 0:
+                start_s, start_count = time.perf_counter(), sum(counts.values())
+            elif start_count >= 0 and max(counts.values()) >= num_generated:
+                rate = (sum(counts.values()) - start_count) / (time.perf_counter() - start_s)
+                self._run_until_finished()
+                return rate
+        return 0.0
+
+
+def measure_interleaved(
+    sides: Sequence[BenchSide], case: BenchCase, prompt_sets: Sequence[list[list[int]]], *, warm_up: bool
+) -> list[Measurement]:
+    """All repetitions of a case, the sides taking turns so that a drift of the machine hits both.
+
+    `prompt_sets` has one entry per repetition. Returns one measurement per side.
+    """
+    measurements = [Measurement(case) for _ in sides]
+    for side in sides if warm_up else ():
+        side.measure(case, prompt_sets[0])
+    for prompts in prompt_sets:
+        for side, measurement in zip(sides, measurements, strict=True):
+            measurement.samples.append(side.measure(case, prompts))
+    return measurements

@@ -1,0 +1,116 @@
+"""The Click command every verb is: option groups in its help, worked examples, and the shared output options.
+
+`--json`, `-q`, `-v` and `--color` work before and after the verb's name and write to one `Output`.
+Must not know any verb, nor import anything but click. Next to read: `options.py`.
+"""
+
+from typing import Any
+
+import click
+
+from quire.cli.output import COLOR_CHOICES, Output
+
+OUTPUT_GROUP = "Output"
+VERB_GROUP = "Options"
+
+
+class GroupedOption(click.Option):
+    """An option that knows under which heading of the help it stands."""
+
+    def __init__(self, *args: Any, group: str = VERB_GROUP, **kwargs: Any) -> None:
+        self.group = group
+        super().__init__(*args, **kwargs)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As Click's, with a switch written short: `--[no-]ignore-eos`."""
+        record = super().get_help_record(ctx)
+        if record is None or not self.secondary_opts:
+            return record
+        return f"--[no-]{self.opts[0][2:]}", record[1]
+
+
+class VerbCommand(click.Command):
+    """A verb: grouped options and examples in the help, shared output options added.
+
+    `examples`: whole command lines, shown at the end of the help and in the reference.
+    """
+
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+        self.params.extend(_make_output_options())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section per option group, in order of first use; the output options last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(group_of(parameter), []).append(record)
+        for last in (VERB_GROUP, OUTPUT_GROUP):
+            if last in sections and (last == OUTPUT_GROUP or len(sections[last]) == 1):
+                sections[last] = sections.pop(last)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The worked examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"  {example}\n")
+
+
+def group_of(parameter: click.Parameter) -> str:
+    """The help heading of a parameter."""
+    return parameter.group if isinstance(parameter, GroupedOption) else VERB_GROUP
+
+
+def output_of(ctx: click.Context | None = None) -> Output:
+    """The `Output` of the running command line."""
+    found = (ctx or click.get_current_context()).find_object(Output)
+    return found if found is not None else Output()
+
+
+def output_options(group: click.Group) -> click.Group:
+    """Decorator: add `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
+    group.params[:0] = _make_output_options()
+    return group
+
+
+def _make_output_options() -> list[GroupedOption]:
+    return [
+        GroupedOption(list(names), group=OUTPUT_GROUP, expose_value=False, callback=_apply, **settings)
+        for names, settings in _OUTPUT_OPTIONS
+    ]
+
+
+_OUTPUT_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--json",), {"is_flag": True, "help": "Print the result as one JSON object."}),
+    (("-q", "--quiet"), {"is_flag": True, "help": "No progress and no notes on stderr."}),
+    (("-v", "--verbose"), {"count": True, "help": "More notes on stderr; twice for the debug log."}),
+    (
+        ("--color",),
+        {
+            "type": click.Choice(COLOR_CHOICES),
+            "default": None,
+            "envvar": "QUIRE_COLOR",
+            "help": "Colour: auto, always or never. NO_COLOR and FORCE_COLOR are obeyed.",
+        },
+    ),
+)
+
+
+def _apply(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    output = ctx.find_object(Output)
+    if output is None or not value:
+        return
+    if parameter.name == "json":
+        output.json = True
+    elif parameter.name == "quiet":
+        output.verbosity = -1
+    elif parameter.name == "verbose":
+        output.verbosity = int(value)
+    else:
+        output.color = str(value)

@@ -1,0 +1,178 @@
+"""`quire doctor`: checks of the machine and the installation, each with what to do about a problem.
+
+A check finds "ok", "note" (works, could be better) or "problem" (exit 6). Reads only; the cache directory is probed
+with one temporary file. Next to read: `exit_codes.py`.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import click
+
+from quire.cli.command import VerbCommand, output_of
+from quire.cli.exit_codes import ExitCode
+from quire.cli.output import Output, format_bytes
+from quire.cli.version import package_version
+from quire.config import EngineOptions
+
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
+"""Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
+MIN_PYTHON = (3, 11)
+TORCH_VERSIONS = ((2, 11), (2, 14))
+"""The first supported version, and the first that is not known to work."""
+MIN_MEMORY_BYTES = 2**30
+"""The default model needs about this with its KV cache."""
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. `advice` is the next step, where there is one."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+@click.command(
+    "doctor", cls=VerbCommand,
+    help=f"Check this machine and installation.\n\nExits with {int(ExitCode.CHECK_FAILED)} when it finds a problem.",
+    short_help="Check this machine and installation.", examples=("quire doctor", "quire doctor --json"),
+)  # fmt: skip
+@click.pass_context
+def doctor_command(ctx: click.Context) -> None:
+    """Run every check; exit 6 if one found a problem."""
+    output = output_of(ctx)
+    findings = [run_check(name, check) for name, check in CHECKS.items()]
+    healthy = all(finding.status != PROBLEM for finding in findings)
+    if output.json:
+        output.result_json("quire.doctor/1", {"healthy": healthy, "checks": [asdict(item) for item in findings]})
+    else:
+        _print(findings, output)
+    if not healthy:
+        ctx.exit(ExitCode.CHECK_FAILED)
+
+
+def run_check(name: str, check: Callable[[], Finding]) -> Finding:
+    """One finding; a check that fails itself is a problem, not a crash."""
+    try:
+        return check()
+    except Exception as error:
+        return Finding(name, PROBLEM, f"the check failed: {type(error).__name__}: {error}")
+
+
+def check_python() -> Finding:
+    """The interpreter's version."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < MIN_PYTHON:
+        return Finding("python", PROBLEM, found, "Quire needs Python 3.11 or newer")
+    return Finding("python", OK, f"{found} ({sys.executable})")
+
+
+def check_torch() -> Finding:
+    """That torch is there, imports, and has a supported version."""
+    found = package_version("torch")
+    if found is None:
+        return Finding("torch", PROBLEM, "not installed", "pip install torch==2.13.0")
+    import torch
+
+    device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU only"
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if not TORCH_VERSIONS[0] <= numbers < TORCH_VERSIONS[1]:
+        return Finding("torch", NOTE, f"{found} ({device})", "tested are 2.11 to 2.13")
+    return Finding("torch", OK, f"{found} ({device}, {torch.get_num_threads()} threads)")
+
+
+def check_cpu() -> Finding:
+    """Name, threads and instruction sets."""
+    from quire.runtime.hardware import detect_hardware, read_cpu_info
+
+    info, hardware = read_cpu_info(), detect_hardware("cpu")
+    sets = [flag for flag in INSTRUCTION_SETS if flag in info.flags]
+    found = f"{hardware.name}, {hardware.num_threads} threads, {' '.join(sets) or 'no vector extensions known'}"
+    if not {"avx2", "asimd"} & info.flags:
+        return Finding("cpu", NOTE, found, "fast kernels need AVX2 (x86) or NEON (ARM); others run the slow path")
+    return Finding("cpu", OK, found)
+
+
+def check_native() -> Finding:
+    """Whether the compiled extension is there and loads."""
+    if importlib.util.find_spec("quire._native") is None:
+        return Finding("native module", NOTE, "not built: PyTorch kernels are used", "reinstall with a C++ compiler")
+    importlib.import_module("quire._native")
+    return Finding("native module", OK, "loads")
+
+
+def check_memory() -> Finding:
+    """Memory that a model may use now."""
+    from quire.runtime.hardware import detect_hardware
+
+    hardware = detect_hardware("cpu")
+    found = f"{format_bytes(hardware.available_memory_bytes)} of {format_bytes(hardware.total_memory_bytes)} available"
+    if hardware.available_memory_bytes < MIN_MEMORY_BYTES:
+        return Finding("memory", PROBLEM, found, f"free some: the default model needs {format_bytes(MIN_MEMORY_BYTES)}")
+    return Finding("memory", OK, found)
+
+
+def check_cache() -> Finding:
+    """That the cache directory can be written."""
+    from quire.weights.model_cache import cache_directory
+
+    path = cache_directory()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        return Finding("cache", PROBLEM, f"{path}: {error.strerror}", "set QUIRE_CACHE_DIR to a writable directory")
+    return Finding("cache", OK, str(path))
+
+
+def check_hub() -> Finding:
+    """The Hugging Face hub's settings; the token itself is never shown."""
+    from quire.weights.model_cache import hub_cache_directory
+
+    parts = [f"cache {hub_cache_directory()}", f"token {'set' if os.environ.get('HF_TOKEN') else 'not set'}"]
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return Finding("hub", NOTE, ", ".join([*parts, "offline"]), "unset HF_HUB_OFFLINE to download from the hub")
+    return Finding("hub", OK, ", ".join(parts))
+
+
+def check_model() -> Finding:
+    """Whether the default model is in the cache."""
+    from quire.weights.model_cache import list_cached
+
+    default = EngineOptions.model
+    cached = [item.name for item in list_cached()]
+    if default in cached:
+        return Finding("model", OK, f"{default} is cached")
+    return Finding("model", NOTE, f"{default} is not fetched yet", f"quire pull {default}")
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": check_python,
+    "torch": check_torch,
+    "cpu": check_cpu,
+    "native module": check_native,
+    "memory": check_memory,
+    "cache": check_cache,
+    "hub": check_hub,
+    "model": check_model,
+}
+
+
+def _print(findings: list[Finding], output: Output) -> None:
+    marks = {OK: ("✓", "green"), NOTE: ("·", "yellow"), PROBLEM: ("✗", "red")}
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark, color = marks[finding.status]
+        advice = f"  → {finding.advice}" if finding.advice else ""
+        output.result(f"{output.style(mark, color, sys.stdout)} {finding.name:<{width}}  {finding.found}{advice}")
+    problems = sum(finding.status == PROBLEM for finding in findings)
+    output.note("no problems" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")

@@ -1,0 +1,33 @@
+"""Exit codes of `quire`: a stable interface for scripts, printed in the command reference.
+
+Errors choose theirs in `quire.errors`; this file only names them. Next to read: `main.py`.
+"""
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell sees in `$?`."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    MODEL = 3
+    MEMORY = 4
+    SERVER = 5
+    CHECK_FAILED = 6
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "success (also when the reader of a pipe closed it early)",
+    ExitCode.INTERNAL: "internal error: a bug in Quire",
+    ExitCode.USAGE: "usage: a bad command line, option or request",
+    ExitCode.MODEL: "the model cannot be found, downloaded, read or computed",
+    ExitCode.MEMORY: "it does not fit in memory",
+    ExitCode.SERVER: "a server cannot be reached (reserved)",
+    ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT)",
+    ExitCode.TERMINATED: "terminated (SIGTERM)",
+}

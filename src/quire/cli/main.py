@@ -1,0 +1,178 @@
+"""Entry point: the root group, whose verbs are imported by name on use, and the one place that turns errors into exits.
+
+Top level imports only click and the standard library: `quire --help` and `quire version` must not load torch,
+numpy or rich (a test looks). Next to read: `command.py`, then any verb, e.g. `run.py`.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from quire import __version__
+from quire.cli.command import output_options
+from quire.cli.exit_codes import ExitCode
+from quire.cli.output import Output
+from quire.errors import QuireError, nearest
+
+
+class Verb(NamedTuple):
+    """Where a verb lives and what the top-level help says of it."""
+
+    section: str
+    module: str
+    summary: str
+
+
+VERBS: dict[str, Verb] = {
+    "run": Verb("Use", "quire.cli.run", "Answer one prompt, or chat."),
+    "pull": Verb("Models", "quire.cli.models", "Fetch a model into the cache."),
+    "ls": Verb("Models", "quire.cli.models", "List cached models."),
+    "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
+    "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
+    "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
+    "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
+    "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
+    "version": Verb("Operate", "quire.cli.version", "Print the version."),
+}
+"""Each verb `x` is the Click command `x_command` of its module."""
+
+
+COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
+"""Set by the shell's completion script: `_QUIRE_COMPLETE=bash_source quire` prints that script."""
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. Not an `Exception`, so that nothing on the way out swallows it."""
+
+
+class RootGroup(click.Group):
+    """Imports a verb when it is named, and ends the process with a documented exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and return its command; None if there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(VERBS[cmd_name].module), f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As Click's, but an unknown verb names the nearest one."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"no such command '{name}'{nearest(name, VERBS)}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs by section, from the table: the modules are not imported."""
+        width = max(map(len, VERBS))
+        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.section == section]
+                )
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
+        """Run one command line and exit."""
+        output = Output()
+        extra["obj"] = output
+        sys.exit(_run(lambda: self._dispatch(args, prog_name or "quire", extra), output))
+
+    def _dispatch(self, args: Sequence[str] | None, prog_name: str, extra: dict[str, Any]) -> None:
+        instruction = os.environ.get(COMPLETION_VARIABLE)
+        if instruction:
+            from click.shell_completion import shell_complete
+
+            sys.exit(shell_complete(self, extra, prog_name, COMPLETION_VARIABLE, instruction))
+        with self.make_context(prog_name, list(sys.argv[1:] if args is None else args), **extra) as ctx:
+            self.invoke(ctx)
+
+
+@output_options
+@click.group(cls=RootGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="quire", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Quire: an LLM inference engine for the machine you have.
+
+    Try: quire run "Why is the sky blue?"
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the `quire` command."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    cli.main(args=argv, prog_name="quire")
+
+
+def _run(dispatch: Callable[[], None], output: Output) -> int:
+    """The exit code of a command line; whatever it raised has been reported."""
+    try:
+        try:
+            dispatch()
+            sys.stdout.flush()
+            return ExitCode.OK
+        except click.exceptions.Exit as exit_:
+            sys.stdout.flush()
+            return exit_.exit_code
+        except BrokenPipeError:
+            raise
+        except Terminated:
+            return ExitCode.TERMINATED
+        except (KeyboardInterrupt, click.Abort):
+            return ExitCode.INTERRUPTED
+        except Exception as error:
+            return _report(error, output)
+    except BrokenPipeError:
+        return _close_broken_pipe()
+
+
+def _report(error: Exception, output: Output) -> int:
+    """Write the one line that describes `error` to stderr; return the exit code."""
+    if os.environ.get("QUIRE_DEBUG", "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, QuireError):
+        return _fail(output, error.code, error.message, error.exit_code)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        sys.stderr.write(error.format_message() + "\n")
+        return ExitCode.USAGE
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        more = f" (see {context.command_path} --help)" if context is not None else ""
+        return _fail(output, "usage", error.format_message().rstrip(".") + more, ExitCode.USAGE)
+    if isinstance(error, MemoryError):
+        return _fail(output, "out_of_memory", "the process ran out of memory; lower --max-model-len", ExitCode.MEMORY)
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return _fail(output, "", f"internal error: {what} (QUIRE_DEBUG=1 for the traceback)", ExitCode.INTERNAL)
+
+
+def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
+    label = f"error[{code}]: " if code else ""
+    label = output.style(label, "red", sys.stderr)
+    sys.stderr.write(label + " ".join(message.split()) + "\n")
+    return exit_code
+
+
+def _close_broken_pipe() -> int:
+    # The interpreter flushes stdout once more on exit; it must find something that accepts it.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
+
+
+def _on_sigterm(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,164 @@
+"""Flags made from `EngineOptions` and `SamplingParams`: same names with dashes, same defaults, one environment
+variable each (`QUIRE_MAX_MODEL_LEN`), so that Python, command line and reference cannot disagree.
+
+Flags left out stay unset: the dataclass, the model's generation config or `resolve` chooses.
+Next to read: `values.py`, then `run.py`.
+"""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from quire.cli.command import GroupedOption
+from quire.cli.values import ByteSize, JsonObject, Length, Text, TokenBias
+from quire.config import EngineOptions
+from quire.sampling_params import SamplingParams
+
+SAMPLING_GROUP = "Sampling"
+ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+SAMPLING_HELP = {
+    "n": "completions of the prompt; they share its KV blocks",
+    "presence_penalty": "in [-2, 2]: lowers tokens that were generated at all",
+    "frequency_penalty": "in [-2, 2]: lowers tokens by how often they were generated",
+    "repetition_penalty": "above 0: divides the logits of tokens seen, prompt included",
+    "temperature": "in [0, 2]; 0 is greedy",
+    "top_p": "in (0, 1]: keep the likeliest tokens that together reach it",
+    "top_k": "keep the k likeliest tokens; 0 is off",
+    "min_p": "in [0, 1]: drop tokens below this share of the likeliest",
+    "seed": "seed of the draws; they depend on it and the position only",
+    "stop": "text that ends the answer",
+    "stop_token_ids": "token id that ends the answer",
+    "bad_words": "text that must not be generated",
+    "include_stop_str_in_output": "keep the stop text in the answer",
+    "ignore_eos": "do not stop at the end-of-sequence token",
+    "max_tokens": "tokens to generate at most",
+    "min_tokens": "tokens to generate at least",
+    "logprobs": "log-probabilities per token, in --json; -1: whole vocabulary",
+    "prompt_logprobs": "the same for prompt tokens",
+    "detokenize": "turn token ids into text",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "logit_bias": "add a bias in [-100, 100] to a token's logit",
+    "allowed_token_ids": "generate nothing but this token id",
+}
+"""Help of each field of `SamplingParams`; a test holds the two together."""
+FROM_MODEL = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
+"""Sampling fields whose default a model's generation config may set."""
+
+
+def engine_options(*, without: frozenset[str] = frozenset()) -> Callable[[_Decorated], _Decorated]:
+    """Decorator: one flag per field of `EngineOptions`, but those in `without`."""
+    hints = get_type_hints(EngineOptions)
+
+    def decorate(function: _Decorated) -> _Decorated:
+        for item in reversed(fields(EngineOptions)):
+            if item.name not in without:
+                group = ENGINE_GROUPS.get(item.metadata["group"], item.metadata["group"].title())
+                note = _default_text(item)
+                function = _flag(item, hints[item.name], group, item.metadata["help"], note, "engine")(function)
+        return function
+
+    return decorate
+
+
+def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[_Decorated], _Decorated]:
+    """Decorator: one flag per field of `SamplingParams`. `defaults` overrides the default shown for a field."""
+    hints = get_type_hints(SamplingParams)
+
+    def decorate(function: _Decorated) -> _Decorated:
+        for item in reversed(fields(SamplingParams)):
+            shown = (defaults or {}).get(item.name)
+            if shown is None:
+                shown = "the model's" if item.name in FROM_MODEL else _default_text(item)
+            help_text = SAMPLING_HELP[item.name]
+            function = _flag(item, hints[item.name], SAMPLING_GROUP, help_text, shown, "sampling")(function)
+        return function
+
+    return decorate
+
+
+def chosen_engine_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the engine flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    return _take(values, "engine", [item.name for item in fields(EngineOptions)])
+
+
+def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the sampling flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    chosen = _take(values, "sampling", [item.name for item in fields(SamplingParams)])
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = dict(chosen["logit_bias"])
+    return chosen
+
+
+def environment_name(field_name: str) -> str:
+    """The environment variable of a field: `max_model_len` → `QUIRE_MAX_MODEL_LEN`."""
+    return f"QUIRE_{field_name.upper()}"
+
+
+def parse_sampling_value(name: str, text: str) -> Any:
+    """The value of one sampling field written as text, e.g. in the chat's `/set temperature 0.7`.
+
+    Raises: click.BadParameter on a malformed value; KeyError on an unknown field.
+    """
+    settings = _click_settings(get_type_hints(SamplingParams)[name], name)
+    value_type = click.BOOL if settings.get("is_flag") else settings["type"]
+    if not settings.get("multiple"):
+        return click.types.convert_type(value_type).convert(text, None, None)
+    value = click.types.convert_type(value_type).convert(text, None, None)
+    return dict([value]) if name == "logit_bias" else [value]
+
+
+def _flag(
+    item: Field[Any], hint: Any, group: str, help_text: str, default_text: str, prefix: str
+) -> Callable[[_Decorated], _Decorated]:
+    settings = _click_settings(hint, item.name)
+    if item.metadata.get("choices"):
+        settings["type"] = click.Choice(item.metadata["choices"])
+    flag = "--" + item.name.replace("_", "-")
+    if settings.get("is_flag"):
+        flag = f"{flag}/--no-{flag[2:]}"
+    variable = environment_name(item.name)
+    shown = f"{default_text}; {variable}" if default_text else variable
+    return click.option(
+        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=group, default=None, envvar=variable,
+        help=f"{help_text}  [{shown}]", **settings,
+    )  # fmt: skip
+
+
+def _click_settings(hint: Any, name: str) -> dict[str, Any]:
+    """How Click reads a value of a field's type."""
+    kinds = {get_origin(kind) or kind for kind in _alternatives(hint)} - {type(None)}
+    if bool in kinds:
+        return {"is_flag": True, "type": click.BOOL}
+    if name == "logit_bias":
+        return {"type": TokenBias(), "multiple": True}
+    if Mapping in kinds:
+        return {"type": JsonObject()}
+    if Sequence in kinds:
+        element = next(get_args(kind)[0] for kind in _alternatives(hint) if get_origin(kind) is Sequence)
+        return {"type": Length() if element is int else Text(), "multiple": True}
+    if float in kinds:
+        return {"type": click.FLOAT}
+    if int in kinds:
+        return {"type": ByteSize() if "bytes" in name else Length()}
+    return {"type": Text()}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+
+
+def _default_text(item: Field[Any]) -> str:
+    value = item.default
+    if value is MISSING or value is None:
+        return ""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _take(values: dict[str, Any], prefix: str, names: list[str]) -> dict[str, Any]:
+    taken = {name: values.pop(f"{prefix}_{name}", None) for name in names}
+    return {name: value for name, value in taken.items() if value is not None and value != ()}

@@ -1,0 +1,105 @@
+"""Where a verb writes: results to stdout, everything else to stderr.
+
+One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it imports
+neither rich nor click's terminal code, so that `--help` stays instant.
+Next to read: `progress.py`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+COLOR_CHOICES = ("auto", "always", "never")
+_STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Output:
+    """Results, notes and styles, under `--json`, `-q`, `-v` and `--color`.
+
+    `verbosity`: -1 with `-q`, 0, 1 with `-v`, 2 with `-vv`.
+    """
+
+    def __init__(self) -> None:
+        self.json = False
+        self.verbosity = 0
+        self.color = "auto"
+
+    def wants_color(self, stream: TextIO) -> bool:
+        """Whether escape sequences may be written to `stream`.
+
+        `--color` decides first, then `NO_COLOR`, `FORCE_COLOR`, then whether it is a capable terminal.
+        """
+        if self.color != "auto":
+            return self.color == "always"
+        if os.environ.get("NO_COLOR"):
+            return False
+        if os.environ.get("FORCE_COLOR"):
+            return True
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+    def style(self, text: str, name: str, stream: TextIO) -> str:
+        """`text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
+        return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self.wants_color(stream) else text
+
+    def result(self, text: str = "", *, end: str = "\n") -> None:
+        """Write a piece of the result to stdout, at once."""
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+
+    def result_json(self, schema: str, value: dict[str, Any]) -> None:
+        """Write the whole result as one JSON object, tagged with its versioned schema, e.g. "quire.run/1"."""
+        self.result(json.dumps({"schema": schema, **value}, ensure_ascii=False))
+
+    def note(self, text: str, *, style: str = "dim") -> None:
+        """Write a line for people to stderr; silent with `-q`."""
+        if self.verbosity >= 0:
+            sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
+            sys.stderr.flush()
+
+    def detail(self, text: str) -> None:
+        """Write a line to stderr that only `-v` shows."""
+        if self.verbosity >= 1:
+            self.note(text)
+
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
+    ) -> None:
+        """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
+        for line in table_lines(header, rows, right=right):
+            self.result(line)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int]) -> list[str]:
+    """The lines of a table; every row has as many cells as the header."""
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    return [
+        "  ".join(
+            cell.rjust(widths[index]) if index in right else cell.ljust(widths[index]) for index, cell in enumerate(row)
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def format_bytes(num_bytes: int | float) -> str:
+    """1536 → "1.5 KiB"; three significant digits."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+
+
+def format_count(number: int) -> str:
+    """134515008 → "134.5M"."""
+    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{suffix}"
+    return str(number)
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0123 → "12.3 ms"; 2.5 → "2.50 s"."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"

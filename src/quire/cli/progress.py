@@ -1,0 +1,108 @@
+"""How far a download or load is, on stderr: a bar on a terminal, else one line every ten seconds; nothing with `-q`.
+
+Implements the callback that `weights` and `engine` report to. rich is imported only when a bar is drawn.
+Next to read: `session.py`.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quire.cli.output import Output, format_bytes
+from quire.weights.progress import Progress, ignore_progress
+
+LINE_INTERVAL_S = 10.0
+
+
+@contextlib.contextmanager
+def show_progress(output: Output) -> Iterator[Progress]:
+    """Yield the callback to hand to whatever takes long; the bar disappears at the end."""
+    if output.verbosity < 0:
+        yield ignore_progress
+    elif draws_bars():
+        bar = _Bar(output)
+        try:
+            yield bar
+        finally:
+            bar.close()
+    else:
+        yield LineProgress(output)
+
+
+def draws_bars() -> bool:
+    """Whether stderr is a terminal that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class LineProgress:
+    """One line when a stage begins and at most one per `LINE_INTERVAL_S` after that. Safe from several threads."""
+
+    def __init__(self, output: Output, clock: Callable[[], float] = time.monotonic) -> None:
+        self._output = output
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stage: str | None = None
+        self._next_s = 0.0
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
+        """Report, if it is time to."""
+        with self._lock:
+            now = self._clock()
+            if stage == self._stage and now < self._next_s:
+                return
+            self._stage, self._next_s = stage, now + LINE_INTERVAL_S
+            self._output.note(progress_text(stage, done_bytes, total_bytes))
+
+
+def progress_text(stage: str, done_bytes: int, total_bytes: int | None) -> str:
+    """ "downloading model 12 MiB / 93 MiB (13%)"; only what is known."""
+    if total_bytes:
+        share = 100 * done_bytes // total_bytes
+        return f"{stage} {format_bytes(done_bytes)} / {format_bytes(total_bytes)} ({share}%)"
+    return f"{stage} {format_bytes(done_bytes)}" if done_bytes else stage
+
+
+class _Bar:
+    """A rich progress bar, made at the first report."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+        self._display: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
+        with self._lock:
+            if self._display is None:
+                self._display = self._make_display()
+            if stage not in self._tasks:
+                for task in self._tasks.values():
+                    self._display.update(task, visible=False)
+                self._tasks[stage] = self._display.add_task(stage, total=total_bytes)
+            self._display.update(self._tasks[stage], completed=done_bytes, total=total_bytes)
+
+    def close(self) -> None:
+        """Remove the bar from the screen."""
+        if self._display is not None:
+            self._display.stop()
+
+    def _make_display(self) -> Any:
+        import rich.progress as bars
+        from rich.console import Console
+
+        console = Console(file=sys.stderr, no_color=not self._output.wants_color(sys.stderr))
+        display = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.DownloadColumn(binary_units=True),
+            bars.TransferSpeedColumn(),
+            bars.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        display.start()
+        return display

@@ -1,0 +1,101 @@
+"""Writes the command reference, `docs/cli.md`, from the Click commands themselves.
+
+`python -m quire.cli.reference` writes it; with `--check` it exits 1 if the file is stale. Next to read: `main.py`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from quire.cli.command import VerbCommand, group_of
+from quire.cli.exit_codes import MEANINGS
+from quire.cli.main import VERBS, cli
+
+DEFAULT_PATH = Path("docs/cli.md")
+HEADER = """# The `quire` command
+
+<!-- Written by `python -m quire.cli.reference`; a test fails when it is stale. Do not edit. -->
+
+The result of a verb goes to stdout; progress, notes and errors go to stderr. Every verb takes `--json` (one JSON
+object whose `schema` names its version), `-q`, `-v` and `--color`. An error is one line, `error[code]: message`.
+
+Counts take a suffix: `2k` is 2000, `2K` is 2048, `M` likewise. Bytes: `512MiB`, `2GiB`, `1.5GB`. An option may also be
+set by its environment variable; the command line wins. Options that may be repeated are separated by commas there.
+"""
+OTHER_VARIABLES = {
+    "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
+    "QUIRE_DEBUG": "`1` prints the traceback of an error",
+    "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG`, `INFO`, `WARNING`, `ERROR`",
+    "QUIRE_TRACE": "`1` logs each kernel's name, shapes and dtypes before it runs",
+    "QUIRE_KERNELS": "`reference`, or `op:reference`, swaps kernels for their reference versions",
+    "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
+    "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "the Hugging Face hub's own: cache, access token, no network",
+}
+
+
+def render() -> str:
+    """The whole page."""
+    context = click.Context(cli, info_name="quire")
+    parts = [HEADER, "## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in VERBS])]
+    for name in VERBS:
+        command = cli.get_command(context, name)
+        assert isinstance(command, VerbCommand)
+        parts.append(_verb_section(name, command, context))
+    codes = [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
+    parts += ["## Exit codes\n", _table(("code", "meaning"), codes)]
+    variables = [(f"`{name}`".replace(", ", "`, `"), text) for name, text in OTHER_VARIABLES.items()]
+    parts += ["## Other environment variables\n", _table(("variable", "effect"), variables)]
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the page; returns the exit code."""
+    paths = [Path(argument) for argument in arguments if argument != "--check"]
+    path = paths[0] if paths else DEFAULT_PATH
+    text = render()
+    if "--check" in arguments:
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return 0
+        sys.stderr.write(f"{path} is stale: run python -m quire.cli.reference\n")
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _verb_row(name: str) -> tuple[str, str]:
+    return f"[`{name}`](#quire-{name})", VERBS[name].summary
+
+
+def _verb_section(name: str, command: VerbCommand, context: click.Context) -> str:
+    own = click.Context(command, info_name=name, parent=context)
+    usage = " ".join(["quire", name, *command.collect_usage_pieces(own)])
+    examples = "\n".join(example.strip() for example in command.examples)
+    lines = [f"## quire {name}\n", (command.help or "").strip() + "\n", f"```sh\n{usage}\n\n{examples}\n```\n"]
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for parameter in command.get_params(own):
+        # The output options and --help are the same everywhere: the page's head has them.
+        if isinstance(parameter, click.Option) and group_of(parameter) != "Output" and parameter.name != "help":
+            groups.setdefault(group_of(parameter), []).append(_option_row(parameter, own))
+    for group, rows in groups.items():
+        lines += [f"### {group}\n" if len(groups) > 1 else "", _table(("option", "meaning", "variable"), rows)]
+    return "\n".join(line for line in lines if line)
+
+
+def _option_row(option: click.Option, context: click.Context) -> tuple[str, str, str]:
+    record = option.get_help_record(context)
+    assert record is not None
+    variable = str(option.envvar or "")
+    text = record[1].replace(f"; {variable}]", "]").replace(f"  [{variable}]", "")
+    return f"`{record[0]}`", text, f"`{variable}`" if variable else ""
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""`quire run`: one answer to one prompt, streamed; or a chat when there is no prompt and a terminal to type on.
+
+The engine runs in this process. Text goes to stdout, the line of statistics to stderr.
+Next to read: `session.py`, `chat.py`.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quire.cli.arguments import ModelAndText, read_text, split_arguments
+from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.exit_codes import ExitCode
+from quire.cli.options import chosen_engine_options, chosen_sampling, engine_options, sampling_options
+from quire.cli.output import Output
+from quire.cli.session import (
+    DEFAULT_MAX_TOKENS,
+    Generation,
+    chat_prompt,
+    generate,
+    open_engine,
+    sampling_params_for,
+)
+from quire.config import EngineOptions
+from quire.errors import ModelNotFoundError
+from quire.sampling_params import SamplingParams
+from quire.types import CompletionOutput
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+HELP = f"""Answer one prompt, or chat.
+
+A single argument is a MODEL if it is a known name, a path or a hub id (org/name), and otherwise the PROMPT for
+the default model. Without a prompt, standard input is read when it is piped; on a terminal a chat starts.
+PROMPT "-" reads standard input. The answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
+"""
+EXAMPLES = (
+    'quire run "Why is the sky blue?"',
+    "quire run smollm2 --temperature 0 --max-tokens 64 < question.txt",
+    "quire run ./model.gguf",
+)
+
+
+@click.command("run", cls=VerbCommand, help=HELP, short_help="Answer one prompt, or chat.", examples=EXAMPLES)
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
+@click.option("--system", metavar="text", cls=GroupedOption, help="system message of the chat")
+@click.option("--raw", is_flag=True, cls=GroupedOption, help="continue the text itself, without the chat template")
+@sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+@engine_options(without=frozenset({"seed"}))
+def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
+    """Decide between one answer and a chat, check the parameters, then load the model."""
+    ctx = click.get_current_context()
+    output = output_of(ctx)
+    engine_values, chosen = chosen_engine_options(values), chosen_sampling(values)
+    if chosen.get("seed") is not None:
+        engine_values["seed"] = chosen["seed"]
+    arguments = split_arguments(words, engine_values, what="prompt")
+    options = EngineOptions.from_kwargs(**{**engine_values, "model": arguments.model})
+    SamplingParams(**{"max_tokens": None, **chosen})  # a bad value must not wait for the model to load
+    if raw and system:
+        raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
+    text = read_text(arguments)
+    if text is None and (output.json or raw):
+        raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
+    try:
+        with open_engine(options, output) as engine:
+            if text is None:
+                from quire.cli.chat import Chat
+
+                Chat(engine, output, chosen, system=system).loop()
+                return
+            prompt = _prompt(engine, text, system, raw=raw)
+            generation = _answer(engine, output, prompt, sampling_params_for(engine, chosen))
+    except ModelNotFoundError as error:
+        raise _explained(error, arguments, words) from error
+    if output.json:
+        output.result_json("quire.run/1", {"model": options.model, **generation_json(generation)})
+    if generation.interrupted:
+        ctx.exit(ExitCode.INTERRUPTED)
+
+
+def _prompt(engine: "LLMEngine", text: str, system: str | None, *, raw: bool) -> dict[str, Any]:
+    if raw:
+        return {"prompt": text}
+    messages = [{"role": "system", "content": system}] if system else []
+    return chat_prompt(engine, [*messages, {"role": "user", "content": text}])
+
+
+def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params: SamplingParams) -> Generation:
+    """Generate, writing text to stdout (but in JSON mode) and statistics to stderr."""
+    streams = params.n == 1 and not output.json
+    generation = generate(engine, prompt, params, _write if streams else None)
+    completions = generation.output.outputs
+    if streams:
+        if not completions[0].text.endswith("\n"):
+            output.result()
+    elif not output.json:
+        for completion in completions:
+            output.result(f"[{completion.index + 1}/{len(completions)}]\n{completion.text}")
+    output.note(generation.statistics_line(engine.config.scheduler.max_model_len))
+    return generation
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _explained(error: ModelNotFoundError, arguments: ModelAndText, words: tuple[str, ...]) -> ModelNotFoundError:
+    """A single word was taken for a model: say how to make it a prompt."""
+    if len(words) != 1 or arguments.text is not None:
+        return error
+    default = EngineOptions.model
+    return ModelNotFoundError(f"{error.message}; to use it as the prompt: quire run {default} '{words[0]}'")
+
+
+def generation_json(generation: Generation) -> dict[str, Any]:
+    """The result of one request as it appears in JSON."""
+    output = generation.output
+    first = output.outputs[0]
+    return {
+        "text": first.text,
+        "token_ids": list(first.token_ids),
+        "finish_reason": "abort" if generation.interrupted else first.finish_reason,
+        "stop_reason": first.stop_reason,
+        "prompt": output.prompt,
+        "num_prompt_tokens": generation.num_prompt_tokens,
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_generated_tokens": generation.num_generated_tokens,
+        "timings": generation.timings(),
+        "completions": [_completion_json(completion) for completion in output.outputs],
+        "prompt_logprobs": _logprobs_json(output.prompt_logprobs),
+    }
+
+
+def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": _logprobs_json(completion.logprobs),
+    }
+
+
+def _logprobs_json(positions: Any) -> list[list[dict[str, Any]] | None] | None:
+    """Per position a list of tokens in their order, likeliest information first; None where there is none."""
+    if positions is None:
+        return None
+    return [
+        None if position is None else [
+            {"token_id": token_id, "text": item.decoded_token, "logprob": item.logprob, "rank": item.rank}
+            for token_id, item in position.items()
+        ]
+        for position in positions
+    ]  # fmt: skip

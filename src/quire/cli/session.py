@@ -1,0 +1,175 @@
+"""A verb's engine: opens it with progress and notes, runs one request at a time, and stops it on Ctrl-C.
+
+Knows the engine's public methods and no tensors. The first Ctrl-C ends the generation, the second one the command.
+Next to read: `run.py`, `chat.py`.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.output import Output, format_seconds
+from quire.cli.progress import show_progress
+from quire.config import EngineOptions
+from quire.engine.interrupts import interrupts_between_steps
+from quire.errors import EngineError
+from quire.sampling_params import SamplingParams
+from quire.types import RequestOutput
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+DEFAULT_MAX_TOKENS = 512
+"""Length of an answer in `run` and in the chat, where neither the user nor the model's generation config says."""
+_REQUEST_IDS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished (or interrupted) request and its times, in seconds."""
+
+    output: RequestOutput
+    time_to_first_token_s: float | None
+    decode_s: float
+    total_s: float
+    interrupted: bool
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.output.prompt_token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens generated, over all completions."""
+        return sum(len(completion.token_ids) for completion in self.output.outputs)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first one of each completion; None if there was only that."""
+        num_decoded = self.num_generated_tokens - len(self.output.outputs)
+        return num_decoded / self.decode_s if num_decoded > 0 and self.decode_s > 0 else None
+
+    def statistics_line(self, max_model_len: int) -> str:
+        """`[stop] prompt 36 tok (16 cached) · 58 new · TTFT 21 ms · 61.2 tok/s · ctx 94/2048 (5%)`."""
+        reason = "interrupted" if self.interrupted else self.output.outputs[0].finish_reason
+        cached = f" ({self.output.num_cached_tokens} cached)" if self.output.num_cached_tokens else ""
+        parts = [f"[{reason}] prompt {self.num_prompt_tokens} tok{cached}", f"{self.num_generated_tokens} new"]
+        if self.time_to_first_token_s is not None:
+            parts.append(f"TTFT {format_seconds(self.time_to_first_token_s)}")
+        if self.decode_tokens_per_s is not None:
+            parts.append(f"{self.decode_tokens_per_s:.1f} tok/s")
+        used = self.num_prompt_tokens + max(len(completion.token_ids) for completion in self.output.outputs)
+        parts.append(f"ctx {used}/{max_model_len} ({100 * used / max_model_len:.0f}%)")
+        return " · ".join(parts)
+
+    def timings(self) -> dict[str, float | None]:
+        """The times as they appear in JSON."""
+        return {
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "decode_s": self.decode_s,
+            "total_s": self.total_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+        }
+
+
+def configure_logging(output: Output) -> None:
+    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else warnings; `-vv` shows everything."""
+    default = "DEBUG" if output.verbosity >= 2 else "ERROR" if output.verbosity < 0 else "WARNING"
+    level = os.environ.get("QUIRE_LOGGING_LEVEL", default).upper()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("quire")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level if level in logging.getLevelNamesMapping() else "WARNING")
+
+
+@contextlib.contextmanager
+def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]:
+    """Build an engine, describe it on stderr, and shut it down at the end."""
+    configure_logging(output)
+    start = time.perf_counter()
+    with show_progress(output) as progress:
+        from quire.engine.build import build_engine
+
+        engine = build_engine(options, progress=progress)
+    try:
+        config = engine.config
+        loaded = format_seconds(time.perf_counter() - start)
+        output.note(
+            f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
+            f"{config.hardware.num_threads} threads · in-process · ready in {loaded}"
+        )
+        for decision in config.decisions:
+            output.detail(f"  {decision.name} = {decision.value}: {decision.reason}")
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def sampling_params_for(engine: "LLMEngine", chosen: dict[str, Any]) -> SamplingParams:
+    """`chosen` flags, else the model's generation defaults, else `SamplingParams`; answers of `DEFAULT_MAX_TOKENS`.
+
+    Raises: InvalidParameterError.
+    """
+    from quire.cli.options import FROM_MODEL
+
+    given = engine.config.model.generation_defaults
+    defaults = {name: given[name] for name in FROM_MODEL if given.get(name) is not None}
+    defaults["max_tokens"] = max(given.get("max_new_tokens") or DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))
+    return SamplingParams(**{**defaults, **chosen})
+
+
+def generate(
+    engine: "LLMEngine",
+    prompt: dict[str, Any],
+    params: SamplingParams,
+    on_text: Callable[[str], None] | None = None,
+) -> Generation:
+    """Run one request to its end, or to Ctrl-C. `on_text` gets the first completion's text piece by piece.
+
+    Raises: RequestError when the engine refuses the request.
+    """
+    request_id = f"cli-{next(_REQUEST_IDS)}"
+    start = time.perf_counter()
+    engine.add_request(request_id, prompt, params)
+    latest: RequestOutput | None = None
+    first_s, last_s, num_shown, is_aborted = None, start, 0, False
+    with interrupts_between_steps() as raise_if_interrupted:
+        while engine.has_unfinished_requests():
+            if not is_aborted:
+                try:
+                    raise_if_interrupted()
+                except KeyboardInterrupt:
+                    engine.abort_request([request_id])
+                    is_aborted = True
+            for output in engine.step():
+                if not isinstance(output, RequestOutput) or output.request_id != request_id:
+                    continue
+                latest = output
+                if not is_aborted:
+                    last_s = time.perf_counter()
+                    first_s = first_s or last_s
+                text = output.outputs[0].text
+                if on_text is not None and len(text) > num_shown:
+                    on_text(text[num_shown:])
+                    num_shown = len(text)
+    if latest is None or engine.dead_error is not None:
+        raise engine.dead_error or EngineError("the engine ended without an answer")
+    decode_s = last_s - first_s if first_s is not None else 0.0
+    to_first = first_s - start if first_s is not None else None
+    return Generation(latest, to_first, decode_s, last_s - start, is_aborted)
+
+
+def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Render messages with the engine's chat template and encode them. Raises: ChatTemplateError."""
+    tokenizer = engine.get_tokenizer()
+    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, chat_template=engine.chat_template)
+    # The template writes the special tokens itself.
+    return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}

@@ -1,0 +1,145 @@
+"""`quire show`: what a model is, from its files alone: architecture, sizes, tensor formats, tokenizer, origin.
+
+Reads headers only; no weights, no torch. Next to read: `local_model.py`.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.local_model import open_model, open_tokenizer
+from quire.cli.options import environment_name
+from quire.cli.output import Output, format_bytes, format_count
+from quire.config import EngineOptions
+from quire.errors import QuireError
+
+if TYPE_CHECKING:
+    from quire.weights.checkpoint import Checkpoint
+
+CONFIG_FIELDS = {
+    "hidden_size": "hidden size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "query heads",
+    "num_key_value_heads": "KV heads",
+    "head_dim": "head size",
+    "intermediate_size": "MLP size",
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "context",
+    "sliding_window": "sliding window",
+    "rope_theta": "RoPE theta",
+    "tie_word_embeddings": "tied embeddings",
+}
+"""Fields of config.json that are shown, with what they are called."""
+
+
+@click.command(
+    "show", cls=VerbCommand, help="Describe a model: architecture, sizes, tensors, tokenizer.",
+    examples=("quire show", "quire show ./model.gguf --tensors"),
+)  # fmt: skip
+@click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
+@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="text", help="hub revision")
+@click.option("--tensors", is_flag=True, cls=GroupedOption, help="list every tensor")
+@click.option("--template", is_flag=True, cls=GroupedOption, help="print the chat template only")
+def show_command(model: str, revision: str | None, tensors: bool, template: bool) -> None:
+    """Describe one model."""
+    output = output_of()
+    checkpoint = open_model(model, revision, output)
+    if template and not output.json:
+        output.result(open_tokenizer(checkpoint).chat_template or "")
+        return
+    if output.json:
+        value = describe(checkpoint)
+        if tensors:
+            value["tensors"] = tensor_list(checkpoint)
+        output.result_json("quire.show/1", value)
+        return
+    _print(describe(checkpoint), output)
+    if tensors:
+        rows = [
+            [item["name"], "×".join(map(str, item["shape"])), item["format"], format_bytes(item["num_bytes"])]
+            for item in tensor_list(checkpoint)
+        ]
+        output.result()
+        output.table(["tensor", "shape", "format", "size"], rows, right=frozenset({1, 3}))
+
+
+def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """All that is known without reading weights, as it appears in JSON."""
+    files, config = checkpoint.files, checkpoint.hf_config
+    formats: dict[str, dict[str, int]] = defaultdict(lambda: {"num_tensors": 0, "num_bytes": 0})
+    for tensor in checkpoint.tensors.values():
+        formats[tensor.format]["num_tensors"] += 1
+        formats[tensor.format]["num_bytes"] += tensor.num_bytes
+    return {
+        "model": files.name,
+        "origin": files.origin,
+        "path": str(files.path),
+        "format": checkpoint.format,
+        "architectures": list(config.get("architectures") or ()),
+        "num_parameters": checkpoint.num_parameters,
+        "num_bytes": sum(item["num_bytes"] for item in formats.values()),
+        "config": {name: config[name] for name in CONFIG_FIELDS if config.get(name) is not None},
+        "rope_scaling": config.get("rope_scaling") or config.get("rope_parameters"),
+        "tensor_formats": dict(formats),
+        "generation_config": dict(checkpoint.generation_config),
+        "tokenizer": _tokenizer(checkpoint),
+    }
+
+
+def tensor_list(checkpoint: "Checkpoint") -> list[dict[str, Any]]:
+    """Name, shape, format and size of every tensor, in the file's order."""
+    return [
+        {"name": tensor.name, "shape": list(tensor.shape), "format": tensor.format, "num_bytes": tensor.num_bytes}
+        for tensor in checkpoint.tensors.values()
+    ]
+
+
+def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """The tokenizer's facts; a broken tokenizer must not hide the rest, so its error stands here instead."""
+    try:
+        tokenizer = open_tokenizer(checkpoint)
+    except QuireError as error:
+        return {"error": error.message}
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "num_special_tokens": len(tokenizer.special_token_ids),
+        "has_chat_template": tokenizer.chat_template is not None,
+    }
+
+
+def _print(value: Mapping[str, Any], output: Output) -> None:
+    formats = [
+        f"{name} {item['num_tensors']} tensors, {format_bytes(item['num_bytes'])}"
+        for name, item in value["tensor_formats"].items()
+    ]
+    lines = {
+        "model": value["model"],
+        "origin": value["origin"],
+        "path": value["path"],
+        "format": value["format"],
+        "architecture": ", ".join(value["architectures"]) or "unknown",
+        "parameters": f"{format_count(value['num_parameters'])} ({value['num_parameters']})",
+        "weights": f"{format_bytes(value['num_bytes'])}: {'; '.join(formats)}",
+        **{CONFIG_FIELDS[name]: str(item) for name, item in value["config"].items()},
+        "RoPE scaling": str(value["rope_scaling"] or "none"),
+        "generation": ", ".join(f"{name}={item}" for name, item in value["generation_config"].items()) or "no defaults",
+        **_tokenizer_lines(value["tokenizer"]),
+    }
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        output.result(f"{name:<{width}}  {text}")
+
+
+def _tokenizer_lines(tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    if "error" in tokenizer:
+        return {"tokenizer": f"unusable: {tokenizer['error']}"}
+    ends = f"BOS {tokenizer['bos_token_id']}, EOS {tokenizer['eos_token_id']}"
+    return {
+        "tokenizer": f"{tokenizer['vocab_size']} tokens, {tokenizer['num_special_tokens']} special, {ends}",
+        "chat template": "yes (--template prints it)" if tokenizer["has_chat_template"] else "none",
+    }

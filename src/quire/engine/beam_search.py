@@ -1,0 +1,196 @@
+"""Beam search: the likeliest texts rather than a sampled one. Beams share the KV blocks of what they have in common.
+
+A beam is a request whose next token is chosen here (`awaits_external_token`). Each step reports every live beam's
+likeliest tokens; the best `beam_width` continuations over all beams go on: the first continuation of a beam in
+place, the others as forks, which share its blocks and copy the last one on their first write.
+Drives the scheduler's `fork` and `append_token`; knows no tensors. Next to read: `scheduler/scheduler.py`.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import InvalidParameterError
+from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.text.detokenizer import IncrementalDetokenizer
+from quire.types import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    Request,
+    RequestStatus,
+    SequenceUpdate,
+    TokenLogprobs,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Beam:
+    request: Request
+    cumulative_logprob: float = 0.0
+    report: TokenLogprobs | None = None
+    """Likeliest next tokens; None until the beam's last token is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    beam: _Beam
+    token_id: int
+    cumulative_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Completed:
+    token_ids: list[int]
+    cumulative_logprob: float
+    finish_reason: str
+
+
+class BeamSearch:
+    """The beams of one prompt. `start`, then `advance` after each engine step until `output` is there."""
+
+    def __init__(self, engine: LLMEngine, request_id: str, prompt: object, params: BeamSearchParams) -> None:
+        """Checks prompt and width. Raises: RequestError."""
+        max_num_seqs = engine.config.scheduler.max_num_seqs
+        if params.beam_width > max_num_seqs:
+            raise InvalidParameterError("beam_width", params.beam_width, f"at most max_num_seqs ({max_num_seqs})")
+        processor = engine.input_processor
+        self._prompt, self._prompt_token_ids, self._cache_salt = processor.tokenize(prompt)
+        self._max_tokens = min(params.max_tokens, processor.room_for_generation(len(self._prompt_token_ids)))
+        eos_token_ids = frozenset() if params.ignore_eos else processor.eos_token_ids
+        self._ending = eos_token_ids.union(params.stop_token_ids)
+        self._num_candidates = min(2 * params.beam_width, engine.config.model.vocab_size)
+        self._sampling = SamplingParams(temperature=0, logprobs=self._num_candidates, max_tokens=None)
+        self._engine = engine
+        self._params = params
+        self._request_id = request_id
+        self._num_made = itertools.count()
+        self._live: list[_Beam] = []
+        self._completed: list[_Completed] = []
+        self.output: BeamSearchOutput | None = None
+
+    def start(self) -> None:
+        """Queue the first beam: the prompt. Raises: CapacityError."""
+        first = _Beam(self._make_request([]))
+        self._engine.scheduler.add_request(first.request)
+        self._add_live(first)
+
+    def advance(self) -> None:
+        """Once every live beam has reported, choose the continuations."""
+        if self.output is not None or any(beam.report is None for beam in self._live):
+            return
+        chosen = self._choose()
+        if not chosen or self._is_decided(chosen):
+            self._end(chosen)
+        else:
+            self._continue(chosen)
+
+    def cancel(self) -> None:
+        """Free all beams."""
+        for beam in self._live:
+            self._engine.forget_observed(beam.request.request_id)
+        self._engine.scheduler.abort([beam.request.request_id for beam in self._live])
+        self._live = []
+
+    def _make_request(self, output_token_ids: list[int]) -> Request:
+        return Request(
+            request_id=f"{self._request_id}/beam-{next(self._num_made)}",
+            prompt_token_ids=self._prompt_token_ids,
+            sampling=self._sampling,
+            max_tokens=self._max_tokens,
+            cache_salt=self._cache_salt,
+            awaits_external_token=True,
+            output_token_ids=output_token_ids,
+        )
+
+    def _add_live(self, beam: _Beam) -> None:
+        def report(update: SequenceUpdate) -> None:
+            # A preempted beam computes its last token again on return; the first report stands.
+            if beam.report is None and update.result.logprobs is not None:
+                beam.report = update.result.logprobs
+
+        self._live.append(beam)
+        self._engine.observe(beam.request.request_id, report)
+
+    def _choose(self) -> list[_Continuation]:
+        """The best `beam_width` continuations that go on; those that end are moved to the completed set."""
+        candidates: list[_Continuation] = []
+        for beam in self._live:
+            assert beam.report is not None
+            ranked = sorted(zip(beam.report.token_ids, beam.report.logprobs, strict=True), key=lambda item: -item[1])
+            for token_id, logprob in ranked[: self._num_candidates]:
+                candidates.append(_Continuation(beam, token_id, beam.cumulative_logprob + logprob))
+        candidates.sort(key=lambda item: -item.cumulative_logprob)
+        going_on: list[_Continuation] = []
+        for item in candidates:
+            if item.token_id in self._ending:
+                tokens = [*item.beam.request.output_token_ids, item.token_id]
+                self._completed.append(_Completed(tokens, item.cumulative_logprob, "stop"))
+            elif len(going_on) < self._params.beam_width:
+                going_on.append(item)
+        self._completed.sort(key=self._score, reverse=True)
+        del self._completed[self._params.beam_width :]
+        return going_on
+
+    def _is_decided(self, chosen: list[_Continuation]) -> bool:
+        """Whether the end is reached, or no live beam can still beat the completed ones."""
+        num_tokens = len(chosen[0].beam.request.output_token_ids) + 1
+        if num_tokens >= self._max_tokens:
+            return True
+        if len(self._completed) < self._params.beam_width:
+            return False
+        # Log-probabilities only fall, so a beam ends best if it gains nothing more and has the best length.
+        best_len = self._max_tokens if self._params.length_penalty > 0 else num_tokens
+        bound = self._penalised(chosen[0].cumulative_logprob, best_len)
+        return self._score(self._completed[-1]) >= bound
+
+    def _continue(self, chosen: list[_Continuation]) -> None:
+        scheduler = self._engine.scheduler
+        by_beam = {id(beam): [item for item in chosen if item.beam is beam] for beam in self._live}
+        previous, self._live = self._live, []
+        for beam in previous:
+            if not by_beam[id(beam)]:
+                self._engine.forget_observed(beam.request.request_id)
+                scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
+        for beam in previous:
+            continuations = by_beam[id(beam)]
+            for item in continuations[1:]:
+                child = _Beam(self._make_request(list(beam.request.output_token_ids)), item.cumulative_logprob)
+                scheduler.fork(beam.request.request_id, child.request)
+                scheduler.append_token(child.request.request_id, item.token_id)
+                self._add_live(child)
+            for item in continuations[:1]:
+                beam.report = None
+                beam.cumulative_logprob = item.cumulative_logprob
+                scheduler.append_token(beam.request.request_id, item.token_id)
+                self._live.append(beam)
+
+    def _end(self, chosen: list[_Continuation]) -> None:
+        for item in chosen:
+            tokens = [*item.beam.request.output_token_ids, item.token_id]
+            self._completed.append(_Completed(tokens, item.cumulative_logprob, "length"))
+        for beam in self._live:
+            self._engine.forget_observed(beam.request.request_id)
+            self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
+        self._live = []
+        best = sorted(self._completed, key=self._score, reverse=True)[: self._params.beam_width]
+        self.output = BeamSearchOutput(self._prompt, self._prompt_token_ids, [self._sequence(item) for item in best])
+
+    def _score(self, item: _Completed) -> float:
+        return self._penalised(item.cumulative_logprob, len(item.token_ids))
+
+    def _penalised(self, cumulative_logprob: float, num_tokens: int) -> float:
+        length: float = num_tokens**self._params.length_penalty
+        return cumulative_logprob / length
+
+    def _sequence(self, item: _Completed) -> BeamSearchSequence:
+        # As in sampling: the token that ends a text is listed, and shown only when asked for.
+        hidden = item.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        text = self._decode(item.token_ids[:-1] if hidden else item.token_ids)
+        return BeamSearchSequence(item.token_ids, text, item.cumulative_logprob, self._score(item), item.finish_reason)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            return ""
+        detokenizer = IncrementalDetokenizer(tokenizer, self._prompt_token_ids, skip_special_tokens=True)
+        return "".join([detokenizer.append(token_id) for token_id in token_ids]) + detokenizer.finish()

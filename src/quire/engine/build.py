@@ -1,0 +1,94 @@
+"""From options to a running engine: source → checkpoint → model → hardware → decisions → executor → engine.
+
+The one place where all parts meet. The tokenizer is read in a second thread while the weights load.
+Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.config import EngineOptions
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError
+from quire.models.registry import ModelRegistry
+from quire.parallel.executor import InProcessExecutor
+from quire.resolve import resolve
+from quire.runtime.hardware import detect_hardware
+from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.progress import Progress
+from quire.weights.sources import resolve_source
+
+
+class StartupTimes(dict[str, float]):
+    """Phase → seconds, in order."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self[name] = time.perf_counter() - started
+
+
+def build_engine(options: EngineOptions, *, progress: Progress | None = None) -> LLMEngine:
+    """Load a model and make an engine for it. `progress` is told of downloads.
+
+    Raises: ConfigError, ModelError, CapacityError.
+    """
+    times = StartupTimes()
+    started = time.perf_counter()
+    chat_template = read_chat_template(options.chat_template)
+    with times.phase("source"):
+        files = resolve_source(options.model, revision=options.revision, progress=progress)
+    with times.phase("checkpoint"):
+        checkpoint = open_checkpoint(files)
+    with times.phase("decisions"):
+        model = ModelRegistry.make_model_config(
+            checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides
+        )
+        config = resolve(options, detect_hardware(options.device), model)
+    with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
+        tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
+        with times.phase("weights and cache"):
+            executor = InProcessExecutor.create(config, checkpoint, progress)
+        tokenizer, tokenizer_s = tokenizer_loading.result()
+    times["tokenizer (beside)"] = tokenizer_s
+    engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template)
+    times["total"] = time.perf_counter() - started
+    engine.startup_times = times
+    return engine
+
+
+def load_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> Tokenizer:
+    """The tokenizer at `source` (a directory or its tokenizer.json), or the checkpoint's own."""
+    if source is not None:
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise ConfigError(f"tokenizer='{source}' does not exist: give a directory or its tokenizer.json")
+        directory = path if path.is_dir() else path.parent
+        return load_tokenizer_directory(directory, model_vocab_size=model_vocab_size)
+    if checkpoint.format == "gguf":
+        return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
+    return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The option's text: what it says if it is a template, else the content of the file it names."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    path = Path(value).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template='{value}' is neither a Jinja template nor a readable file: {error}") from None
+
+
+def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
+    started = time.perf_counter()
+    return load_tokenizer(source, checkpoint, model_vocab_size), time.perf_counter() - started

@@ -1,0 +1,235 @@
+"""Turns a prompt and its parameters into a `Request`, or into the error that says what is wrong with them.
+
+Everything that can be wrong with one request is found here or in `Scheduler.add_request`, before anything runs, so
+that a bad request never disturbs the others. Knows the tokenizer and the model's limits; no tensors, no scheduler.
+Next to read: `llm_engine.py`.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.engine.prompts import ParsedPrompt, parse_prompt
+from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
+from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
+from quire.text.tokenizer import Tokenizer
+from quire.types import Request
+
+_MASK_64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A checked request, not yet queued. `streams` is False where only the final output is wanted."""
+
+    request: Request
+    prompt: str | None
+    streams: bool = True
+
+
+class InputProcessor:
+    """Makes requests. `prepare` may be called from several threads: the tokenizer and the counter allow it."""
+
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._num_seeds_drawn = itertools.count()
+        self._eos_token_ids = frozenset(config.model.eos_token_ids)
+        if not self._eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
+            self._eos_token_ids = frozenset((tokenizer.eos_token_id,))
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text, from the generation config, else from the tokenizer."""
+        return self._eos_token_ids
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends; the rest has the defaults of `SamplingParams`."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = self._config.model.generation_defaults
+        chosen = {name: given[name] for name in names if given.get(name) is not None}
+        if given.get("max_new_tokens") is not None:
+            chosen["max_tokens"] = given["max_new_tokens"]
+        return SamplingParams(**chosen)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams | None,
+        *,
+        priority: int = 0,
+        client_id: str = "",
+        cache_salt: str = "",
+        arrival_time_s: float | None = None,
+        streams: bool = True,
+    ) -> PreparedRequest:
+        """Check everything and build the request with its `n - 1` siblings.
+
+        Raises: RequestError of the matching kind.
+        """
+        if params is None:
+            params = self.default_sampling_params
+        self._check_identity(request_id, priority, client_id, cache_salt)
+        text, token_ids, salt = self.tokenize(prompt)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling=None,
+            arrival_time_s=self._clock() if arrival_time_s is None else arrival_time_s,
+            priority=priority,
+            client_id=client_id,
+            cache_salt=cache_salt or salt,
+            eos_token_ids=self._eos_token_ids,
+        )
+        if isinstance(params, SamplingParams):
+            self._make_generation(request, params)
+        elif isinstance(params, PoolingParams):
+            self._make_pooling(request, params)
+        else:
+            kind = type(params).__name__
+            raise RequestError(f"params must be SamplingParams or PoolingParams, got {kind}")
+        return PreparedRequest(request, text, streams)
+
+    def tokenize(self, prompt: Any) -> tuple[str | None, list[int], str]:
+        """Text (None if only ids were given), token ids and cache salt of a prompt. Raises: PromptError."""
+        parsed = parse_prompt(prompt)
+        token_ids = self._encode(parsed)
+        vocab_size = self._config.model.vocab_size
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise PromptError(f"token id {wrong} is not in the vocabulary: ids are 0 … {vocab_size - 1}")
+        return parsed.text, token_ids, parsed.cache_salt
+
+    def room_for_generation(self, num_prompt_tokens: int) -> int:
+        """Tokens that may follow the prompt in the context. Raises: ContextLengthError when there is no room."""
+        max_model_len = self._config.scheduler.max_model_len
+        if num_prompt_tokens > max_model_len - 1:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len} including at least "
+                f"one generated token: shorten the prompt to {max_model_len - 1} or raise max_model_len"
+            )
+        return max_model_len - num_prompt_tokens
+
+    def _encode(self, parsed: ParsedPrompt) -> list[int]:
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        if self._tokenizer is None:
+            raise PromptError("this engine has no tokenizer: give the prompt as token ids")
+        token_ids = self._tokenizer.encode(parsed.text or "")
+        if not token_ids:
+            raise PromptError("the prompt is empty: its text has no tokens")
+        return token_ids
+
+    def _check_identity(self, request_id: Any, priority: Any, client_id: Any, cache_salt: Any) -> None:
+        for name, value in (("request_id", request_id), ("client_id", client_id), ("cache_salt", cache_salt)):
+            if not isinstance(value, str):
+                raise RequestError(f"{name} must be a string, got {type(value).__name__}")
+        if not request_id:
+            raise RequestError("request_id must not be empty")
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(f"priority must be an integer, got {priority!r}")
+        policy = self._config.scheduler.policy
+        if priority and policy != "priority":
+            raise RequestError(
+                f"priority={priority} has no effect with scheduling_policy='{policy}': "
+                "leave it out, or start the engine with scheduling_policy='priority'"
+            )
+
+    def _make_pooling(self, request: Request, params: PoolingParams) -> None:
+        max_model_len = self._config.scheduler.max_model_len
+        if request.num_prompt_tokens > max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {request.num_prompt_tokens} tokens, the context holds {max_model_len}: "
+                "shorten the prompt or raise max_model_len"
+            )
+        request.pooling = params
+        request.max_tokens = 0
+        request.reads_prefix_cache = params.pooling != "mean"
+
+    def _make_generation(self, request: Request, params: SamplingParams) -> None:
+        room = self.room_for_generation(request.num_prompt_tokens)
+        self._check_numbers(params)
+        self._check_token_ids(params)
+        request.sampling = params
+        request.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        request.bad_words_token_ids = self._bad_words(params)
+        request.reads_prefix_cache = params.prompt_logprobs is None
+        request.seed = self._drawn_seed() if params.seed is None else params.seed & _MASK_64
+        request.siblings = [_sibling(request, index) for index in range(1, params.n)]
+
+    def _check_numbers(self, params: SamplingParams) -> None:
+        if params.n > 1 and params.is_greedy:
+            raise InvalidParameterError("n", params.n, "1 with temperature 0, where all completions are the same")
+        max_num_seqs = self._config.scheduler.max_num_seqs
+        if params.n > max_num_seqs:
+            raise InvalidParameterError("n", params.n, f"at most max_num_seqs ({max_num_seqs})")
+        if params.stop and self._tokenizer is None:
+            raise InvalidParameterError("stop", list(params.stop), "empty: this engine has no tokenizer")
+        max_logprobs = self._config.options.max_logprobs
+        if max_logprobs == ALL_LOGPROBS:
+            return
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            asked = self._config.model.vocab_size if value == ALL_LOGPROBS else value
+            if asked is not None and asked > max_logprobs:
+                raise InvalidParameterError(name, value, f"at most the engine's max_logprobs ({max_logprobs})")
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        vocab_size = self._config.model.vocab_size
+        named: tuple[tuple[str, Iterable[int] | None], ...] = (
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("logit_bias", params.logit_bias),
+        )
+        for name, token_ids in named:
+            for token_id in token_ids or ():
+                if token_id >= vocab_size:
+                    limit = f"token ids in the vocabulary (0 … {vocab_size - 1})"
+                    raise InvalidParameterError(name, token_id, limit)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        # A word has other tokens at the start of a text than after a space, so both spellings are banned.
+        if not params.bad_words:
+            return ()
+        if self._tokenizer is None:
+            raise InvalidParameterError("bad_words", list(params.bad_words), "empty: this engine has no tokenizer")
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for spelling in (word, " " + word.lstrip()):
+                found[tuple(self._tokenizer.encode(spelling, add_special_tokens=False))] = None
+        return tuple(token_ids for token_ids in found if token_ids)
+
+    def _drawn_seed(self) -> int:
+        # SplitMix64 of (engine seed, number of the request): neighbouring requests get unrelated seeds, so that
+        # the consecutive seeds of one request's siblings meet no other request's.
+        drawn = next(self._num_seeds_drawn)
+        mixed = ((self._config.options.seed << 1) + (drawn + 1) * 0x9E3779B97F4A7C15) & _MASK_64
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
+        return mixed ^ (mixed >> 31)
+
+
+def _sibling(leader: Request, index: int) -> Request:
+    return Request(
+        request_id=f"{leader.request_id}/{index}",
+        prompt_token_ids=leader.prompt_token_ids,
+        sampling=leader.sampling,
+        max_tokens=leader.max_tokens,
+        eos_token_ids=leader.eos_token_ids,
+        seed=(leader.seed + index) & _MASK_64,
+        arrival_time_s=leader.arrival_time_s,
+        priority=leader.priority,
+        client_id=leader.client_id,
+        cache_salt=leader.cache_salt,
+        bad_words_token_ids=leader.bad_words_token_ids,
+        reads_prefix_cache=leader.reads_prefix_cache,
+    )

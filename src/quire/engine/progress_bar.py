@@ -1,0 +1,53 @@
+"""The progress bar of `LLM.generate`: finished prompts and tokens per second, on stderr.
+
+Next to read: `llm.py`.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+UseTqdm = bool | Callable[..., Any]
+"""Whether to show a progress bar, or a function with tqdm's arguments that makes one."""
+
+
+class ProgressBar:
+    """Counts what finished; `bar` is a tqdm object, or None for no display."""
+
+    def __init__(self, bar: Any | None) -> None:
+        self._bar = bar
+        self._started_s = time.monotonic()
+        self._num_input_tokens = 0
+        self._num_output_tokens = 0
+
+    def advance(self, num_finished: int, num_input_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """So many prompts finished, with so many tokens."""
+        if self._bar is None or num_finished == 0:
+            return
+        self._num_input_tokens += num_input_tokens
+        self._num_output_tokens += num_output_tokens
+        elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
+        input_speed, output_speed = self._num_input_tokens / elapsed_s, self._num_output_tokens / elapsed_s
+        self._bar.set_postfix_str(f"input {input_speed:.0f} tok/s, output {output_speed:.0f} tok/s", refresh=False)
+        self._bar.update(num_finished)
+
+
+@contextmanager
+def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[ProgressBar]:
+    """A bar of `total` prompts, closed at the end; an invisible one if `use_tqdm` is False or tqdm is missing."""
+    make = use_tqdm if callable(use_tqdm) else _tqdm() if use_tqdm else None
+    bar = None if make is None else make(total=total, desc="Prompts", dynamic_ncols=True)
+    try:
+        yield ProgressBar(bar)
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _tqdm() -> Callable[..., Any] | None:
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return tqdm  # type: ignore[no-any-return]

@@ -1,0 +1,33 @@
+"""Attention of new tokens to their own request's cached keys. Next to read: `reference.py`, then `batched.py`."""
+
+import torch
+
+from quire.kernels.paged_attention import batched, reference
+from quire.kernels.paged_attention.step import AttentionStep
+from quire.kernels.registry import Kernel
+
+KERNEL = Kernel(
+    "paged_attention",
+    "paged_attention",
+    {"reference": reference.paged_attention, "batched": batched.paged_attention},
+    preferred={"*": "batched"},
+)
+
+
+def paged_attention(
+    q: torch.Tensor, kv_cache: torch.Tensor, step: AttentionStep, group_index: int, scale: float, window: int | None
+) -> torch.Tensor:
+    """Attend each query to the keys of its request at its own and earlier positions.
+
+    out[t, h] = softmax(scale · q[t, h] @ K[first…p].T) @ V[first…p], with p the position of token t, K and V of KV
+    head h // (H / K), and first = max(0, p - window + 1).     (Vaswani 2017 eq. 1; paging: Kwon 2023 sec. 4)
+
+    Request r's token at position p lies at kv_cache[block_tables[group_index][r, p // B], :, p % B]. Its new tokens
+    are the last ones, and are written already. Nothing outside the keys named is used, whatever memory holds there.
+
+    Shapes: q [T, H, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N) -> [T, H, D].
+    Dtypes: q bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
+    Units: window in tokens, the query's own included; None attends to everything before.
+    Mutates: step.derived.
+    """
+    return KERNEL.on(q.device.type)(q, kv_cache, step, group_index, scale, window)

@@ -1,0 +1,46 @@
+"""`Attention`: write a step's keys and values to the cache, then attend. The same for every model with a KV cache.
+
+Projections, norms of heads and rotation are the model's. Next to read: `kernels/paged_attention/__init__.py`.
+"""
+
+import torch
+from torch import nn
+
+from quire.kernels.paged_attention import paged_attention
+from quire.kernels.write_kv import write_kv
+from quire.layers.forward_batch import ForwardBatch
+
+
+class Attention(nn.Module):
+    """Paged attention of one layer.
+
+    Shapes: forward: q [T, H, D]; k, v [T, K, D] -> [T, H, D].
+    Units: window in tokens, the query's own included; None attends to everything before.
+    Mutates: the layer's slots of the step in batch.kv_caches.
+    """
+
+    def __init__(
+        self,
+        layer_index: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        """`scale` of the scores: 1 / sqrt(head_size) unless given."""
+        super().__init__()
+        self.layer_index = layer_index
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_size = head_size
+        self.scale = head_size**-0.5 if scale is None else scale
+        self.window = window
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """See the class."""
+        kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
+        group_index = batch.layer_groups[self.layer_index]
+        write_kv(k, v, kv_cache, batch.slot_mapping[group_index])
+        return paged_attention(q, kv_cache, batch, group_index, self.scale, self.window)

@@ -1,0 +1,77 @@
+"""`RotaryEmbedding`: positions to the cosines and sines that the `rope` kernel rotates by, once per step for all layers.
+
+Angles are computed from the positions: a table of a 128 k context would take 128 MB. Next to read:
+`kernels/rope/__init__.py` for the formula, `models/hf_config.py` for how configs are read.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""cos, sin [T, D] in fp32, as `kernels.rope` reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Which angles. `kind` and its factors are Hugging Face's `rope_type` "default", "linear" and "llama3".
+
+    Units: original_context_len in tokens.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context_len: int = 8192
+
+    def frequencies(self, head_size: int) -> torch.Tensor:
+        """Angle per position of each pair: theta^(-2i / D), then scaled.
+
+        "linear" divides all by `factor` (Chen 2023). "llama3" divides only the low ones: wavelengths above
+        original_context_len / low_frequency_factor in full, below original_context_len / high_frequency_factor not
+        at all, between them in proportion (Dubey 2024).
+        Shapes: -> [D/2]. Dtypes: fp32.
+        """
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size
+        frequencies = 1.0 / self.theta**exponents
+        if self.kind == "default":
+            return frequencies
+        if self.kind == "linear":
+            return frequencies / self.factor
+        turns = self.original_context_len * frequencies / (2 * math.pi)  # within the original context
+        share = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
+        share = share.clamp(0.0, 1.0)
+        return share * frequencies + (1 - share) * frequencies / self.factor
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotation of each position. A model with other angles passes other frequencies, or overrides `forward`.
+
+    Shapes: frequencies [D/2]; forward: positions [T] -> cos, sin [T, D].
+    Dtypes: positions int64; the rest fp32, whatever type the model is cast to.
+    """
+
+    frequencies: torch.Tensor
+
+    def __init__(self, frequencies: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", frequencies.float(), persistent=False)
+        self._exact_frequencies = frequencies.float()
+
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """See the class; the sign of the first half of `sin` is that of the rope kernel's contract."""
+        angles = positions.float()[:, None] * self.frequencies  # [T, D/2]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        # nn.Module.to(dtype) would round the frequencies, and to_empty() lose them: only the device may change.
+        super()._apply(fn, recurse)
+        self.frequencies = self._exact_frequencies.to(self.frequencies.device)
+        return self

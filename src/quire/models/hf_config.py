@@ -1,0 +1,192 @@
+"""`HFConfigReader`: a model's `config.json` read field by field, so that no field is overlooked.
+
+A model reads the fields it honours and requires the value of those it cannot vary; `finish` refuses what is left: a
+field nobody read might change the mathematics. Understands the spellings of transformers 4 and 5. null means absent.
+Next to read: `llama.py`, whose `Config` uses it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import ModelFileError, UnsupportedModelError, nearest
+from quire.layers.rotary import RopeConfig
+from quire.types import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+IGNORED_FIELDS = frozenset(
+    # who wrote the file, and for which program
+    "architectures model_type auto_map transformers_version _name_or_path _commit_hash tokenizer_class is_llama_config "
+    "transformers.js_config unsloth_fixed unsloth_version "
+    # how others compute, store and train it
+    "dtype torch_dtype use_cache use_bfloat16 torchscript tf_legacy_loss attn_implementation _attn_implementation "
+    "_attn_implementation_autoset _flash_attn_2_enabled cache_implementation pretraining_tp chunk_size_feed_forward "
+    "gradient_checkpointing initializer_range attention_dropout hidden_dropout activation_dropout dropout layerdrop "
+    "output_attentions output_hidden_states return_dict is_decoder "
+    # tokens and generation: tokenizer and generation_config.json have these
+    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id prefix max_length "
+    "min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
+    "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    # classification heads, which are not used
+    "id2label label2id num_labels problem_type finetuning_task task_specific_params".split()
+)
+"""Fields that cannot change a decoder's hidden states or logits."""
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+class HFConfigReader:
+    """One config's fields, and which of them have been read.
+
+    All methods raise ModelFileError where a value is missing, of the wrong type or out of range.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+        self._read: set[str] = set()
+        self.model_type = str(fields.get("model_type", "model"))
+        for name in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+            self.require(name, False)
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self._fields
+
+    def raw(self, name: str) -> Any:
+        """The value, or None if it is absent."""
+        self._read.add(name)
+        return self._fields.get(name)
+
+    def optional_integer(self, name: str) -> int | None:
+        """An integer of at least 1, or None if absent."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelFileError(f"the model's config has {name}={value!r}, which is not a positive integer")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An integer of at least 1; required unless there is a default."""
+        value = self.optional_integer(name)
+        value = default if value is None else value
+        if value is None:
+            raise ModelFileError(f"the model's config lacks {name}, which a {self.model_type} model needs")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number above 0."""
+        value = self.raw(name)
+        return default if value is None else _positive(name, value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            raise ModelFileError(f"the model's config has {name}={value!r}, which is not true or false")
+        return default if value is None else value
+
+    def choice(self, name: str, default: str, supported: Sequence[str]) -> str:
+        """One of the supported values. Raises: UnsupportedModelError for another."""
+        value = self.raw(name)
+        if value is not None and value not in supported:
+            raise UnsupportedModelError(
+                f"the model's config has {name}={value!r}; Quire's {self.model_type} computes only "
+                f"{', '.join(map(repr, supported))}"
+            )
+        return default if value is None else str(value)
+
+    def require(self, name: str, value: Any) -> None:
+        """The only value that can be computed. Raises: UnsupportedModelError for another."""
+        found = self.raw(name)
+        if found is not None and found != value:
+            raise UnsupportedModelError(
+                f"the model's config has {name}={found!r}; Quire's {self.model_type} computes only {value!r}"
+            )
+
+    def strings(self, name: str, length: int) -> list[str] | None:
+        """A list of so many strings, or None if absent."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length or not all(isinstance(item, str) for item in value):
+            raise ModelFileError(f"the model's config has {name}={str(value)[:60]}, which is not {length} strings")
+        return value
+
+    def rope(self) -> RopeConfig:
+        """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5)."""
+        self.require("partial_rotary_factor", 1.0)
+        self.require("rope_interleaved", False)
+        theta = self.number("rope_theta", 10000.0)
+        values: dict[str, Any] = {}
+        for name in ("rope_scaling", "rope_parameters"):
+            found = self.raw(name) or {}
+            if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
+                raise UnsupportedModelError(f"the model's config has {name}={str(found)[:80]}; expected plain numbers")
+            values |= {key: value for key, value in found.items() if value is not None}
+        return _rope_config(theta, values)
+
+    def finish(self) -> None:
+        """Raises: UnsupportedModelError naming a field that nobody read, which is neither null nor known as harmless."""
+        for name, value in self._fields.items():
+            if name not in self._read and name not in IGNORED_FIELDS and value is not None:
+                raise UnsupportedModelError(
+                    f"the model's config has {name}={str(value)[:60]}, which Quire's {self.model_type} does not know"
+                    f"{nearest(name, self._read)}; if it does not change what the model computes, "
+                    f"set hf_overrides={{'{name}': None}}"
+                )
+
+
+def attention_specs(
+    windows: Sequence[int | None], num_kv_heads: int, head_size: int, dtype_bytes: int
+) -> list[KVCacheSpec]:
+    """What each layer keeps in the KV cache, from its window."""
+    return [
+        FullAttentionSpec(num_kv_heads, head_size, dtype_bytes)
+        if window is None
+        else SlidingWindowSpec(num_kv_heads, head_size, dtype_bytes, window)
+        for window in windows
+    ]
+
+
+def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
+    """Raises: ModelFileError unless `value` is a multiple of `divisor`."""
+    if value % divisor:
+        raise ModelFileError(
+            f"the model's config has {name}={value}, which is not a multiple of {divisor_name}={divisor}"
+        )
+
+
+def _rope_config(theta: float, values: dict[str, Any]) -> RopeConfig:
+    """`values` is consumed. transformers 4 wrote `type` before it wrote `rope_type`, and sometimes writes both."""
+    old_kind = values.pop("type", "default")
+    kind = values.pop("rope_type", old_kind)
+    if kind not in ROPE_KINDS:
+        raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
+    numbers = {"theta": _positive("rope_theta", values.pop("rope_theta", theta))}
+    if values.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
+    original_context_len = values.pop("original_max_position_embeddings", None)
+    names = {"linear": {"factor": "factor"}, "llama3": {
+        "factor": "factor", "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor",
+    }}.get(kind, {})  # fmt: skip
+    for name, ours in names.items():
+        if name not in values:
+            raise ModelFileError(f"the model's config lacks {name} among its rope parameters, which {kind} needs")
+        numbers[ours] = _positive(name, values.pop(name))
+    if values:
+        name, value = next(iter(values.items()))
+        raise UnsupportedModelError(f"rope parameter {name}={value!r} is not supported with rope_type {kind!r}")
+    if kind != "llama3":
+        return RopeConfig(kind=kind, **numbers)
+    if original_context_len is None:
+        raise ModelFileError("the model's config lacks original_max_position_embeddings, which llama3 needs")
+    return RopeConfig(
+        kind=kind, original_context_len=int(_positive("original_max_position_embeddings", original_context_len)), **numbers
+    )
+
+
+def _positive(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise ModelFileError(f"the model's config has {name}={value!r}, which is not a number above 0")
+    return float(value)

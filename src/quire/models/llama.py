@@ -1,0 +1,203 @@
+"""Llama 1, 2 and 3 and what has its shape (SmolLM2, TinyLlama): RMS norm, rotary attention with grouped KV heads, SwiGLU.
+
+To vary it from outside, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `norm_class` or `Config`,
+or override a `build_…` method; `mistral.py`, `qwen2.py` and `qwen3.py` do just that.
+Next to read: `layers/attention.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quire.kernels.activations import silu_and_mul
+from quire.kernels.rope import rope
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.linear import Linear
+from quire.layers.norms import RMSNorm
+from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.models.hf_config import HFConfigReader, attention_specs, check_divides
+from quire.types import KVCacheSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """Sizes and variants. `windows`: per layer how many tokens it attends to, its own included; None: all."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    rms_norm_epsilon: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> "LlamaConfig":
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config)
+        config = cls(**cls.read(reader))
+        reader.finish()
+        return config
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """The fields; a variant changes or adds some."""
+        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+        num_layers, num_kv_heads = reader.integer("num_hidden_layers"), reader.integer("num_key_value_heads", num_heads)
+        head_size = reader.optional_integer("head_dim")
+        if head_size is None:
+            check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+            head_size = hidden_size // num_heads
+        check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
+        check_divides("2, the size of a rotated pair", 2, "head_dim", head_size)
+        reader.choice("hidden_act", "silu", ["silu", "swish"])
+        attention_bias = reader.flag("attention_bias", False)
+        return {
+            "vocab_size": reader.integer("vocab_size"),
+            "hidden_size": hidden_size,
+            "intermediate_size": reader.integer("intermediate_size"),
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_size": head_size,
+            "context_len": reader.integer("max_position_embeddings"),
+            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
+            "rope": reader.rope(),
+            "windows": (None,) * num_layers,
+            "qkv_bias": attention_bias,
+            "output_bias": attention_bias,
+            "mlp_bias": reader.flag("mlp_bias", False),
+        }
+
+    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+        """What each layer keeps in the KV cache."""
+        return attention_specs(self.windows, self.num_kv_heads, self.head_size, dtype_bytes)
+
+
+class LlamaAttention(nn.Module):
+    """Project to queries, keys and values, rotate, attend, project back."""
+
+    def __init__(self, config: LlamaConfig, layer_index: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
+        num_projected_heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv_proj = Linear(config.hidden_size, num_projected_heads * config.head_size, bias=config.qkv_bias)
+        self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size, bias=config.output_bias)
+        self.attention = Attention(
+            layer_index, config.num_heads, config.num_kv_heads, config.head_size, window=config.windows[layer_index]
+        )
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
+        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
+        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
+        q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
+        attended = self.attention(q, k, v, batch)  # [T, H, D]
+        return self.o_proj(attended.flatten(1))  # [T, E]
+
+    def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys as attention needs them. Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
+        cos, sin = rotation
+        q, k = rope(qk, cos, sin).split((self.num_heads, self.num_kv_heads), dim=1)
+        return q, k
+
+
+class LlamaMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x)). A subclass may set another `activation` of [T, 2F] to [T, F]."""
+
+    activation = staticmethod(silu_and_mul)
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        gate_up = self.gate_up_proj(x)  # [T, 2F]
+        return self.down_proj(self.activation(gate_up))  # [T, E]
+
+
+class LlamaLayer(nn.Module):
+    """Attention, then MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, model: "LlamaForCausalLM", config: LlamaConfig, layer_index: int) -> None:
+        super().__init__()
+        self.input_layernorm = model.build_norm(config)
+        self.self_attn = model.build_attention(config, layer_index)
+        self.post_attention_layernorm = model.build_norm(config)
+        self.mlp = model.build_mlp(config, layer_index)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
+        x = x + self.self_attn(self.input_layernorm(x), rotation, batch)  # [T, E]
+        return x + self.mlp(self.post_attention_layernorm(x))  # [T, E]
+
+
+class LlamaForCausalLM(nn.Module):
+    """The whole model. Parameter names are those of the checkpoint, without `model.`, with merged projections."""
+
+    Config: ClassVar[type[LlamaConfig]] = LlamaConfig
+    attention_class: ClassVar[type[nn.Module]] = LlamaAttention
+    mlp_class: ClassVar[type[nn.Module]] = LlamaMLP
+    norm_class: ClassVar[type[nn.Module]] = RMSNorm
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
+    renames: ClassVar[Mapping[str, str]] = {"model.": ""}
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.ignored_tensors = (r"rotary_emb\.inv_freq$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = self.build_rotary(config)
+        self.layers = nn.ModuleList(LlamaLayer(self, config, index) for index in range(config.num_layers))
+        self.norm = self.build_norm(config)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+
+    def build_rotary(self, config: LlamaConfig) -> nn.Module:
+        """Positions [T] to the `rotation` that attention gets."""
+        return RotaryEmbedding(config.rope.frequencies(config.head_size))
+
+    def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
+        """The attention of one layer."""
+        return self.attention_class(config, layer_index)
+
+    def build_mlp(self, config: LlamaConfig, layer_index: int) -> nn.Module:
+        """The MLP of one layer."""
+        return self.mlp_class(config)
+
+    def build_norm(self, config: LlamaConfig) -> nn.Module:
+        """Any of the norms over E."""
+        return self.norm_class(config.hidden_size, config.rms_norm_epsilon)
+
+    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
+        x = self.embed_tokens(token_ids)  # [T, E]
+        rotation = self.rotary(batch.positions)  # cos, sin [T, D]
+        for layer in self.layers:
+            x = layer(x, rotation, batch)  # [T, E]
+        return self.norm(x)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shapes: hidden [S, E] -> [S, V]."""
+        return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+
+ARCHITECTURES = {"LlamaForCausalLM": LlamaForCausalLM}

@@ -1,0 +1,163 @@
+"""OPT: learned positions, layer norms before or after, biases everywhere, ReLU; embeddings may have a width of their own.
+
+Next to read: `layers/attention.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quire.kernels.activations import gelu, relu
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.linear import Linear
+from quire.layers.norms import LayerNorm
+from quire.models.hf_config import HFConfigReader, attention_specs, check_divides
+from quire.types import KVCacheSpec
+
+POSITION_OFFSET = 2
+"""The first two rows of the position table are never used."""
+LAYER_NORM_EPSILON = 1e-5
+ACTIVATIONS = {"relu": relu, "gelu": gelu}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPTConfig:
+    """Sizes and variants. `embedding_size`: width of token embeddings and of the output."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    embedding_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    activation: str
+    norm_before: bool
+    final_norm: bool
+    norm_affine: bool
+    bias: bool
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> "OPTConfig":
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config)
+        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+        check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+        reader.raw("init_std")
+        norm_before = reader.flag("do_layer_norm_before", True)
+        config = cls(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=reader.integer("ffn_dim"),
+            embedding_size=reader.integer("word_embed_proj_dim", hidden_size),
+            num_layers=reader.integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_size=hidden_size // num_heads,
+            context_len=reader.integer("max_position_embeddings"),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+            activation=reader.choice("activation_function", "relu", tuple(ACTIVATIONS)),
+            norm_before=norm_before,
+            final_norm=norm_before and not reader.flag("_remove_final_layer_norm", False),
+            norm_affine=reader.flag("layer_norm_elementwise_affine", True),
+            bias=reader.flag("enable_bias", True),
+        )
+        reader.finish()
+        return config
+
+    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+        """What each layer keeps in the KV cache."""
+        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size, dtype_bytes)
+
+
+class OPTAttention(nn.Module):
+    """Attention with one KV head per query head, and no rotation."""
+
+    def __init__(self, config: OPTConfig, layer_index: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = config.num_heads, config.head_size
+        self.qkv_proj = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
+        self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.attention = Attention(layer_index, config.num_heads, config.num_heads, config.head_size)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        qkv = self.qkv_proj(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
+        q, k, v = qkv.split(self.num_heads, dim=1)  # each [T, H, D]
+        return self.out_proj(self.attention(q, k, v, batch).flatten(1))  # [T, E]
+
+
+class OPTLayer(nn.Module):
+    """Attention, then MLP, each with a residual and with its norm before the block or after the sum."""
+
+    def __init__(self, config: OPTConfig, layer_index: int) -> None:
+        super().__init__()
+        self.norm_before = config.norm_before
+        self.activation = ACTIVATIONS[config.activation]
+        self.self_attn = OPTAttention(config, layer_index)
+        self.self_attn_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+        self.final_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        if self.norm_before:
+            x = x + self.self_attn(self.self_attn_layer_norm(x), batch)  # [T, E]
+            return x + self.mlp(self.final_layer_norm(x))  # [T, E]
+        x = self.self_attn_layer_norm(x + self.self_attn(x, batch))  # [T, E]
+        return self.final_layer_norm(x + self.mlp(x))  # [T, E]
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class OPTForCausalLM(nn.Module):
+    """The whole model. Parameter names are those of the checkpoint, without `model.decoder.`."""
+
+    Config: ClassVar[type[OPTConfig]] = OPTConfig
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+    renames: ClassVar[Mapping[str, str]] = {"model.decoder.": "", "decoder.": ""}
+
+    def __init__(self, config: OPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.ignored_tensors = (r"^lm_head\.",) if config.tie_word_embeddings else ()
+        narrow = config.embedding_size != config.hidden_size
+        self.embed_tokens = Embedding(config.vocab_size, config.embedding_size)
+        self.embed_positions = Embedding(config.context_len + POSITION_OFFSET, config.hidden_size)
+        self.project_in = Linear(config.embedding_size, config.hidden_size) if narrow else None
+        self.layers = nn.ModuleList(OPTLayer(config, index) for index in range(config.num_layers))
+        self.final_layer_norm = (
+            LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine) if config.final_norm else None
+        )
+        self.project_out = Linear(config.hidden_size, config.embedding_size) if narrow else None
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.embedding_size, config.vocab_size)
+
+    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states after the last norm and projection. Shapes: token_ids [T] -> [T, embedding_size]."""
+        x = self.embed_tokens(token_ids)  # [T, embedding_size]
+        if self.project_in is not None:
+            x = self.project_in(x)  # [T, E]
+        x = x + self.embed_positions(batch.positions + POSITION_OFFSET)  # [T, E]
+        for layer in self.layers:
+            x = layer(x, batch)  # [T, E]
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)  # [T, E]
+        return x if self.project_out is None else self.project_out(x)  # [T, embedding_size]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shapes: hidden [S, embedding_size] -> [S, V]."""
+        return self.embed_tokens.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+
+ARCHITECTURES = {"OPTForCausalLM": OPTForCausalLM}

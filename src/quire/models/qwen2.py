@@ -1,0 +1,59 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and a window in the upper layers of some.
+
+Next to read: `llama.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import UnsupportedModelError
+from quire.models.hf_config import HFConfigReader
+from quire.models.llama import LlamaConfig, LlamaForCausalLM
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT_WINDOW = 4096
+DEFAULT_MAX_WINDOW_LAYERS = 28
+"""So many lower layers attend to everything where `use_sliding_window` is set and nothing else is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Config(LlamaConfig):
+    """Llama's fields, with the biases fixed and windows per layer."""
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        reader.require("attention_bias", True)
+        reader.require("mlp_bias", False)
+        reader.require("use_mrope", False)
+        fields = super().read(reader)
+        return fields | {
+            "qkv_bias": True,
+            "output_bias": False,
+            "windows": read_windows(reader, fields["num_layers"]),
+        }
+
+
+def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    """Per layer its window: as `layer_types` says; else the layers from `max_window_layers` on have one."""
+    uses_windows = reader.flag("use_sliding_window", False)
+    window = reader.optional_integer("sliding_window") or DEFAULT_WINDOW
+    # 0 is a fair value here: windows from the first layer on.
+    first = reader.raw("max_window_layers")
+    first = DEFAULT_MAX_WINDOW_LAYERS if first is None else int(first)
+    types = reader.strings("layer_types", num_layers)
+    if types is None:
+        types = [SLIDING if index >= first else FULL for index in range(num_layers)]
+    for layer_type in types:
+        if layer_type not in (FULL, SLIDING):
+            raise UnsupportedModelError(f"layer type {layer_type!r} is not supported; supported are {FULL}, {SLIDING}")
+    return tuple(window if uses_windows and layer_type == SLIDING else None for layer_type in types)
+
+
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """Llama with biases and windows."""
+
+    Config = Qwen2Config
+
+
+ARCHITECTURES = {"Qwen2ForCausalLM": Qwen2ForCausalLM}

@@ -1,0 +1,57 @@
+"""Qwen3, dense: Llama with an RMS norm over each head of queries and keys, and a head size of its own.
+
+Next to read: `llama.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.kernels.rope import rope
+from quire.layers.norms import RMSNorm
+from quire.layers.rotary import Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM
+from quire.models.qwen2 import read_windows
+
+DEFAULT_HEAD_SIZE = 128
+"""Qwen3's, where a config does not say `head_dim`; it is not hidden size / heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Config(LlamaConfig):
+    """Llama's fields, with windows per layer."""
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        head_size = reader.integer("head_dim", DEFAULT_HEAD_SIZE)
+        reader.require("mlp_bias", False)
+        fields = super().read(reader)
+        return fields | {"head_size": head_size, "windows": read_windows(reader, fields["num_layers"])}
+
+
+class Qwen3Attention(LlamaAttention):
+    """Llama's, with norms of queries and keys before the rotation."""
+
+    def __init__(self, config: Qwen3Config, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.q_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
+        self.k_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
+
+    def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
+        cos, sin = rotation
+        return rope(self.q_norm(q), cos, sin), rope(self.k_norm(k), cos, sin)
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    """Llama with norms of heads."""
+
+    Config = Qwen3Config
+    attention_class = Qwen3Attention
+
+
+ARCHITECTURES = {"Qwen3ForCausalLM": Qwen3ForCausalLM}

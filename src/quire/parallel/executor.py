@@ -1,0 +1,53 @@
+"""`Executor`: where steps are computed. The engine knows only this protocol: a worker in this process, in others, or
+a fake one in tests.
+
+Next to read: `runtime/worker.py`.
+"""
+
+from typing import Protocol
+
+from quire.config import EngineConfig
+from quire.errors import EngineDeadError
+from quire.runtime.worker import Worker
+from quire.types import SchedulerOutput, StepResult
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.progress import Progress
+
+
+class Executor(Protocol):
+    """Computes steps, one after another."""
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        """Compute one step. Blocks until its tokens are known."""
+        ...
+
+    def shutdown(self) -> None:
+        """Give back memory and processes. Steps after this are an error; a second call does nothing."""
+        ...
+
+
+class InProcessExecutor:
+    """One worker in this process: the simplest executor, and the easiest to debug."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Worker | None = worker
+
+    @classmethod
+    def create(
+        cls, config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None
+    ) -> "InProcessExecutor":
+        """Load the model and allocate its KV memory.
+
+        Raises: ModelFileError, UnsupportedModelError.
+        """
+        return cls(Worker(config, checkpoint, progress))
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        """Compute one step. Raises EngineDeadError after `shutdown`."""
+        if self._worker is None:
+            raise EngineDeadError("the executor was shut down; build a new engine")
+        return self._worker.execute_model(output)
+
+    def shutdown(self) -> None:
+        """Let go of the worker, and with it of weights and KV memory."""
+        self._worker = None

@@ -1,0 +1,67 @@
+"""`CacheEngine`: the memory of the KV blocks. The scheduler owns their numbers; nothing here decides.
+
+The pool is block-major: all layers of a block are contiguous, so that a block moves as one copy. Layer i of every
+group uses slice i of a page. Pages of memory are committed when first written, not when allocated.
+Next to read: `batch.py`, which turns block tables into slots of this pool.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.config import EngineConfig
+from quire.runtime.dtypes import TORCH_DTYPES
+from quire.types import BlockCopy
+
+
+class CacheEngine:
+    """The KV pool and its views.
+
+    Attributes:
+        pool: [N, page], page = all layers of the largest group; with one group it is [N, L, 2, B, K, D] flattened.
+        kv_caches: per layer a view [N, 2, B, K, D], strided over N; plane 0 keys, plane 1 values.
+        layer_groups: per layer the index of its KV cache group.
+    Dtypes: the KV type.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        scheduler = config.scheduler
+        self._group_sizes = [
+            len(group.layer_indices) * 2 * scheduler.block_size * group.spec.num_kv_heads * group.spec.head_size
+            for group in scheduler.kv_cache_groups
+        ]
+        shape = (scheduler.num_blocks, max(self._group_sizes))
+        self.pool = torch.empty(shape, dtype=TORCH_DTYPES[config.kv_dtype], device=config.device)
+        # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
+        self.pool[0].zero_()
+        kv_caches: dict[int, torch.Tensor] = {}
+        layer_groups: dict[int, int] = {}
+        for group_index, group in enumerate(scheduler.kv_cache_groups):
+            spec = group.spec
+            plane = (2, scheduler.block_size, spec.num_kv_heads, spec.head_size)
+            size = self._group_sizes[group_index] // len(group.layer_indices)
+            for position, layer in enumerate(group.layer_indices):
+                page_slice = self.pool[:, position * size : (position + 1) * size]
+                kv_caches[layer] = page_slice.view(scheduler.num_blocks, *plane)
+                layer_groups[layer] = group_index
+        self.kv_caches = tuple(kv_caches[layer] for layer in range(len(kv_caches)))
+        self.layer_groups = tuple(layer_groups[layer] for layer in range(len(layer_groups)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the pool."""
+        return self.pool.numel() * self.pool.element_size()
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks in all layers of their group. All sources are read before any target is written.
+
+        Mutates: pool.
+        """
+        moved = []
+        for group_index in {item.group_index for item in copies}:
+            chosen = [item for item in copies if item.group_index == group_index]
+            ids = torch.tensor([[item.source_id, item.target_id] for item in chosen], device=self.pool.device)
+            pages = self.pool[:, : self._group_sizes[group_index]]
+            moved.append((pages, ids[:, 1], pages.index_select(0, ids[:, 0])))
+        for pages, target_ids, values in moved:
+            pages.index_copy_(0, target_ids, values)

@@ -1,0 +1,173 @@
+"""`detect_hardware`: what this machine has that decisions depend on. It reads, and sets nothing.
+
+Limits of containers count: a cgroup's memory and CPU quota, and the CPUs this process may run on.
+Next to read: `resolve.py`, which decides with what is found here.
+"""
+
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from quire.config import Hardware
+from quire.errors import ConfigError
+
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+"""/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
+MIN_BFLOAT16_CAPABILITY = (8, 0)
+"""CUDA compute capability (Ampere)."""
+
+
+def detect_hardware(device: str = "auto") -> Hardware:
+    """Describe the device: "auto" (CUDA when there is one), "cpu", "cuda" or "cuda:N".
+
+    Raises: ConfigError if it is not one of these, or is not there.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+        raise ConfigError(f"device={device!r} is not one of auto, cpu, cuda, cuda:N")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return _detect_cpu()
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}: torch {torch.__version__} finds no CUDA device; --device cpu works")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise ConfigError(f"device={device!r}: there are {count} CUDA devices; --device cuda:{count - 1} is the last")
+    return _detect_cuda(int(index or 0))
+
+
+def _detect_cpu() -> Hardware:
+    memory = psutil.virtual_memory()
+    limits = cgroup_limits()
+    total, available = int(memory.total), int(memory.available)
+    if limits.memory_bytes is not None:
+        total = min(total, limits.memory_bytes)
+        available = min(available, max(0, limits.memory_bytes - limits.memory_used_bytes))
+    info = read_cpu_info()
+    return Hardware(
+        device="cpu",
+        total_memory_bytes=total,
+        available_memory_bytes=available,
+        has_fast_bfloat16=bool(BFLOAT16_FLAGS & info.flags),
+        num_threads=count_threads(limits.num_cpus),
+        name=info.name or platform.machine(),
+    )
+
+
+def _detect_cuda(index: int) -> Hardware:
+    properties = torch.cuda.get_device_properties(index)
+    available, total = torch.cuda.mem_get_info(index)
+    return Hardware(
+        device=f"cuda:{index}",
+        total_memory_bytes=total,
+        available_memory_bytes=available,
+        has_fast_bfloat16=(properties.major, properties.minor) >= MIN_BFLOAT16_CAPABILITY,
+        num_threads=count_threads(cgroup_limits().num_cpus),
+        name=properties.name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInfo:
+    """Name and instruction-set flags of the first CPU."""
+
+    name: str
+    flags: frozenset[str]
+
+
+def read_cpu_info(path: Path = Path("/proc/cpuinfo")) -> CpuInfo:
+    """Read /proc/cpuinfo; empty where there is none."""
+    name, flags = "", frozenset[str]()
+    for line in _read_text(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features") and not flags:
+            flags = frozenset(value.split())
+        elif key.strip() == "model name" and not name:
+            name = value.strip()
+    return CpuInfo(name, flags)
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    """What the container allows: bytes of memory, bytes that cannot be reclaimed, CPUs (a quota, may be 1.5)."""
+
+    memory_bytes: int | None
+    memory_used_bytes: int
+    num_cpus: float | None
+
+
+def cgroup_limits(mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> CgroupLimits:
+    """The tightest limits over this process's cgroup and its parents (cgroup v2, else v1's memory controller)."""
+    memory_bytes: int | None = None
+    used = 0
+    num_cpus: float | None = None
+    for folder in _cgroup_folders(mount, membership):
+        limit = _read_int(folder / "memory.max") or _read_int(folder / "memory.limit_in_bytes")
+        if limit is not None and (memory_bytes is None or limit < memory_bytes):
+            memory_bytes = limit
+            used = _unreclaimable(folder)
+        quota, _, period = _read_text(folder / "cpu.max").strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            num_cpus = min(num_cpus or math.inf, int(quota) / int(period))
+    return CgroupLimits(memory_bytes, used, num_cpus)
+
+
+def _cgroup_folders(mount: Path, membership: Path) -> list[Path]:
+    """Folders of this process's cgroup and its parents, those that exist."""
+    folders = [mount, mount / "memory"]
+    for line in _read_text(membership).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        folder = mount / controllers / name.lstrip("/")
+        while folder != mount and mount in folder.parents:
+            folders.append(folder)
+            folder = folder.parent
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _unreclaimable(folder: Path) -> int:
+    used = _read_int(folder / "memory.current") or _read_int(folder / "memory.usage_in_bytes") or 0
+    # Cached file pages are given back under pressure; a mapped model file is most of them.
+    for line in _read_text(folder / "memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "active_file") and value.isdecimal():
+            used -= int(value)
+    return max(0, used)
+
+
+def count_threads(quota: float | None = None, topology: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Threads worth starting: OMP_NUM_THREADS if set, else the physical cores this process may use.
+
+    Two hyper-threads of one core share its multipliers, so that a second thread there only adds overhead.
+    """
+    chosen = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = set(range(psutil.cpu_count(logical=False) or 1))
+    cores = set()
+    for cpu in cpus:
+        folder = topology / f"cpu{cpu}" / "topology"
+        core, package = _read_int(folder / "core_id"), _read_int(folder / "physical_package_id")
+        cores.add((package, core) if core is not None else (None, cpu))
+    return max(1, min(len(cores), math.floor(quota) if quota is not None else len(cores)))
+
+
+def _read_int(path: Path) -> int | None:
+    text = _read_text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,144 @@
+"""`ModelRunner.run`: one step from `SchedulerOutput` to `StepResult`. One of the engine's three choke points.
+
+It decides nothing: what to compute is in the schedule, what to draw in the sampler, what a request looks like in
+`RequestStates`. Prompt logprobs and pooling read the same hidden states as sampling.
+Next to read: `batch.py`, then `sampling/sampler.py`.
+"""
+
+from typing import Any
+
+import torch
+
+from quire.config import EngineConfig
+from quire.runtime.batch import StepBatch, build_batch
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.request_states import RequestStates
+from quire.sampling.sampler import Sampler
+from quire.types import NewRequest, RequestResult, SchedulerOutput, StepResult, TokenLogprobs
+
+PROMPT_LOGPROB_ROWS = 256
+"""Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
+
+
+class ModelRunner:
+    """Runs steps of one model on one device. Owns the request states; model, cache and sampler are given to it."""
+
+    def __init__(self, config: EngineConfig, model: Any, cache: CacheEngine, sampler: Sampler) -> None:
+        scheduler = config.scheduler
+        self.model = model
+        self.cache = cache
+        self.sampler = sampler
+        self.device = torch.device(config.device)
+        self.block_size = scheduler.block_size
+        self.states = RequestStates(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            block_size=scheduler.block_size,
+            num_groups=len(scheduler.kv_cache_groups),
+        )
+        self._hidden_sums: dict[str, torch.Tensor] = {}
+        """Mean pooling: per request the fp32 sum [E] over the chunks so far."""
+
+    @torch.inference_mode()
+    def run(self, output: SchedulerOutput) -> StepResult:
+        """Compute one step: request changes, block copies, forward, sampling, prompt logprobs, pooling."""
+        self._update_requests(output)
+        if output.copies:
+            self.cache.copy(output.copies)
+        if not any(item.num_tokens for item in output.scheduled):
+            return StepResult(output.step_id, ())
+        step = build_batch(output, self.states, self.cache, self.block_size, self.device)
+        hidden = self.model(step.forward.token_ids, step.forward)
+        prompt_logprobs, embeddings = self._read_prompts(hidden, step)
+        sampled = self._sample(hidden, step)
+        results = []
+        for item in output.scheduled:
+            request_id = item.request_id
+            token_id, logprobs = sampled.get(request_id, (None, None))
+            of_prompt = prompt_logprobs.get(request_id, ())
+            embedding = embeddings.get(request_id)
+            if token_id is not None or of_prompt or embedding is not None:
+                results.append(RequestResult(request_id, token_id, logprobs, of_prompt, embedding))
+        return StepResult(output.step_id, tuple(results))
+
+    def _update_requests(self, output: SchedulerOutput) -> None:
+        self.states.apply(output)
+        for request_id in (*output.preempted_ids, *output.finished_ids):
+            self.sampler.remove_request(request_id)
+            self._hidden_sums.pop(request_id, None)
+        for new in output.new_requests:
+            if new.sampling is not None:
+                self.sampler.add_request(new)
+        for item in output.scheduled:
+            if item.new_token_ids:
+                self.sampler.append_tokens(item.request_id, item.new_token_ids)
+
+    def _sample(self, hidden: torch.Tensor, step: StepBatch) -> dict[str, tuple[int, TokenLogprobs | None]]:
+        """Sampled token and logprobs per request. Shapes: hidden [T, E]."""
+        if not step.sampled_ids:
+            return {}
+        logits = self.model.compute_logits(hidden.index_select(0, step.forward.logit_rows)).float()
+        if step.logit_index is not None:
+            logits = logits[torch.tensor(step.logit_index, device=self.device)]
+        return dict(zip(step.sampled_ids, self.sampler.sample(logits, step.sampled_ids), strict=True))
+
+    def _read_prompts(
+        self, hidden: torch.Tensor, step: StepBatch
+    ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, tuple[float, ...]]]:
+        """Prompt logprobs and embeddings of the requests that asked for them and computed prompt tokens now."""
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        embeddings: dict[str, tuple[float, ...]] = {}
+        for item, first_row in zip(step.computed, step.first_rows, strict=True):
+            new = self.states[item.request_id].new
+            if item.num_computed_tokens >= new.num_prompt_tokens:
+                continue
+            rows = hidden[first_row : first_row + item.num_tokens]
+            if new.pooling is not None:
+                embedding = self._pool(new, item.num_computed_tokens, rows)
+                if embedding is not None:
+                    embeddings[item.request_id] = embedding
+            elif new.sampling is not None and new.sampling.prompt_logprobs is not None:
+                prompt_logprobs[item.request_id] = self._prompt_logprobs(
+                    new, new.sampling.prompt_logprobs, item.num_computed_tokens, rows
+                )
+        return prompt_logprobs, embeddings
+
+    def _prompt_logprobs(
+        self, new: NewRequest, num_logprobs: int, start: int, hidden: torch.Tensor
+    ) -> tuple[TokenLogprobs, ...]:
+        """Logprobs of the prompt tokens that follow positions start …: the last of a chunk predicts the next chunk's
+        first.
+
+        Shapes: hidden [T, E].
+        """
+        # The last prompt token predicts a generated one, which is the sampler's.
+        count = min(start + len(hidden), new.num_prompt_tokens - 1) - start
+        found: list[TokenLogprobs] = []
+        for first in range(0, count, PROMPT_LOGPROB_ROWS):
+            last = min(first + PROMPT_LOGPROB_ROWS, count)
+            logits = self.model.compute_logits(hidden[first:last]).float()
+            following = self.states.token_slice(new.request_id, start + first + 1, start + last + 1)
+            found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), num_logprobs))
+        return tuple(found)
+
+    def _pool(self, new: NewRequest, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
+        """The embedding once the prompt is complete; None before.
+
+        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P, summed in fp32; normalize: divided by its Euclidean length.
+        Shapes: hidden [T, E] of positions start …
+        """
+        assert new.pooling is not None
+        complete = start + len(hidden) >= new.num_prompt_tokens
+        if new.pooling.pooling == "mean":
+            total = hidden.sum(dim=0, dtype=torch.float32)
+            if start > 0:
+                total += self._hidden_sums[new.request_id]
+            self._hidden_sums[new.request_id] = total
+            pooled = total / new.num_prompt_tokens
+        else:
+            pooled = hidden[-1].float()
+        if not complete:
+            return None
+        if new.pooling.normalize:
+            pooled = torch.nn.functional.normalize(pooled, dim=0)
+        return tuple(pooled.tolist())

@@ -1,0 +1,91 @@
+"""`ExecutorView`: what the executor has been told, so that each step tells it only what is new.
+
+Turns a `StepPlan` into a `SchedulerOutput`. The executor reads an output in this order: forget `finished_ids` and
+`preempted_ids`, make `copies`, take up `new_requests`, compute `scheduled`. An id may be forgotten and be new in one
+output. News for the executor waits for the next step that computes something, so an empty output may be dropped.
+"""
+
+from quire.scheduler.blocks import BlockManager
+from quire.scheduler.step_plan import Share, StepPlan
+from quire.types import NewRequest, Request, ScheduledRequest, SchedulerOutput
+
+
+class ExecutorView:
+    """Per request: how many of its tokens the executor knows."""
+
+    def __init__(self) -> None:
+        self._num_sent: dict[str, int] = {}
+        self._parents: dict[str, str] = {}
+        self._preempted: list[str] = []
+        self._finished: list[str] = []
+
+    def note_fork(self, parent_id: str, child_id: str) -> None:
+        """The child starts from the parent's blocks."""
+        self._parents[child_id] = parent_id
+
+    def preempted(self, request_id: str) -> None:
+        """The executor shall forget the request until it returns as new."""
+        if self._forget(request_id):
+            self._preempted.append(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """The executor shall forget the request."""
+        if self._forget(request_id):
+            self._finished.append(request_id)
+
+    def _forget(self, request_id: str) -> bool:
+        """Whether the executor knew the request."""
+        if self._parents:
+            self._parents = {
+                child: parent for child, parent in self._parents.items() if request_id not in (child, parent)
+            }
+        return self._num_sent.pop(request_id, None) is not None
+
+    def describe(self, step_id: int, plan: StepPlan, blocks: BlockManager) -> SchedulerOutput:
+        """The step for the executor. From now on it knows what this says."""
+        if not plan.shares:
+            return SchedulerOutput(step_id, (), (), (), (), ())
+        new_requests: list[NewRequest] = []
+        scheduled: list[ScheduledRequest] = []
+        for request_id, share in plan.shares.items():
+            request = share.request
+            num_tokens, num_sent = request.num_tokens, self._num_sent.get(request_id)
+            new_token_ids: tuple[int, ...] = ()
+            if num_sent is None:
+                new_requests.append(self._describe_new(request))
+            elif num_sent < num_tokens:
+                new_token_ids = tuple(request.token_slice(num_sent, num_tokens))
+            self._num_sent[request_id] = num_tokens
+            scheduled.append(_describe_share(share, new_token_ids, blocks))
+        copies = tuple(copy for share in plan.shares.values() for copy in share.copies)
+        preempted, finished = tuple(self._preempted), tuple(self._finished)
+        self._preempted, self._finished = [], []
+        return SchedulerOutput(step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished)
+
+    def _describe_new(self, request: Request) -> NewRequest:
+        parent_id = self._parents.pop(request.request_id, None)
+        return NewRequest(
+            request_id=request.request_id,
+            token_ids=tuple(request.token_slice(0, request.num_tokens)),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            pooling=request.pooling,
+            eos_token_ids=tuple(sorted(request.eos_token_ids)),
+            seed=request.seed,
+            bad_words_token_ids=request.bad_words_token_ids,
+            # Without a parent that the executor knows there is nothing to start from; the block table says it all.
+            forked_from=parent_id if parent_id in self._num_sent else None,
+        )
+
+
+def _describe_share(share: Share, new_token_ids: tuple[int, ...], blocks: BlockManager) -> ScheduledRequest:
+    request = share.request
+    return ScheduledRequest(
+        request.request_id,
+        request.num_computed_tokens,
+        share.num_tokens,
+        share.catches_up and request.sampling is not None,
+        new_token_ids,
+        blocks.take_table_updates(request.request_id),
+        share.logits_from,
+    )

@@ -1,0 +1,105 @@
+"""Which block holds which prefix: a SHA-256 chain over full blocks. Knows no reference counts and no free list.
+
+The digest of block i covers its own tokens and, through the digest of block i - 1, all tokens before it and the cache
+salt. Equal digest and equal tokens in the block: equal KV content. Next to read: `blocks.py`.
+"""
+
+import hashlib
+from array import array
+from dataclasses import dataclass, field
+
+from quire.types import Request
+
+_ROOT = b"quire prefix cache 1\0"
+_TOKEN_BYTES = 8
+
+
+@dataclass(slots=True)
+class PrefixChain:
+    """Digest and packed token ids of each full block of one sequence. Grows as tokens become known.
+
+    Each block is hashed once in a request's life, also across preemptions and failed admissions.
+    """
+
+    cache_salt: str
+    digests: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
+
+    def extend(self, request: Request, num_blocks: int, block_size: int) -> None:
+        """Cover the first `num_blocks` blocks of the request's known tokens."""
+        num_done = len(self.digests)
+        if num_blocks <= num_done:
+            return
+        tokens = request.token_slice(num_done * block_size, num_blocks * block_size)
+        packed = array("q", tokens).tobytes()
+        parent = self.digests[-1] if self.digests else hashlib.sha256(_ROOT + self.cache_salt.encode()).digest()
+        stride = block_size * _TOKEN_BYTES
+        for start in range(0, len(packed), stride):
+            content = packed[start : start + stride]
+            parent = hashlib.sha256(parent + content).digest()
+            self.digests.append(parent)
+            self.contents.append(content)
+
+    def copy(self) -> "PrefixChain":
+        """An independent chain with the same blocks, for a fork."""
+        return PrefixChain(self.cache_salt, self.digests.copy(), self.contents.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    group_index: int
+    digest: bytes
+    content: bytes
+
+
+class PrefixCache:
+    """(KV cache group, digest) → block number, and back."""
+
+    def __init__(self) -> None:
+        self._block_ids: dict[tuple[int, bytes], int] = {}
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def holds(self, block_id: int) -> bool:
+        """Whether the block can be found by its prefix."""
+        return block_id in self._entries
+
+    def find(self, group_index: int, digest: bytes, content: bytes) -> int | None:
+        """The block with this prefix; its token ids are compared, so that a digest alone is never trusted."""
+        block_id = self._block_ids.get((group_index, digest))
+        if block_id is None or self._entries[block_id].content != content:
+            return None
+        return block_id
+
+    def register(self, group_index: int, digest: bytes, content: bytes, block_id: int) -> None:
+        """Make a computed block findable. The first block with a prefix keeps it: tables never change by this."""
+        key = (group_index, digest)
+        if key not in self._block_ids and block_id not in self._entries:
+            self._block_ids[key] = block_id
+            self._entries[block_id] = _Entry(group_index, digest, content)
+
+    def forget(self, block_id: int) -> bool:
+        """Drop the block's prefix because its content will be overwritten; whether it had one."""
+        entry = self._entries.pop(block_id, None)
+        if entry is None:
+            return False
+        del self._block_ids[entry.group_index, entry.digest]
+        return True
+
+    def clear(self) -> None:
+        """Forget every prefix."""
+        self._block_ids.clear()
+        self._entries.clear()
+
+    def inconsistencies(self) -> list[str]:
+        """Where the two maps disagree; empty when all is well."""
+        problems = []
+        if len(self._block_ids) != len(self._entries):
+            problems.append(f"{len(self._block_ids)} digests for {len(self._entries)} cached blocks")
+        for block_id, entry in self._entries.items():
+            found = self._block_ids.get((entry.group_index, entry.digest))
+            if found != block_id:
+                problems.append(f"cached block {block_id} is found as {found}")
+        return problems

@@ -1,0 +1,75 @@
+"""`StepPlan`: one step while it is being decided. Requests can still be taken out of it.
+
+Next to read: `scheduler.py`, which fills it, and `executor_view.py`, which turns it into a `SchedulerOutput`.
+"""
+
+from dataclasses import dataclass
+
+from quire.config import SchedulerConfig
+from quire.types import BlockCopy, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one request gets of a step."""
+
+    request: Request
+    num_tokens: int
+    copies: tuple[BlockCopy, ...] = ()
+    logits_from: str | None = None
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether all known tokens are computed after this step: then the request samples."""
+        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
+
+
+class StepPlan:
+    """The token budget left, and who has been given how much of it.
+
+    A prompt is partial if it goes on after this step. The counts of partial prompts and of reserved blocks are only
+    read for admission, which does not happen in a step that preempts; so `remove` leaves them alone.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._num_partial = 0
+        self._num_long_partial = 0
+        self.budget = config.max_num_batched_tokens
+        self.shares: dict[str, Share] = {}
+        self.num_preempted = 0
+        self.num_reserved_blocks = 0
+
+    def chunk_len(self, num_left: int) -> int:
+        """How many of `num_left` tokens a request gets now."""
+        threshold = self._config.long_prefill_token_threshold
+        return min(num_left, self.budget, threshold) if threshold else min(num_left, self.budget)
+
+    def add(self, share: Share) -> None:
+        """Give a request its tokens."""
+        self.shares[share.request.request_id] = share
+        self.budget -= share.num_tokens
+
+    def remove(self, request_id: str) -> None:
+        """Take a preempted request out, with its tokens and copies, if it was in."""
+        share = self.shares.pop(request_id, None)
+        if share is not None:
+            self.budget += share.num_tokens
+        self.num_preempted += 1
+
+    def add_partial(self, request: Request, num_missing_blocks: int) -> None:
+        """Note a prompt that goes on after this step and will take so many more blocks."""
+        self._num_partial += 1
+        self._num_long_partial += self._is_long(request)
+        self.num_reserved_blocks += num_missing_blocks
+
+    def allows_partial(self) -> bool:
+        """Whether another prompt may be left unfinished by this step."""
+        return self._config.enable_chunked_prefill and self._num_partial < self._config.max_num_partial_prefills
+
+    def allows_long_partial(self, request: Request) -> bool:
+        """Whether this prompt, if long, may be left unfinished beside the other long ones."""
+        return not self._is_long(request) or self._num_long_partial < self._config.max_long_partial_prefills
+
+    def _is_long(self, request: Request) -> bool:
+        return 0 < self._config.long_prefill_token_threshold < request.num_tokens

@@ -1,0 +1,221 @@
+"""From chat messages to the prompt text that a model was trained on.
+
+A chat template is a Jinja2 program that comes with the model. This file checks the messages, runs the template in a
+sandbox and turns whatever goes wrong into one `ChatTemplateError`. Must not know: tokenizers, requests. Jinja2 is
+imported on first use. Next to read: `template_sandbox.py`.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ChatTemplateError
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from quire.text.template_sandbox import BoundedEnvironment
+
+MAX_TEMPLATE_CHARACTERS = 1_000_000
+_MAX_DEPTH = 64
+_END_MARK = "\ue000end of the final message\ue001 "
+"""Put after the final message to find it in the rendered text; the space shows whether the template trims."""
+
+
+def render_chat(
+    chat_template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    """Render `messages` (role, content and whatever else the template reads) with the Jinja2 source `chat_template`.
+
+    Content is text, None, or a list of `{"type": "text", "text": …}`; where the template expects text, the parts of
+    a list are joined by newlines. Raises: ChatTemplateError.
+    """
+    chat = _check_messages(messages)
+    tool_list = _check_tools(tools)
+    template = _compile(chat_template)
+    if not template.reads_parts:
+        for message in chat:
+            if isinstance(message.get("content"), list):
+                message["content"] = "\n".join(part["text"] for part in message["content"])
+    final_text = _mark_final_message(chat) if continue_final_message else ""
+    values = {name: _plain(value, name) for name, value in variables.items()}
+    values = {"documents": None, **values, "messages": chat, "tools": tool_list}
+    text = template.render({**values, "add_generation_prompt": add_generation_prompt})
+    return _cut_after_final_message(text, final_text) if continue_final_message else text
+
+
+# --- The template -----------------------------------------------------------------------------
+
+
+class _CompiledTemplate:
+    """A template ready to run, and whether it goes through the parts of a message's content itself."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise ChatTemplateError(
+                f"the chat template has {len(source)} characters, more than the {MAX_TEMPLATE_CHARACTERS} allowed"
+            )
+        environment = _environment()
+        with _as_chat_template_error():
+            self._template: jinja2.Template = environment.compile_template(source)
+            self.reads_parts = environment.loops_over_content(source)
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        from quire.text.template_bounds import MAX_OUTPUT_CHARACTERS, template_budget
+
+        pieces: list[str] = []
+        num_characters = 0
+        with _as_chat_template_error(), template_budget():
+            for piece in self._template.generate(values):
+                num_characters += len(piece)
+                if num_characters > MAX_OUTPUT_CHARACTERS:
+                    raise ChatTemplateError(
+                        f"the rendered chat exceeds {MAX_OUTPUT_CHARACTERS} characters; send shorter messages"
+                    )
+                pieces.append(piece)
+        return "".join(pieces)
+
+
+@functools.cache
+def _environment() -> "BoundedEnvironment":
+    from quire.text.template_sandbox import BoundedEnvironment
+
+    return BoundedEnvironment()
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(source: str) -> _CompiledTemplate:
+    return _CompiledTemplate(source)
+
+
+@contextmanager
+def _as_chat_template_error() -> Iterator[None]:
+    """A template can raise anything that Python can; all of it is the template's or the messages' fault."""
+    from jinja2 import TemplateSyntaxError
+
+    from quire.text.template_sandbox import TemplateRefusalError
+
+    try:
+        yield
+    except ChatTemplateError:
+        raise
+    except TemplateRefusalError as error:
+        raise ChatTemplateError(f"the chat template refused the messages: {_one_line(error)}") from error
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(f"the chat template has an error in line {error.lineno}: {_one_line(error)}") from error
+    except Exception as error:
+        raise ChatTemplateError(f"the chat template failed: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    message = getattr(error, "message", None) or str(error)
+    text = " ".join(str(message).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+# --- The messages -----------------------------------------------------------------------------
+
+
+def _check_messages(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise ChatTemplateError(f"messages must be a list of objects with role and content, got {_type_name(messages)}")
+    if not messages:
+        raise ChatTemplateError("messages must not be empty")
+    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _check_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f"{where} must be an object with role and content, got {_type_name(message)}")
+    checked: dict[str, Any] = _plain(message, where)
+    role, content = checked.get("role"), checked.get("content")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(f"{where}.role must be text such as 'user', got {_type_name(message.get('role'))}")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+            if not is_text:
+                kind = part.get("type") if isinstance(part, dict) else _type_name(part)
+                raise ChatTemplateError(
+                    f"{where}.content[{index}] must be {{'type': 'text', 'text': ...}}, got {kind!r}; this engine "
+                    f"reads text only"
+                )
+    elif content is not None and not isinstance(content, str):
+        raise ChatTemplateError(
+            f"{where}.content must be text, a list of text parts or null, got {_type_name(content)}"
+        )
+    return checked
+
+
+def _check_tools(tools: Any) -> list[Any] | None:
+    if tools is None:
+        return None
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if not is_list or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ChatTemplateError("tools must be a list of objects such as {'type': 'function', 'function': {...}}")
+    checked: list[Any] = _plain(tools, "tools")
+    return checked
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy of JSON-like data in plain Python types: objects with methods must not reach a template."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if depth >= _MAX_DEPTH:
+        raise ChatTemplateError(f"{where} is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ChatTemplateError(f"{where} has a key that is not text")
+        return {str.__str__(key): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    raise ChatTemplateError(
+        f"{where} is {_type_name(value)}; only text, numbers, booleans, null, lists and objects can be in a chat"
+    )
+
+
+def _type_name(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+# --- Continuing the final message -------------------------------------------------------------
+
+
+def _mark_final_message(chat: list[dict[str, Any]]) -> str:
+    """Mark the end of the last message's text and return that text. Mutates: `chat`."""
+    message = chat[-1]
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK
+        return content
+    if isinstance(content, list) and content:
+        part = content[-1]
+        text: str = part["text"]
+        part["text"] = text + _END_MARK
+        return text
+    raise ChatTemplateError("continue_final_message needs text in the last message, which has none")
+
+
+def _cut_after_final_message(text: str, final_text: str) -> str:
+    mark = _END_MARK.strip()
+    end = text.rfind(mark)
+    if end < 0 or final_text.strip() not in text[:end]:
+        raise ChatTemplateError(
+            "continue_final_message needs the last message in the prompt, but the chat template changes or drops it; "
+            "end the conversation with text that the template keeps"
+        )
+    was_trimmed = not text.startswith(_END_MARK, end)
+    return text[:end].rstrip() if was_trimmed else text[:end]

@@ -1,0 +1,107 @@
+"""Text from tokens, one token at a time.
+
+The pieces put together are what decoding all tokens at once gives, after the prompt: a character whose bytes are
+spread over several tokens appears once it is complete, and U+FFFD only where bytes can never become one. Each
+token costs the same, however long the text is. Must not know: stop strings, requests, sampling.
+Next to read: `token_bytes.py` (which tokenizers work byte by byte), `stop_strings.py` (what reads the pieces).
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from quire.text.token_bytes import ByteDecoding
+from quire.text.tokenizer import Tokenizer
+
+_MAX_INCOMPLETE_BYTES = 3
+"""A UTF-8 character has at most four bytes, so at most three are waiting."""
+_WINDOW_CONTEXT_LEN = 8
+_WINDOW_MAX_WAITING = 16
+
+
+class IncrementalDetokenizer:
+    """Turns the generated tokens of one sequence into text as they come.
+
+    The prompt is context: a space at the start of the first generated word is kept, which decoding the generated
+    tokens alone would drop for SentencePiece; a character that the prompt leaves incomplete is completed.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> None:
+        """`skip_special_tokens` leaves out tokens that mark structure, such as the end of a turn."""
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        visible_prompt = [token_id for token_id in prompt_token_ids if token_id not in self._skipped]
+        decoding = tokenizer.byte_decoding
+        self._stream: _ByteStream | _WindowStream
+        if decoding is not None:
+            self._stream = _ByteStream(tokenizer, decoding, visible_prompt)
+        else:
+            self._stream = _WindowStream(tokenizer, visible_prompt)
+
+    def append(self, token_id: int) -> str:
+        """Take the next token and return the text it completes; "" while a character is incomplete."""
+        if token_id in self._skipped:
+            return ""
+        return self._stream.append(token_id)
+
+    def finish(self) -> str:
+        """The sequence has ended: return what was waiting, with U+FFFD for a character that never came."""
+        return self._stream.finish()
+
+
+class _ByteStream:
+    """For tokenizers whose tokens stand for bytes: exact, and constant work for each token."""
+
+    def __init__(self, tokenizer: Tokenizer, decoding: ByteDecoding, prompt_token_ids: Sequence[int]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        tail = b""
+        for token_id in reversed(prompt_token_ids):
+            tail = self._token_bytes(token_id) + tail
+            if len(tail) >= _MAX_INCOMPLETE_BYTES:
+                break
+        self._decoder.decode(tail)
+        self._drops_space = decoding.strips_leading_space and not tail
+
+    def append(self, token_id: int) -> str:
+        return self._without_first_space(self._decoder.decode(self._token_bytes(token_id)))
+
+    def finish(self) -> str:
+        return self._without_first_space(self._decoder.decode(b"", final=True))
+
+    def _without_first_space(self, text: str) -> str:
+        if self._drops_space and text:
+            self._drops_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _WindowStream:
+    """For any other decoder: decode the last few tokens with and without the new ones, and return the difference."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt_token_ids[-_WINDOW_CONTEXT_LEN:])
+        self._context_len = len(self._window)
+        self._context_text = self._decode()
+
+    def append(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decode()
+        num_waiting = len(self._window) - self._context_len
+        if text.endswith("\ufffd") and num_waiting < _WINDOW_MAX_WAITING:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        return self._release(self._decode())
+
+    def _release(self, text: str) -> str:
+        delta = text[len(self._context_text) :]
+        self._window = self._window[-_WINDOW_CONTEXT_LEN:]
+        self._context_len = len(self._window)
+        self._context_text = self._decode()
+        return delta
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)

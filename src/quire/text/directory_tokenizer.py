@@ -1,0 +1,199 @@
+"""A tokenizer from a Hugging Face model directory.
+
+Reads `tokenizer.json`, or `vocab.json` and `merges.txt` of the older byte-level tokenizers (OPT, GPT-2, Qwen2); then
+`tokenizer_config.json` and `special_tokens_map.json` for special tokens, BOS and EOS; then the chat templates.
+Must not know: weights, the model's configuration. Next to read: `tokenizer.py`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.pre_tokenization import build_byte_level, find_pre_tokenization
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+"""Which rules cut the text where a directory has only a vocabulary and merges."""
+_CLASS_DEFAULTS = {
+    "gpt-2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+    "qwen2": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+}
+
+
+def build_directory_tokenizer(path: Path) -> TokenizerParts:
+    """Build the tokenizer of the model directory `path`.
+
+    Raises: ModelFileError for missing or malformed files; UnsupportedModelError where only another format is there.
+    """
+    config = _read_json(path / "tokenizer_config.json")
+    roles = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
+    if (path / "tokenizer.json").is_file():
+        backend = _read_tokenizer_json(path / "tokenizer.json")
+    elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        rules_name = _byte_level_rules(path, config)
+        backend = _read_vocabulary_and_merges(path, rules_name)
+        roles = {**_CLASS_DEFAULTS[rules_name], **roles}
+    else:
+        raise _no_tokenizer(path)
+    _add_configured_tokens(path, backend, config, roles)
+    roles = {name: token for name, token in roles.items() if backend.token_to_id(token) is not None}
+    if "add_bos_token" in config or "add_eos_token" in config:
+        add_bos_and_eos(
+            backend,
+            bos=roles.get("bos_token") if config.get("add_bos_token") else None,
+            eos=roles.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    return TokenizerParts(
+        backend=backend,
+        bos_token_id=backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None,
+        eos_token_id=backend.token_to_id(roles["eos_token"]) if "eos_token" in roles else None,
+        template_variables=roles,
+        chat_templates=_read_chat_templates(path, config),
+    )
+
+
+def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except BaseException as error:
+        # The library panics on some malformed files, which arrives as a BaseException of its own.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelFileError(f"{path} is not a valid tokenizer: {_first_line(error)}") from None
+    # Some files carry the lengths of their training; a prompt is never cut or filled here.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _byte_level_rules(path: Path, config: Mapping[str, Any]) -> str:
+    name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    if name not in _BYTE_LEVEL_CLASSES:
+        raise UnsupportedModelError(
+            f"{path} has vocab.json and merges.txt of a {name}; from these only {', '.join(_BYTE_LEVEL_CLASSES)} can "
+            f"be built. {_CONVERSION.format(path=path)}"
+        )
+    return _BYTE_LEVEL_CLASSES[name]
+
+
+def _read_vocabulary_and_merges(path: Path, rules_name: str) -> tokenizers.Tokenizer:
+    vocab = _read_json(path / "vocab.json")
+    for token, token_id in vocab.items():
+        if not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise ModelFileError(f"{path / 'vocab.json'} gives {token[:40]!r} the id {token_id!r}, not a token id")
+    merges = []
+    for number, line in enumerate(_read_text(path / "merges.txt").split("\n"), start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        pieces = line.split(" ")
+        if len(pieces) != 2:
+            raise ModelFileError(f"{path / 'merges.txt'} line {number} is {line[:40]!r}, not two pieces")
+        merges.append((pieces[0], pieces[1]))
+    return build_byte_level(vocab, merges, find_pre_tokenization(rules_name))
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for role in _ROLES:
+        text = _token_text(config.get(role))
+        if text is not None:
+            found[role] = text
+    return found
+
+
+def _token_text(value: Any) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) and text else None
+
+
+def _add_configured_tokens(
+    path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, str]
+) -> None:
+    """Mark tokens that the configuration names and the tokenizer does not know as added. Mutates: `backend`."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    decoder = config.get("added_tokens_decoder") or {}
+    for key, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if str(item[0]).isdigit() else -1):
+        content = _token_text(entry)
+        if content is None or not str(key).isdigit():
+            raise ModelFileError(
+                f"{path / 'tokenizer_config.json'}: added_tokens_decoder has the entry {key!r}: {entry!r}"
+            )
+        if content in known:
+            continue
+        fields = entry if isinstance(entry, dict) else {}
+        flags = {name: bool(fields.get(name, False)) for name in ("special", "lstrip", "rstrip", "single_word")}
+        backend.add_tokens([tokenizers.AddedToken(content, normalized=bool(fields.get("normalized")), **flags)])
+        known.add(content)
+        if backend.token_to_id(content) != int(key):
+            raise ModelFileError(
+                f"{path / 'tokenizer_config.json'} gives {content!r} the id {key}, but in the vocabulary it has "
+                f"{backend.token_to_id(content)}; the files do not belong together"
+            )
+    extra = config.get("additional_special_tokens") or []
+    named = [*roles.values(), *(_token_text(token) for token in extra)]
+    # A token outside the vocabulary would get an id that the model has no embedding for.
+    added = [token for token in named if token and token not in known and backend.token_to_id(token) is not None]
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in added])
+
+
+def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    if (path / "chat_template.jinja").is_file():
+        templates = {"default": _read_text(path / "chat_template.jinja")}
+        for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+            templates[file.stem] = _read_text(file)
+        return templates
+    value = config.get("chat_template")
+    if value is None:
+        value = _read_json(path / "chat_template.json").get("chat_template")
+    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value or []
+    try:
+        templates = {str(entry["name"]): entry["template"] for entry in entries}
+        is_text = all(isinstance(text, str) for text in templates.values())
+    except (TypeError, KeyError):
+        is_text = False
+    if not is_text:
+        raise ModelFileError(
+            f"{path / 'tokenizer_config.json'}: chat_template is neither text nor a list of named texts"
+        )
+    return templates
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not valid JSON: {_first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path} is not UTF-8 text: byte {error.start} is wrong") from None
+
+
+_CONVERSION = (
+    "Write a tokenizer.json once with Transformers: AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
+)
+
+
+def _no_tokenizer(path: Path) -> Exception:
+    if any(path.glob("*.model")) or any(path.glob("*.tiktoken")):
+        return UnsupportedModelError(
+            f"{path} has its tokenizer only as a SentencePiece or tiktoken model. {_CONVERSION.format(path=path)}"
+        )
+    return ModelFileError(f"{path} has no tokenizer.json (nor vocab.json with merges.txt); fetch the model again")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

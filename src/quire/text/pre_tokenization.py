@@ -1,0 +1,137 @@
+"""How byte-level BPE vocabularies cut text before merging, by the name llama.cpp gives each way.
+
+A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and does not contain it; a wrong one gives wrong tokens
+without any error. So a name is either in this table, with the rules of the tokenizer that the model was trained
+with, or it is refused. Must not know: files, models, templates. Next to read: `gguf_tokenizer.py`.
+"""
+
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from quire.errors import ModelFileError, UnsupportedModelError, nearest
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+|{_BEFORE_WORD}{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_GPT4O = (
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE_WORD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenization:
+    """The rules that belong to one name.
+
+    Fields:
+        splits: regular expressions applied in turn; each match, and each stretch between matches, is a piece.
+        ignore_merges: a piece that is a token as a whole is taken whole, whatever the merges say.
+        adds_bos: whether texts begin with BOS when the file does not say.
+        composes: Unicode NFC first.
+    """
+
+    splits: tuple[str, ...]
+    ignore_merges: bool = False
+    adds_bos: bool = False
+    composes: bool = False
+
+
+_GPT2_RULES = PreTokenization((_GPT2,))
+_SINGLE_DIGITS = PreTokenization((r"\p{N}", _GPT2))
+_LLAMA3_RULES = PreTokenization((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_LLAMA3_MERGED = PreTokenization((_LLAMA3,))
+_QWEN2_RULES = PreTokenization((_QWEN2,), composes=True)
+_GPT4O_RULES = PreTokenization((_GPT4O,))
+
+PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
+    "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "gpt-2": _GPT2_RULES,
+    "phi-2": _GPT2_RULES,
+    "mpt": _GPT2_RULES,
+    "olmo": _GPT2_RULES,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "codeshell": _SINGLE_DIGITS,
+    "llama3": _LLAMA3_RULES,
+    "llama-v3": _LLAMA3_RULES,
+    "llama-bpe": _LLAMA3_RULES,
+    "falcon3": _LLAMA3_RULES,
+    "pixtral": _LLAMA3_RULES,
+    "lfm2": _LLAMA3_RULES,
+    "dbrx": _LLAMA3_MERGED,
+    "smaug-bpe": _LLAMA3_MERGED,
+    "chatglm-bpe": _LLAMA3_MERGED,
+    "glm4": PreTokenization((_LLAMA3,), ignore_merges=True),
+    "qwen2": _QWEN2_RULES,
+    "deepseek-r1-qwen": _QWEN2_RULES,
+    "megrez": _QWEN2_RULES,
+    "stablelm2": PreTokenization((_QWEN2,)),
+    "qwen35": PreTokenization((_QWEN35,), composes=True),
+    "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "gpt-4o": _GPT4O_RULES,
+    "llama4": _GPT4O_RULES,
+    "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
+    "deepseek-v3": PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+}
+
+
+def find_pre_tokenization(name: str) -> PreTokenization:
+    """The rules of `name`. Raises: UnsupportedModelError."""
+    rules = PRE_TOKENIZATIONS.get(name)
+    if rules is None:
+        raise UnsupportedModelError(
+            f"tokenizer.ggml.pre is '{name}', which is not supported{nearest(name, PRE_TOKENIZATIONS)}: text would be "
+            f"cut wrongly; use the model's Hugging Face directory, whose tokenizer.json contains the rules"
+        )
+    return rules
+
+
+def build_byte_level(
+    vocab: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenization
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`."""
+    check_merges(vocab, merges)
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
+    if rules.composes:
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in rules.splits]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def check_merges(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    """Raise ModelFileError unless both sides and the result of each merge are tokens.
+
+    The tokenizers library stops the process' thread with a panic on some of these.
+    """
+    for index, (left, right) in enumerate(merges):
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            missing = next(piece for piece in (left, right, left + right) if piece not in vocab)
+            raise ModelFileError(
+                f"merge {index} of {len(merges)} ({left!r} + {right!r}) needs the token {missing!r}, which is not "
+                f"among the {len(vocab)} tokens; the file is corrupted, fetch it again"
+            )

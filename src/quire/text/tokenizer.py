@@ -1,0 +1,162 @@
+"""Text to token ids and back, for one model.
+
+Wraps the tokenizers library and adds what it leaves open: special tokens, decoding as bytes, chat templates.
+Made by `load_tokenizer_directory` or `load_tokenizer_gguf`. Must not know: requests, the scheduler, tensors; importing
+this file loads neither torch nor numpy nor jinja2. Next to read: `token_bytes.py`, then `detokenizer.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ChatTemplateError, PromptError
+from quire.text.chat_template import render_chat
+from quire.text.directory_tokenizer import build_directory_tokenizer
+from quire.text.gguf_tokenizer import build_gguf_tokenizer
+from quire.text.token_bytes import byte_decoding
+from quire.text.tokenizer_parts import TokenizerParts
+
+
+class Tokenizer:
+    """Encodes and decodes. Safe to use from several threads.
+
+    Attributes:
+        vocab_size: ids are below this. The model's vocabulary may be larger (padding): such ids decode to "".
+        bos_token_id, eos_token_id: None where the model has none.
+        special_token_ids: tokens that mark structure, left out by `skip_special_tokens`.
+        chat_template: Jinja2 source of the default template, or None.
+        byte_decoding: how tokens become bytes; None for a tokenizer that does not work byte by byte.
+    """
+
+    def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
+        """With `model_vocab_size`, `encode` refuses text with tokens the model has no embedding for."""
+        self._backend = parts.backend
+        self._template_variables = parts.template_variables
+        self._chat_templates = parts.chat_templates
+        self._added_tokens = {
+            token_id: token.content for token_id, token in parts.backend.get_added_tokens_decoder().items()
+        }
+        self.vocab_size: int = max(parts.backend.get_vocab_size(), max(self._added_tokens, default=-1) + 1)
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_id = parts.eos_token_id
+        self.special_token_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.chat_template: str | None = parts.chat_templates.get("default")
+        self.byte_decoding = byte_decoding(parts.backend)
+        self._bytes_of: dict[int, bytes] = {}
+        # None where no text can lead to an id the model does not have, which is nearly always.
+        exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
+        self._id_limit = model_vocab_size if exceeds_model else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written in the text are recognised.
+
+        `add_special_tokens` adds BOS and EOS where the model wants them; a rendered chat has its own already.
+        Raises: PromptError for something that is not Unicode text.
+        """
+        if not isinstance(text, str):
+            raise PromptError(f"a prompt must be a string, got {type(text).__name__}")
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            position = next(index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+            raise PromptError(
+                f"the prompt has half of a surrogate pair (U+{ord(text[position]):04X}) at character {position}, which "
+                f"is not Unicode text; remove it"
+            ) from None
+        if self._id_limit is not None and max(ids, default=0) >= self._id_limit:
+            piece = self._backend.id_to_token(max(ids))
+            raise PromptError(
+                f"the prompt contains {piece!r} (token {max(ids)}), but the model's vocabulary ends at "
+                f"{self._id_limit - 1}; remove it from the prompt"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing."""
+        skipped = self.special_token_ids if skip_special_tokens else frozenset()
+        decoding = self.byte_decoding
+        if decoding is None:
+            known = [int(token_id) for token_id in ids if 0 <= token_id < self.vocab_size and token_id not in skipped]
+            text: str = self._backend.decode(known, skip_special_tokens=False)
+            return text
+        raw = b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in skipped])
+        text = raw.decode("utf-8", "replace")
+        return text.removeprefix(" ") if decoding.strips_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that one token stands for; b"" outside the vocabulary. Needs `byte_decoding`.
+
+        Exact only together with its neighbours: a character may be spread over several tokens.
+        """
+        known = self._bytes_of.get(token_id)
+        if known is not None:
+            return known
+        decoding = self.byte_decoding
+        assert decoding is not None, "token_bytes is defined by byte_decoding"
+        piece = self.id_to_token(token_id)
+        if piece is None:
+            return b""
+        is_added = token_id in self._added_tokens
+        raw = decoding.added_token_to_bytes(piece) if is_added else decoding.piece_to_bytes(piece)
+        self._bytes_of[token_id] = raw
+        return raw
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The piece as the vocabulary writes it ("Ġthe", "<0x0A>"); None outside the vocabulary."""
+        if not 0 <= token_id < self.vocab_size:
+            return None
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that `messages` make. It has its own BOS: encode it with `add_special_tokens=False`.
+
+        `add_generation_prompt` ends with the beginning of the assistant's turn; `continue_final_message` leaves the
+        last message open instead. `chat_template` is Jinja2 source or the name of one of the model's templates.
+        `variables` reach the template under their names. Raises: ChatTemplateError.
+        """
+        return render_chat(
+            self._choose_template(chat_template, has_tools=tools is not None),
+            messages,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables={**self._template_variables, **variables},
+        )
+
+    def _choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
+        templates = self._chat_templates
+        if chat_template is not None:
+            return templates.get(chat_template, chat_template)
+        if has_tools and "tool_use" in templates:
+            return templates["tool_use"]
+        if self.chat_template is not None:
+            return self.chat_template
+        if templates:
+            raise ChatTemplateError(
+                f"the model has no default chat template; choose one with chat_template=, of {', '.join(templates)}"
+            )
+        raise ChatTemplateError(
+            "the model has no chat template; pass one with chat_template=, or send a prompt instead of messages"
+        )
+
+
+def load_tokenizer_directory(path: str | Path, *, model_vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory. Raises: ModelFileError, UnsupportedModelError."""
+    return Tokenizer(build_directory_tokenizer(Path(path)), model_vocab_size=model_vocab_size)
+
+
+def load_tokenizer_gguf(metadata: Mapping[str, Any], *, model_vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describe. Raises: ModelFileError, UnsupportedModelError."""
+    return Tokenizer(build_gguf_tokenizer(metadata), model_vocab_size=model_vocab_size)

@@ -1,0 +1,34 @@
+"""What the two readers of tokenizer files hand to `Tokenizer`: one for Hugging Face directories, one for GGUF.
+
+Must not know: how the parts are used. Next to read: `tokenizer.py`.
+"""
+
+from dataclasses import dataclass, field
+
+import tokenizers
+from tokenizers import processors
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """A tokenizer and what belongs to it but is not inside it.
+
+    Fields:
+        backend: encodes and decodes; adds BOS and EOS by itself where the model wants them.
+        bos_token_id, eos_token_id: None where the model has none.
+        template_variables: names that chat templates may use, such as `bos_token`, with their text.
+        chat_templates: by name; "default" is the one used unless another is asked for.
+    """
+
+    backend: tokenizers.Tokenizer
+    bos_token_id: int | None
+    eos_token_id: int | None
+    template_variables: dict[str, str] = field(default_factory=dict)
+    chat_templates: dict[str, str] = field(default_factory=dict)
+
+
+def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Make `backend` put these tokens around each text; None adds nothing. Mutates: `backend`."""
+    single = [f"{bos}:0"] * (bos is not None) + ["$A:0"] + [f"{eos}:0"] * (eos is not None)
+    used = [(token, backend.token_to_id(token)) for token in {bos, eos} if token is not None]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=used)

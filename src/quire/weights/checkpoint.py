@@ -1,0 +1,105 @@
+"""A model on disk as configuration and named weights, whatever its format: the same view of GGUF and Hugging Face.
+
+Must not know modules, devices or how weights are split. Next to read: `gguf_file.py` or `safetensors_file.py`,
+then `runtime/loader.py`, which consumes this.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights.gguf_config import translate_config, translate_generation_config
+from quire.weights.gguf_file import GGUFFile, read_gguf
+from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.json_file import read_json_object
+from quire.weights.mapped_file import printable
+from quire.weights.safetensors_file import read_directory
+from quire.weights.sources import ModelFiles
+from quire.weights.weight_tensor import MappedTensor, WeightTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything in the files of a model except its tokenizer. Weights are read when asked for."""
+
+    files: ModelFiles
+    format: str
+    """"gguf" or "safetensors"."""
+    hf_config: Mapping[str, Any]
+    """config.json, or its translation from GGUF metadata; always has a non-empty "architectures"."""
+    generation_config: Mapping[str, Any]
+    """generation_config.json, or its translation; may be empty."""
+    metadata: Mapping[str, Any]
+    """GGUF keys and values; empty for Hugging Face directories."""
+    tensors: Mapping[str, WeightTensor]
+    """By Hugging Face name, in the layout Hugging Face's modules expect."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights in the files; a tied head counts once."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weights as stored."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+
+def open_checkpoint(files: ModelFiles, *, with_tensors: bool = True) -> Checkpoint:
+    """Read configuration and headers; no weight is decoded yet.
+
+    `with_tensors=False` leaves `tensors` empty, for models with random weights: a directory then needs no weight files.
+
+    Raises: ModelFileError for missing, truncated or contradictory files; UnsupportedModelError for what Quire would
+    compute wrongly.
+    """
+    if files.kind == "gguf":
+        return _open_gguf(files, with_tensors=with_tensors)
+    return _open_directory(files, with_tensors=with_tensors)
+
+
+def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
+    file = read_gguf(files.path)
+    config = translate_config(file)
+    generation_config = translate_generation_config(file, config["vocab_size"])
+    tensors = _named_tensors(file, config) if with_tensors else {}
+    return Checkpoint(files, "gguf", config, generation_config, file.metadata, tensors)
+
+
+def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
+    # Qwen's converters keep Hugging Face's order of rows; only "llama" reorders.
+    reorders = file.metadata["general.architecture"] == "llama"
+    row_orders = {}
+    tensors: dict[str, WeightTensor] = {}
+    for stored in file.tensors.values():
+        name = huggingface_name(stored.name)
+        if stored.name == ROPE_FACTORS or name is None:
+            continue
+        row_order = None
+        if reorders and is_rotary_projection(stored.name):
+            num_rows = stored.shape[0]
+            if num_rows not in row_orders:
+                row_orders[num_rows] = rotary_row_order(num_rows, config["head_dim"])
+            row_order = row_orders[num_rows]
+        tensors[name] = MappedTensor(name, stored.shape, stored.format.name, file.rows(stored), row_order)
+    return tensors
+
+
+def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
+    config_path = files.path / "config.json"
+    config = read_json_object(config_path)
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise UnsupportedModelError(
+            f"{config_path}: weights quantised with {printable(str(method), limit=80)} are not supported yet; use a "
+            "GGUF file or the original model"
+        )
+    generation_path = files.path / "generation_config.json"
+    generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
+    tensors: Mapping[str, WeightTensor] = read_directory(files.path) if with_tensors else {}
+    return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)

@@ -1,0 +1,55 @@
+"""Hugging Face names for the tensors of a GGUF file, and which of them are stored with their rows in another order.
+
+llama.cpp rotates neighbouring pairs (0, 1), (2, 3), … of a head where Hugging Face rotates (0, D/2), (1, D/2 + 1), …;
+its converter therefore reorders the rows of q and k of the "llama" architecture, and `rotary_row_order` undoes that.
+Must not know metadata or number formats. Next to read: `gguf_config.py`.
+"""
+
+import re
+
+import numpy as np
+
+LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ROPE_FACTORS = "rope_freqs.weight"
+"""No weight: divisors of the rotary frequencies, which `gguf_config.py` turns into `rope_scaling`."""
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
+
+
+def huggingface_name(gguf_name: str) -> str | None:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
+    if match := _LAYER_TENSOR.fullmatch(gguf_name):
+        layer, part, kind = match.groups()
+        return f"model.layers.{layer}.{LAYER_PARTS[part]}.{kind}" if part in LAYER_PARTS else None
+    if match := _TOP_TENSOR.fullmatch(gguf_name):
+        part, kind = match.groups()
+        return f"{TOP_PARTS[part]}.{kind}" if part in TOP_PARTS else None
+    return None
+
+
+def is_rotary_projection(gguf_name: str) -> bool:
+    """Whether the rows of this tensor are the query or key heads that RoPE rotates."""
+    match = _LAYER_TENSOR.fullmatch(gguf_name)
+    return match is not None and match.group(2) in ("attn_q", "attn_k")
+
+
+def rotary_row_order(num_rows: int, head_size: int) -> np.ndarray:
+    """Where each row of q or k, in Hugging Face's order, is stored in a "llama" GGUF.
+
+    Row h D + s D/2 + j (head h, half s, pair j) is stored at h D + 2 j + s. Shapes: int64 `[num_rows]`.
+    """
+    stored = np.arange(num_rows, dtype=np.int64)
+    return stored.reshape(-1, head_size // 2, 2).swapaxes(1, 2).reshape(num_rows)

@@ -1,0 +1,197 @@
+"""Models of the Hugging Face hub, through huggingface_hub: its cache, its credentials, its offline mode.
+
+Fetches what Quire reads and nothing else: configuration, tokenizer, safetensors or one GGUF; never pickles, never
+code. Must not know what is in the files. Next to read: `sources.py`.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import DownloadError, ModelError, ModelNotFoundError, UnsupportedModelError
+from quire.weights.model_cache import cache_write_error, hub_cache_directory
+from quire.weights.progress import Progress, ignore_progress
+
+DIRECTORY_PATTERNS = (
+    "*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt",
+)  # fmt: skip
+SUBDIRECTORY_PATTERNS = ("*/*.json", "*/*.safetensors", "*/*.model")
+"""Not fetched: other formats and precisions of the same model."""
+_HUB_ID = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """`org/name`, optionally one GGUF file of it, and a revision (branch, tag or commit)."""
+
+    repository: str
+    file: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """What was fetched: a snapshot directory or one GGUF in it."""
+
+    path: Path
+    kind: str
+    commit: str
+
+
+def parse_hub_id(name: str) -> HubSource | None:
+    """Parse `org/name[/file.gguf][@revision]`; None when it has another form."""
+    match = _HUB_ID.fullmatch(name)
+    if match is None or any(bad in name for bad in ("..", "--", "//")):
+        return None
+    repository, file, revision = match.groups()
+    return HubSource(repository, file, revision)
+
+
+def is_offline() -> bool:
+    """Whether the environment says HF_HUB_OFFLINE."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, offline: bool = False) -> HubFiles:
+    """Fetch a repository, or what of it is missing in the cache; without a network, what the cache has.
+
+    Raises: ModelNotFoundError, DownloadError or UnsupportedModelError, each with what to do.
+    """
+    import huggingface_hub
+
+    try:
+        patterns: tuple[str, ...] = DIRECTORY_PATTERNS
+        offline = offline or is_offline()
+        if source.file is not None:
+            patterns = (source.file,)
+        elif not offline:
+            patterns = _patterns_for(source)
+        snapshot = huggingface_hub.snapshot_download(
+            source.repository,
+            revision=source.revision,
+            cache_dir=hub_cache_directory(),
+            allow_patterns=list(patterns),
+            ignore_patterns=list(SUBDIRECTORY_PATTERNS),
+            local_files_only=offline,
+            tqdm_class=_progress_bar_class(f"downloading {source.repository}", progress),
+        )
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _explain(error, source, offline=offline) from error
+    return _choose(source, Path(snapshot))
+
+
+def _patterns_for(source: HubSource) -> tuple[str, ...]:
+    """What to fetch of a repository. An empty tuple of patterns is never returned."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(source.repository, revision=source.revision)
+    except HfHubHTTPError:
+        raise
+    except OSError:
+        # No network: snapshot_download then looks into the cache, and explains if nothing is there.
+        return DIRECTORY_PATTERNS
+    if any(re.fullmatch(r"model.*\.safetensors", name) for name in names):
+        return DIRECTORY_PATTERNS
+    models = [name for name in names if name.endswith(".gguf")]
+    if len(models) == 1:
+        return (models[0],)
+    if models:
+        raise _ambiguous(source, models)
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        raise UnsupportedModelError(
+            f"'{source.repository}' has only PyTorch pickles, which can run code and are never loaded; "
+            "look for a copy of the model with safetensors"
+        )
+    raise ModelNotFoundError(f"'{source.repository}' on the Hugging Face hub holds neither safetensors nor GGUF files")
+
+
+def _choose(source: HubSource, snapshot: Path) -> HubFiles:
+    """The model in a snapshot, which may have been fetched by another program and for other reasons."""
+    commit = snapshot.name
+    if source.file is not None:
+        path = snapshot / source.file
+        if not path.is_file():
+            raise ModelNotFoundError(f"'{source.repository}' has no file '{source.file}' at revision {commit[:12]}")
+        return HubFiles(path, "gguf", commit)
+    if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors")):
+        return HubFiles(snapshot, "hf", commit)
+    models = sorted(path.name for path in snapshot.glob("*.gguf"))
+    if len(models) == 1:
+        return HubFiles(snapshot / models[0], "gguf", commit)
+    if models:
+        raise _ambiguous(source, models)
+    raise DownloadError(
+        f"the cached copy of '{source.repository}' in {snapshot} lacks its config.json or its weights; "
+        f"run `quire pull {source.repository}` once with a network"
+    )
+
+
+def _ambiguous(source: HubSource, models: list[str]) -> ModelNotFoundError:
+    shown = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
+    return ModelNotFoundError(
+        f"'{source.repository}' has {len(models)} GGUF files; choose one as {source.repository}/FILE: {shown}"
+    )
+
+
+def _explain(error: Exception, source: HubSource, *, offline: bool) -> ModelError:
+    """An error of huggingface_hub, or of the network below it, as one line with the next step."""
+    from huggingface_hub import errors
+
+    name = f"'{source.repository}'"
+    if isinstance(error, errors.GatedRepoError):
+        return DownloadError(
+            f"{name} is gated: ask for access at https://huggingface.co/{source.repository}, then log in with "
+            "`hf auth login` or set HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"the Hugging Face hub has no model {name}, or it is private: check the name, or log in with "
+            "`hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFoundError(
+            f"{name} has no revision '{source.revision}'; branches, tags and commits are accepted"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        why = "this is offline mode" if offline else "the Hugging Face hub cannot be reached"
+        return DownloadError(
+            f"{name} is not, or not completely, in the cache {hub_cache_directory()}, and {why}; run `quire pull "
+            f"{source.repository}` once with a network, or pass the path of a local model"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return DownloadError(f"the Hugging Face hub refused {name}: {_first_line(error)}")
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return cache_write_error(error)
+    return DownloadError(f"could not fetch {name} from the Hugging Face hub: {_first_line(error)}; try again")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
+def _progress_bar_class(stage: str, progress: Progress) -> type[Any]:
+    """A silent progress bar for huggingface_hub that passes byte counts on."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class ProgressBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["disable"] = True
+            self.counts_bytes = kwargs.get("unit") == "B"
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.n += n or 0
+            if self.counts_bytes:
+                progress(stage, int(self.n), int(self.total) if self.total else None)
+            return None
+
+    return ProgressBar

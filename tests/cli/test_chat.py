@@ -1,0 +1,132 @@
+"""The interactive chat: history, commands, several lines, and leaving."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.cli.command_line import FakeEngine
+
+from quire.cli.chat import COMMANDS, Chat
+from quire.cli.output import Output
+from quire.config import EngineOptions
+
+
+class Typist:
+    """Types the given lines; an exception among them is raised instead; then end of input."""
+
+    def __init__(self, *lines: str | BaseException) -> None:
+        self._lines: Iterator[str | BaseException] = iter(lines)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        line = next(self._lines, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+def chat(*lines: str | BaseException, engine: FakeEngine | None = None, system: str | None = None) -> FakeEngine:
+    engine = engine or FakeEngine(EngineOptions())
+    Chat(engine, Output(), {}, system=system, read_line=Typist(*lines)).loop()
+    return engine
+
+
+def test_history_grows_with_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = chat("one", "two")
+    assert engine.prompts[1]["prompt"] == "user: one\nassistant: Because.\nuser: two\n"
+    captured = capsys.readouterr()
+    assert captured.out == "Because.\nBecause.\n"
+    assert captured.err.count("[stop]") == 2
+
+
+def test_clear_forgets_but_keeps_the_system_message() -> None:
+    engine = chat("one", "/clear", "two", system="Be brief.")
+    assert engine.prompts[1]["prompt"] == "system: Be brief.\nuser: two\n"
+
+
+def test_system_begins_a_new_conversation() -> None:
+    engine = chat("one", "/system You are a pirate.", "two")
+    assert engine.prompts[1]["prompt"] == "system: You are a pirate.\nuser: two\n"
+
+
+def test_set_changes_sampling_until_default() -> None:
+    engine = chat("/set temperature 0.5", "/set max-tokens 3", "one", "/set temperature default", "two")
+    assert [params.temperature for params in engine.params] == [0.5, 1.0]
+    assert [params.max_tokens for params in engine.params] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set temperature 9", "temperature must be a number in [0, 2]"),
+        ("/set temperature warm", "'warm'"),
+        ("/set temprature 1", "did you mean 'temperature'?"),
+        ("/set temperature", "needs a value"),
+        ("/claer", "did you mean '/clear'?"),
+    ],
+)
+def test_bad_commands_say_why_and_change_nothing(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = chat(line, "one")
+    assert message in capsys.readouterr().err
+    assert engine.params[0].temperature == 1.0
+
+
+def test_several_lines() -> None:
+    engine = chat('"""', "first", "second", '"""', '"""one line"""')
+    assert engine.prompts[0]["prompt"] == "user: first\nsecond\n"
+    assert engine.prompts[1]["prompt"].endswith("user: one line\n")
+
+
+@pytest.mark.parametrize("leave", ["/exit", "/bye", " /exit "])
+def test_leaving(leave: str) -> None:
+    assert chat("one", leave, "never").prompts[-1]["prompt"] == "user: one\n"
+
+
+def test_help_lists_every_command_and_blank_lines_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = chat("/help", "", "   ")
+    captured = capsys.readouterr()
+    assert all(name in captured.err for name in COMMANDS)
+    assert captured.out == ""
+    assert engine.prompts == []
+
+
+def test_stats(capsys: pytest.CaptureFixture[str]) -> None:
+    chat("/stats", "one", "/stats")
+    errors = capsys.readouterr().err
+    assert "No answer yet." in errors
+    assert "turns: 1" in errors
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        chat(KeyboardInterrupt(), KeyboardInterrupt())
+    engine = chat(KeyboardInterrupt(), "one", KeyboardInterrupt(), "two")
+    assert len(engine.prompts) == 2
+
+
+def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(EngineOptions())
+    steps = iter(range(100))
+    engine.on_step = lambda: next(steps) == 3 and os.kill(os.getpid(), signal.SIGINT)
+    chat("one", "two", engine=engine)
+    assert "[interrupted]" in capsys.readouterr().err
+    assert engine.prompts[1]["prompt"] == "user: one\nassistant: Beca\nuser: two\n"
+
+
+def test_a_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:
+    from quire.errors import ContextLengthError
+
+    engine = FakeEngine(EngineOptions())
+    add_request = engine.add_request
+
+    def refuse_long(request_id: str, prompt: dict[str, object], params: object) -> None:
+        if "long" in str(prompt["prompt"]):
+            raise ContextLengthError("too long")
+        add_request(request_id, prompt, params)
+
+    engine.add_request = refuse_long
+    chat("long", "short", engine=engine)
+    assert "error[context_length_exceeded]: too long" in capsys.readouterr().err
+    assert engine.prompts[0]["prompt"] == "user: short\n"

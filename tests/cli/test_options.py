@@ -1,0 +1,121 @@
+"""Flags are the fields: same names, all of them, with help; values arrive as the dataclasses want them."""
+
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from quire.cli.options import (
+    SAMPLING_HELP,
+    chosen_engine_options,
+    chosen_sampling,
+    engine_options,
+    environment_name,
+    parse_sampling_value,
+    sampling_options,
+)
+from quire.config import EngineOptions
+from quire.sampling_params import SamplingParams
+
+Chosen = tuple[dict[str, Any], dict[str, Any]]
+
+
+def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
+    """What the flags of a verb become."""
+    seen: list[Chosen] = []
+
+    @click.command()
+    @sampling_options()
+    @engine_options(without=frozenset({"seed"}))
+    def verb(**values: Any) -> None:
+        seen.append((chosen_engine_options(values), chosen_sampling(values)))
+        assert values == {}, "every flag belongs to one of the two"
+
+    result = CliRunner().invoke(verb, arguments, env=env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_every_sampling_field_has_help() -> None:
+    assert set(SAMPLING_HELP) == {item.name for item in fields(SamplingParams)}
+
+
+def test_nothing_given_is_nothing_chosen() -> None:
+    assert parse() == ({}, {})
+
+
+def test_values_are_typed() -> None:
+    engine, sampling = parse(
+        *("--max-model-len", "2K", "--kv-cache-memory-bytes", "1GiB", "--no-enable-prefix-caching"),
+        *("--hf-overrides", '{"rope_theta": 1}', "--gpu-memory-utilization", "0.5"),
+        *("--temperature", "0.5", "--stop", "a,b", "--stop", "c", "--stop-token-ids", "7", "--ignore-eos"),
+        *("--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--top-k", "-1", "--seed", "0"),
+    )
+    assert engine == {
+        "max_model_len": 2048,
+        "kv_cache_memory_bytes": 2**30,
+        "enable_prefix_caching": False,
+        "hf_overrides": {"rope_theta": 1},
+        "gpu_memory_utilization": 0.5,
+    }
+    assert sampling == {
+        "temperature": 0.5,
+        "stop": ("a,b", "c"),
+        "stop_token_ids": (7,),
+        "ignore_eos": True,
+        "logit_bias": {3: -1.5, 4: 2.0},
+        "top_k": -1,
+        "seed": 0,
+    }
+    EngineOptions.from_kwargs(**engine)
+    SamplingParams(**sampling)
+
+
+def test_environment_sets_what_the_command_line_does_not() -> None:
+    env = {
+        "QUIRE_MAX_MODEL_LEN": "1k",
+        "QUIRE_TEMPERATURE": "0.25",
+        "QUIRE_ENABLE_CHUNKED_PREFILL": "false",
+        "QUIRE_STOP": "x y,z",
+        "QUIRE_STOP_TOKEN_IDS": "1,2",
+        "QUIRE_LOGIT_BIAS": "5=1,6=2",
+    }
+    engine, sampling = parse("--temperature", "0.75", env=env)
+    assert engine == {"max_model_len": 1000, "enable_chunked_prefill": False}
+    assert sampling == {
+        "temperature": 0.75, "stop": ("x y", "z"), "stop_token_ids": (1, 2), "logit_bias": {5: 1.0, 6: 2.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options_class", [EngineOptions, SamplingParams])
+def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type) -> None:
+    decorate = engine_options() if options_class is EngineOptions else sampling_options()
+    command = click.command()(decorate(lambda **values: None))
+    options = {parameter.opts[0]: parameter for parameter in command.params}
+    for item in fields(options_class):
+        option = options.pop("--" + item.name.replace("_", "-"))
+        assert option.envvar == environment_name(item.name)
+        assert environment_name(item.name) in option.help
+        if (
+            isinstance(item.default, int | str)
+            and not isinstance(item.default, bool)
+            and "[the model's" not in option.help
+        ):
+            assert f"[{item.default};" in option.help
+    assert options == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("temperature", "0.7", 0.7),
+        ("max_tokens", "1K", 1024),
+        ("ignore_eos", "yes", True),
+        ("stop", "end of text", ["end of text"]),
+        ("logit_bias", "3=1", {3: 1.0}),
+    ],
+)
+def test_values_written_in_the_chat(name: str, text: str, value: object) -> None:
+    assert parse_sampling_value(name, text) == value

@@ -1,0 +1,78 @@
+"""Results to stdout, notes to stderr, and when there is colour."""
+
+import io
+import json
+
+import pytest
+
+from quire.cli.output import Output, format_bytes, format_count, format_seconds, table_lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("color", "environment", "terminal", "expected"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_color(
+    color: str, environment: dict[str, str], terminal: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    output = Output()
+    output.color = color
+    stream = Terminal() if terminal else io.StringIO()
+    assert output.wants_color(stream) is expected
+    assert (output.style("x", "red", stream) == "x") is not expected
+
+
+def test_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.result("result")
+    output.note("note")
+    output.detail("detail")
+    assert capsys.readouterr() == ("result\n", "note\n")
+    output.verbosity = 1
+    output.detail("detail")
+    assert capsys.readouterr() == ("", "detail\n")
+    output.verbosity = -1
+    output.note("note")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_is_one_tagged_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().result_json("quire.x/1", {"text": "a\nü"})
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert json.loads(line) == {"schema": "quire.x/1", "text": "a\nü"}
+
+
+def test_table_aligns() -> None:
+    lines = table_lines(["name", "n"], [["a", "10"], ["long name", "7"]], right=frozenset({1}))
+    assert lines == ["name        n", "a          10", "long name   7"]
+
+
+def test_numbers_for_people() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1536, 98_362_432, 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "93.8 MiB",
+        "1 TiB",
+    ]
+    assert [format_count(n) for n in (999, 1500, 134_515_008, 7 * 10**9)] == ["999", "1.5k", "134.5M", "7.0B"]
+    assert [format_seconds(s) for s in (0.0123, 0.5, 2.5)] == ["12.3 ms", "500 ms", "2.50 s"]

@@ -1,0 +1,144 @@
+"""`quire run`: text on stdout, statistics on stderr, JSON, and which errors come before the model is loaded."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli.command_line import FakeEngine, call, call_process, parsed
+
+from quire.errors import ModelNotFoundError
+from quire.types import RequestOutput
+
+
+def test_text_streams_to_stdout_and_statistics_to_stderr(engines: list[FakeEngine]) -> None:
+    result = call("run", "Why is the sky blue?")
+    assert result.exit_code == 0
+    assert result.stdout == "Because.\n"
+    assert "[stop] prompt 27 tok · 8 new · TTFT " in result.stderr
+    assert "ctx 35/2048 (2%)" in result.stderr
+    assert engines[0].prompts[0]["prompt"] == "user: Why is the sky blue?\n"
+    assert engines[0].params[0].max_tokens == 512
+
+
+def test_quiet_leaves_only_the_text(engines: list[FakeEngine]) -> None:
+    for arguments in (["-q", "run", "Hi there"], ["run", "-q", "Hi there"]):
+        result = call(*arguments)
+        assert (result.stdout, result.stderr) == ("Because.\n", "")
+
+
+def test_json_is_one_object_and_nothing_else(engines: list[FakeEngine]) -> None:
+    for arguments in (["--json", "run", "Hi there"], ["run", "Hi there", "--json"]):
+        value = parsed(call(*arguments))
+        assert value["schema"] == "quire.run/1"
+        assert value["text"] == "Because."
+        assert value["token_ids"] == [ord(character) for character in "Because."]
+        assert (value["finish_reason"], value["stop_reason"]) == ("stop", None)
+        assert (value["num_prompt_tokens"], value["num_generated_tokens"], value["num_cached_tokens"]) == (15, 8, 0)
+        assert value["timings"]["time_to_first_token_s"] >= 0
+        assert len(value["completions"]) == 1
+
+
+def test_system_message_and_raw(engines: list[FakeEngine]) -> None:
+    call("run", "Hi there", "--system", "Be brief.")
+    call("run", "Once upon", "--raw")
+    assert engines[0].prompts[0]["prompt"] == "system: Be brief.\nuser: Hi there\n"
+    assert engines[1].prompts[0] == {"prompt": "Once upon"}
+    assert call("run", "Hi there", "--raw", "--system", "x").exit_code == 2
+
+
+def test_prompt_from_a_pipe(engines: list[FakeEngine]) -> None:
+    assert call("run", stdin="Hi there\n").exit_code == 0
+    assert call("run", "smollm2", stdin="Hi there\n").exit_code == 0
+    assert call("run", "smollm2", "-", stdin="Hi there\n").exit_code == 0
+    assert {engine.prompts[0]["prompt"] for engine in engines} == {"user: Hi there\n"}
+
+
+def test_sampling_flags_reach_the_request(engines: list[FakeEngine]) -> None:
+    call("run", "Hi there", "--temperature", "0", "--max-tokens", "3", "--seed", "7", "--stop", "x")
+    params = engines[0].params[0]
+    assert (params.temperature, params.max_tokens, params.seed, params.stop_strings) == (0, 3, 7, ("x",))
+    assert engines[0].config.options.seed == 7
+
+
+def test_several_completions_are_numbered(engines: list[FakeEngine]) -> None:
+    result = call("run", "Hi there", "--n", "2")
+    assert result.stdout == "[1/2]\nBecause.\n[2/2]\nBecause.\n"
+    assert [item["index"] for item in parsed(call("run", "Hi there", "--n", "2", "--json"))["completions"]] == [0, 1]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_keeps_what_was_generated_and_exits_130(
+    as_json: bool, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, step = iter(range(100)), FakeEngine.step
+
+    def step_with_interrupt(engine: FakeEngine) -> list[RequestOutput]:
+        if next(steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(FakeEngine, "step", step_with_interrupt)
+    result = call("run", "Hi there", *(["--json"] if as_json else []))
+    assert result.exit_code == 130
+    assert "[interrupted]" in result.stderr
+    if as_json:
+        assert (parsed(result)["text"], parsed(result)["finish_reason"]) == ("Bec", "abort")
+    else:
+        assert result.stdout == "Bec\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--temperature", "5"], "invalid_parameter", ["temperature", "5.0", "[0, 2]"]),
+        (["--top-p", "0"], "invalid_parameter", ["top_p", "0.0", "(0, 1]"]),
+        (["--max-tokens", "0"], "invalid_parameter", ["max_tokens", "0", "at least 1"]),
+        (["--max-model-len", "0"], "invalid_option", ["max_model_len", "0", "positive"]),
+        (["--max-model-len", "12q"], "usage", ["--max-model-len", "12q", "2048"]),
+        (["--dtype", "int8"], "invalid_option", ["dtype", "int8", "float32"]),
+        (["--scheduling-policy", "lifo"], "usage", ["--scheduling-policy", "lifo", "fcfs"]),
+        (["--gpu-memory-utilization", "2"], "invalid_option", ["gpu_memory_utilization", "2.0", "(0, 1]"]),
+        (["--logit-bias", "5"], "usage", ["--logit-bias", "5", "TOKEN_ID=BIAS"]),
+        (["--hf-overrides", "x"], "usage", ["--hf-overrides", "x", "JSON"]),
+    ],
+)
+def test_bad_values_name_field_value_and_limit_before_loading(
+    arguments: list[str], code: str, words: list[str], engines: list[FakeEngine]
+) -> None:
+    result = call("run", "Hi there", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error[{code}]: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+    assert engines == []
+
+
+def test_a_single_unknown_word_is_a_model_and_the_error_says_how_to_make_it_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise ModelNotFoundError("no model 'hello'")
+
+    monkeypatch.setattr("quire.cli.run.open_engine", fail)
+    result = call("run", "hello", stdin="x")
+    assert result.exit_code == 3
+    assert "no model 'hello'; to use it as the prompt: quire run smollm2 'hello'" in result.stderr
+
+
+def test_json_without_a_prompt_cannot_chat(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.run.read_text", lambda arguments: None)
+    result = call("run", "--json")
+    assert result.exit_code == 2
+    assert "--json needs a prompt" in result.stderr
+
+
+@pytest.mark.model
+def test_the_default_model_answers(smollm2_path: Path) -> None:
+    result = call_process("run", "What is the capital of France?", "--temperature", "0", "--max-tokens", "24")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "[stop]" in result.stderr
+    assert "Traceback" not in result.stderr

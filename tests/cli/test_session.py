@@ -1,0 +1,123 @@
+"""Opening an engine, one request through it, its statistics line, and the parameters' precedence."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from tests.cli.command_line import FakeEngine
+
+from quire.cli.output import Output
+from quire.cli.session import (
+    DEFAULT_MAX_TOKENS,
+    Generation,
+    chat_prompt,
+    configure_logging,
+    generate,
+    open_engine,
+    sampling_params_for,
+)
+from quire.config import EngineOptions
+from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterError
+from quire.sampling_params import SamplingParams
+from quire.types import CompletionOutput, RequestOutput
+
+
+def generation(num_prompt: int, num_new: int, *, cached: int = 0, decode_s: float = 1.0) -> Generation:
+    completion = CompletionOutput(0, "x" * num_new, list(range(num_new)), finish_reason="stop")
+    output = RequestOutput("a", None, list(range(num_prompt)), [completion], True, num_cached_tokens=cached)
+    return Generation(output, 0.0321, decode_s, decode_s + 0.0321, interrupted=False)
+
+
+def test_statistics_line() -> None:
+    line = generation(36, 58, cached=16, decode_s=1.14).statistics_line(2048)
+    assert line == "[stop] prompt 36 tok (16 cached) · 58 new · TTFT 32.1 ms · 50.0 tok/s · ctx 94/2048 (5%)"
+    assert "tok/s" not in generation(3, 1, decode_s=0.0).statistics_line(2048)
+    assert "cached" not in generation(3, 1).statistics_line(2048)
+
+
+def test_pieces_make_up_the_text() -> None:
+    pieces: list[str] = []
+    result = generate(FakeEngine(EngineOptions()), {"prompt": "Hi"}, SamplingParams(), pieces.append)
+    assert "".join(pieces) == result.output.outputs[0].text == "Because."
+    assert len(pieces) == 8
+    assert not result.interrupted
+
+
+def test_a_refused_request_raises() -> None:
+    engine = FakeEngine(EngineOptions())
+
+    def refuse(*arguments: object) -> None:
+        raise ContextLengthError("too long")
+
+    engine.add_request = refuse
+    with pytest.raises(ContextLengthError):
+        generate(engine, {"prompt": "Hi"}, SamplingParams())
+
+
+def test_a_dead_engine_raises_its_error() -> None:
+    engine = FakeEngine(EngineOptions())
+
+    def die() -> None:
+        engine.dead_error = EngineDeadError("the engine stopped")
+        engine.abort_request(list(engine._running))
+
+    engine.on_step = die
+    with pytest.raises(EngineDeadError):
+        generate(engine, {"prompt": "Hi"}, SamplingParams())
+
+
+def test_flags_win_over_the_models_defaults_which_win_over_ours() -> None:
+    engine = FakeEngine(EngineOptions())
+    assert sampling_params_for(engine, {}) == SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
+    defaults = {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 40, "eos_token_id": 3, "do_sample": True}
+    engine.config.model.generation_defaults = defaults
+    params = sampling_params_for(engine, {"top_p": 0.5})
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.6, 0.5, 40)
+    assert sampling_params_for(engine, {"min_tokens": 100}).max_tokens == 100
+    with pytest.raises(InvalidParameterError):
+        sampling_params_for(engine, {"top_p": 7})
+
+
+def test_chat_prompt_renders_and_encodes_once() -> None:
+    prompt = chat_prompt(FakeEngine(EngineOptions()), [{"role": "user", "content": "Hi"}])
+    assert prompt == {"prompt": "user: Hi\n", "prompt_token_ids": list(b"user: Hi\n")}
+
+
+def test_open_engine_describes_it_and_always_shuts_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    engine = FakeEngine(EngineOptions())
+    build = SimpleNamespace(build_engine=lambda options, progress: engine)
+    monkeypatch.setitem(sys.modules, "quire.engine.build", build)
+    output = Output()
+    output.verbosity = 1
+    with pytest.raises(ZeroDivisionError), open_engine(EngineOptions(), output):
+        raise ZeroDivisionError
+    assert engine.was_shut_down
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process" in captured.err
+    assert "block_size = 32: a CPU reads long runs" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "variable", "level"),
+    [(0, None, "WARNING"), (2, None, "DEBUG"), (-1, None, "ERROR"), (0, "info", "INFO"), (0, "nonsense", "WARNING")],
+)
+def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if variable:
+        monkeypatch.setenv("QUIRE_LOGGING_LEVEL", variable)
+    output = Output()
+    output.verbosity = verbosity
+    logger = logging.getLogger("quire")
+    before = (logger.level, list(logger.handlers))
+    try:
+        configure_logging(output)
+        configure_logging(output)
+        assert logging.getLevelName(logger.level) == level
+        assert len(logger.handlers) == 1
+    finally:
+        logger.setLevel(before[0])
+        logger.handlers[:] = before[1]

@@ -1,0 +1,188 @@
+"""An engine without a model: a scripted executor, a byte tokenizer, small configs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tokenizers
+from tests.fakes import FakeExecutor
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
+from quire.engine.llm_engine import LLMEngine
+from quire.sampling_params import SamplingParams
+from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts
+from quire.types import (
+    FullAttentionSpec,
+    KVCacheGroup,
+    PoolingRequestOutput,
+    RequestOutput,
+    RequestResult,
+    SchedulerOutput,
+    StepResult,
+    TokenLogprobs,
+)
+
+EOS = 256
+VOCAB_SIZE = 260
+"""256 bytes, then <eos>, <user>, <assistant> and one token that the tokenizer does not know."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+Output = RequestOutput | PoolingRequestOutput
+NextToken = Callable[[list[int], int, int], int]
+"""(known tokens, number of them that are prompt, seed) → next token."""
+Logprobs = Callable[[list[int]], list[float]]
+"""Known tokens → log-probability of each next token [V]."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per UTF-8 byte, token id = byte, so that most characters beyond ASCII are several tokens."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>", "<user>", "<assistant>"])
+    return Tokenizer(TokenizerParts(backend, None, EOS, {}, {"default": CHAT_TEMPLATE}))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level BPE writes each byte as a visible character."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [value for value in range(256) if value not in visible]
+    return {chr(value): value for value in visible} | {chr(256 + rank): value for rank, value in enumerate(hidden)}
+
+
+def saying(text: str, *, then: int = EOS) -> NextToken:
+    """Generate the bytes of `text`, then `then` for ever."""
+    token_ids = list(text.encode())
+
+    def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
+        position = len(known) - num_prompt_tokens
+        return token_ids[position] if position < len(token_ids) else then
+
+    return next_token
+
+
+def mixing(known: list[int], num_prompt_tokens: int, seed: int) -> int:
+    """A letter that depends on all tokens and the seed."""
+    value = seed & 0xFFFF
+    for token_id in known:
+        value = (value * 31 + token_id + 7) % 65521
+    return 97 + value % 26
+
+
+class ScriptedExecutor(FakeExecutor):
+    """Checks every step as `FakeExecutor` does; its tokens and log-probabilities come from functions."""
+
+    def __init__(
+        self, config: SchedulerConfig, next_token: NextToken = mixing, logprobs: Logprobs | None = None
+    ) -> None:
+        super().__init__(config, vocab_size=VOCAB_SIZE)
+        self.next_token = next_token
+        self.logprobs = logprobs or (lambda known: [-math.log(VOCAB_SIZE)] * VOCAB_SIZE)
+        self.in_step: Callable[[int], None] = lambda step: None
+        """Called in the middle of each step with the number of steps so far."""
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        super().execute_model(output)
+        self.in_step(self.num_steps)
+        results = []
+        for item in output.scheduled:
+            end = item.num_computed_tokens + item.num_tokens
+            results.append(self._scripted(item.request_id, item.num_computed_tokens, end, samples=item.samples))
+        return StepResult(output.step_id, tuple(results))
+
+    def _scripted(self, request_id: str, start: int, end: int, *, samples: bool) -> RequestResult:
+        new, known = self._sequences[request_id].new, self._sequences[request_id].token_ids
+        if new.sampling is None:
+            done = end == len(known)
+            return RequestResult(request_id, embedding=(float(len(known)), float(known[-1])) if done else None)
+        token_id = self.next_token(known, new.num_prompt_tokens, new.seed) if samples else None
+        logprobs = None
+        if token_id is not None and new.sampling.logprobs is not None:
+            logprobs = self._top(known, token_id, new.sampling.logprobs)
+        prompt_logprobs: list[TokenLogprobs] = []
+        if new.sampling.prompt_logprobs is not None:
+            for position in range(start + 1, min(end, new.num_prompt_tokens - 1) + 1):
+                prompt_logprobs.append(self._top(known[:position], known[position], new.sampling.prompt_logprobs))
+        return RequestResult(request_id, token_id, logprobs, tuple(prompt_logprobs))
+
+    def _top(self, known: Sequence[int], token_id: int, num: int) -> TokenLogprobs:
+        values = self.logprobs(list(known))
+        order = sorted(range(len(values)), key=lambda index: -values[index])
+        rank_of = {index: rank for rank, index in enumerate(order, 1)}
+        ids = [token_id, *(index for index in order[: num if num >= 0 else None] if index != token_id)]
+        return TokenLogprobs(tuple(ids), tuple(values[i] for i in ids), tuple(rank_of[i] for i in ids))
+
+
+def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> EngineConfig:
+    """A config of few small blocks; keyword arguments are fields of `SchedulerConfig`, `options` of `EngineOptions`."""
+    groups = (KVCacheGroup((0,), FullAttentionSpec(1, 8, 4)),)
+    model = ModelConfig(
+        architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
+        num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, kv_cache_groups=groups,
+        eos_token_ids=(EOS,), generation_defaults={"temperature": 0.5, "top_k": None, "do_sample": True},
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 128, "block_size": 4, "num_blocks": 200,
+    } | scheduler  # fmt: skip
+    hardware = Hardware("cpu", 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
+    return EngineConfig(
+        EngineOptions(**(options or {})), model, hardware, "cpu", "float32", "float32",
+        SchedulerConfig(kv_cache_groups=groups, **values), (),
+    )  # fmt: skip
+
+
+def make_engine(
+    next_token: NextToken = mixing,
+    logprobs: Logprobs | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    has_tokenizer: bool = True,
+    options: dict[str, Any] | None = None,
+    **scheduler: Any,
+) -> tuple[LLMEngine, ScriptedExecutor]:
+    """An engine and its executor."""
+    config = make_config(options, **scheduler)
+    executor = ScriptedExecutor(config.scheduler, next_token, logprobs)
+    if has_tokenizer and tokenizer is None:
+        tokenizer = byte_tokenizer()
+    return LLMEngine(config, executor, tokenizer), executor
+
+
+def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:
+    """Step until nothing is left; all outputs in order."""
+    outputs: list[Output] = []
+    for _ in range(max_steps):
+        if not engine.has_unfinished_requests():
+            return outputs
+        outputs += engine.step()
+        engine.scheduler.check_integrity()
+    raise AssertionError(f"still unfinished after {max_steps} steps")
+
+
+def finals(outputs: Sequence[Output]) -> dict[str, Any]:
+    """The terminal output of each request; fails if one has two."""
+    found: dict[str, Output] = {}
+    for output in outputs:
+        if output.finished:
+            assert output.request_id not in found, f"{output.request_id} ended twice"
+            found[output.request_id] = output
+    return found
+
+
+def assert_all_home(engine: LLMEngine) -> None:
+    """Nothing runs, nothing waits, no request owns a block."""
+    assert not engine.has_unfinished_requests()
+    assert not engine.scheduler.has_unfinished
+    engine.scheduler.check_integrity()
+    assert engine.reset_prefix_cache(), "some request still owns blocks"
+
+
+def assert_forgotten(engine: LLMEngine, executor: ScriptedExecutor) -> None:
+    """With the next step that computes something, the executor hears of all that ended."""
+    engine.add_request("the only one", [1], SamplingParams(max_tokens=1))
+    run(engine)
+    assert executor.known_ids == {"the only one"}

@@ -1,0 +1,175 @@
+from typing import Any
+
+import pytest
+from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
+
+from quire.engine.input_processor import InputProcessor
+from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import Request
+
+
+def make(options: dict[str, Any] | None = None, **scheduler: Any) -> InputProcessor:
+    return InputProcessor(make_config(options, **scheduler), byte_tokenizer(), clock=lambda: 7.0)
+
+
+def request(processor: InputProcessor, prompt: Any = "hello", **params: Any) -> Request:
+    return processor.prepare("r", prompt, SamplingParams(**params)).request
+
+
+def test_text_is_tokenised_and_ids_are_kept() -> None:
+    prepared = make().prepare("r", "hé", SamplingParams())
+    assert prepared.prompt == "hé"
+    assert prepared.request.prompt_token_ids == list("hé".encode())
+    assert prepared.request.arrival_time_s == 7.0
+    assert make().prepare("r", [5, 6], SamplingParams()).prompt is None
+
+
+def test_special_tokens_in_text_are_recognised() -> None:
+    assert request(make(), "a<eos>").prompt_token_ids == [97, EOS]
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_ids_outside_the_vocabulary(token_id: int) -> None:
+    with pytest.raises(PromptError, match=f"{token_id} is not in the vocabulary: ids are 0 … {VOCAB_SIZE - 1}"):
+        request(make(), [1, token_id, 2])
+
+
+def test_the_prompt_must_leave_room_for_one_token() -> None:
+    processor = make(max_model_len=16)
+    assert request(processor, [1] * 15, max_tokens=None).max_tokens == 1
+    with pytest.raises(ContextLengthError, match=r"16 tokens, the context holds 16"):
+        request(processor, [1] * 16)
+
+
+def test_max_tokens_ends_at_the_context() -> None:
+    processor = make(max_model_len=16)
+    assert request(processor, [1] * 10, max_tokens=None).max_tokens == 6
+    assert request(processor, [1] * 10, max_tokens=5).max_tokens == 5
+    assert request(processor, [1] * 10, max_tokens=1000).max_tokens == 6
+
+
+def test_pooling_may_fill_the_context() -> None:
+    processor = make(max_model_len=16)
+    prepared = processor.prepare("r", [1] * 16, PoolingParams(pooling="mean"))
+    assert prepared.request.pooling == PoolingParams(pooling="mean")
+    assert not prepared.request.reads_prefix_cache
+    assert processor.prepare("r", [1] * 16, PoolingParams()).request.reads_prefix_cache
+    with pytest.raises(ContextLengthError):
+        processor.prepare("r", [1] * 17, PoolingParams())
+
+
+def test_n_makes_siblings_with_neighbouring_seeds() -> None:
+    leader = request(make(), n=3, seed=41, temperature=1.0)
+    assert [sibling.seed for sibling in leader.siblings] == [42, 43]
+    assert leader.seed == 41
+    assert [sibling.request_id for sibling in leader.siblings] == ["r/1", "r/2"]
+    assert all(sibling.prompt_token_ids == leader.prompt_token_ids for sibling in leader.siblings)
+
+
+def test_the_largest_seed_wraps_for_siblings() -> None:
+    leader = request(make(), n=2, seed=2**64 - 1)
+    assert leader.siblings[0].seed == 0
+
+
+def test_greedy_needs_n_1() -> None:
+    with pytest.raises(InvalidParameterError, match="n must be 1 with temperature 0"):
+        request(make(), n=2, temperature=0)
+
+
+def test_n_beyond_max_num_seqs_is_refused_before_siblings_are_made() -> None:
+    with pytest.raises(InvalidParameterError, match=r"max_num_seqs \(16\)"):
+        request(make(), n=16384)
+
+
+def test_engine_seeds_reproduce_and_differ() -> None:
+    def seeds(engine_seed: int) -> list[int]:
+        processor = make({"seed": engine_seed})
+        return [request(processor).seed for _ in range(100)]
+
+    assert seeds(0) == seeds(0)
+    assert len(set(seeds(0) + seeds(1))) == 200
+    assert all(0 <= seed < 2**64 for seed in seeds(0))
+
+
+def test_a_request_seed_is_used_as_it_is() -> None:
+    assert request(make(), seed=5).seed == 5
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_logprobs_are_bounded_by_the_engine(field: str) -> None:
+    request(make({"max_logprobs": 5}), **{field: 5})
+    for value in (6, -1):
+        with pytest.raises(InvalidParameterError, match=rf"{field} must be at most the engine's max_logprobs \(5\)"):
+            request(make({"max_logprobs": 5}), **{field: value})
+    request(make({"max_logprobs": -1}), **{field: -1})
+    request(make({"max_logprobs": VOCAB_SIZE}), **{field: -1})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": [1, VOCAB_SIZE]},
+        {"allowed_token_ids": [VOCAB_SIZE]},
+        {"logit_bias": {VOCAB_SIZE: 1.0}},
+    ],
+)
+def test_token_ids_in_parameters_are_in_the_vocabulary(params: dict[str, Any]) -> None:
+    (field,) = params
+    with pytest.raises(InvalidParameterError, match=f"{field} must be token ids in the vocabulary"):
+        request(make(), **params)
+
+
+def test_bad_words_are_banned_with_and_without_a_space() -> None:
+    found = request(make(), bad_words=["no", " yes"]).bad_words_token_ids
+    assert found == ((110, 111), (32, 110, 111), (32, 121, 101, 115))
+
+
+def test_prompt_logprobs_compute_the_whole_prompt() -> None:
+    assert request(make()).reads_prefix_cache
+    assert not request(make(), prompt_logprobs=0).reads_prefix_cache
+
+
+def test_eos_comes_from_the_model() -> None:
+    assert request(make()).eos_token_ids == {EOS}
+
+
+def test_priority_needs_its_policy() -> None:
+    with pytest.raises(RequestError, match="scheduling_policy='priority'"):
+        make().prepare("r", "hi", None, priority=1)
+    assert make(policy="priority").prepare("r", "hi", None, priority=-3).request.priority == -3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"request_id": 3}, {"request_id": ""}, {"priority": 1.5}, {"priority": True}, {"client_id": None},
+        {"cache_salt": 1}, {"params": {"temperature": 0}}, {"params": "greedy"},
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments: dict[str, Any]) -> None:
+    arguments = {"request_id": "r", "prompt": "hi", "params": None} | arguments
+    with pytest.raises(RequestError):
+        make(policy="priority").prepare(**arguments)
+
+
+def test_the_salt_of_the_call_wins_over_the_prompts() -> None:
+    processor = make()
+    prompt = {"prompt": "hi", "cache_salt": "p"}
+    assert processor.prepare("r", prompt, None).request.cache_salt == "p"
+    assert processor.prepare("r", prompt, None, cache_salt="c").request.cache_salt == "c"
+
+
+def test_defaults_come_from_the_generation_config() -> None:
+    assert make().default_sampling_params == SamplingParams(temperature=0.5)
+    assert make().prepare("r", "hi", None).request.sampling == SamplingParams(temperature=0.5)
+
+
+def test_without_a_tokenizer_only_ids_go() -> None:
+    processor = InputProcessor(make_config(), None)
+    assert processor.prepare("r", [1, 2], None).request.prompt_token_ids == [1, 2]
+    with pytest.raises(PromptError, match="no tokenizer"):
+        processor.prepare("r", "hi", None)
+    for params in ({"stop": "x"}, {"bad_words": ["x"]}):
+        with pytest.raises(InvalidParameterError, match="no tokenizer"):
+            processor.prepare("r", [1], SamplingParams(**params))

@@ -1,0 +1,261 @@
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
+
+from quire import LLM as PUBLIC_LLM
+from quire.engine.llm import LLM
+from quire.errors import (
+    ChatTemplateError,
+    ConfigError,
+    EngineDeadError,
+    InvalidParameterError,
+    MemoryCapacityError,
+    PromptError,
+    RequestError,
+)
+from quire.sampling_params import PoolingParams, SamplingParams
+
+
+def make(*arguments: Any, **options: Any) -> tuple[LLM, ScriptedExecutor]:
+    engine, executor = make_engine(*arguments, **options)
+    return LLM.from_engine(engine), executor
+
+
+def generate(llm: LLM, *arguments: Any, **options: Any) -> list[Any]:
+    return llm.generate(*arguments, use_tqdm=False, **options)
+
+
+def test_the_public_name() -> None:
+    assert PUBLIC_LLM is LLM
+
+
+@pytest.mark.parametrize("prompt", ["hi", {"prompt": "hi"}, [104, 105], {"prompt_token_ids": [104, 105]}])
+def test_one_prompt_in_any_form(prompt: Any) -> None:
+    llm, _ = make(saying("ok"))
+    (output,) = generate(llm, prompt)
+    assert output.outputs[0].text == "ok"
+    assert output.prompt_token_ids == [104, 105]
+    assert output.finished
+
+
+def test_results_have_the_order_of_the_prompts() -> None:
+    llm, _ = make(max_num_seqs=3)
+    prompts = [f"prompt number {i}" for i in range(20)]
+    params = [SamplingParams(max_tokens=1 + (7 * i) % 11, seed=i) for i in range(20)]
+    outputs = generate(llm, prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [item.max_tokens for item in params]
+    assert_all_home(llm.llm_engine)
+
+
+def test_no_prompts_no_results() -> None:
+    assert generate(make()[0], []) == []
+
+
+def test_none_means_the_models_defaults() -> None:
+    llm, _ = make()
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5)
+    (output,) = generate(llm, "hi")
+    assert len(output.outputs[0].token_ids) == 16
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "error", "says"),
+    [
+        (["a", "b"], [SamplingParams()], RequestError, "1 entries for 2 prompts"),
+        ("a", "greedy", RequestError, "str"),
+        ("a", {"temperature": 0}, RequestError, "dict"),
+        (["a"], [None], RequestError, "NoneType"),
+        (["a", ""], None, PromptError, "empty"),
+        (["a", 3], None, PromptError, "int"),
+        (["a", [1, 999]], None, PromptError, "999"),
+        (["a"], SamplingParams(n=2, temperature=0), InvalidParameterError, "n must be 1"),
+        (["a", "b" * 300], None, RequestError, "context"),
+    ],
+)
+def test_everything_is_checked_before_anything_runs(prompts: Any, params: Any, error: type, says: str) -> None:
+    llm, executor = make()
+    with pytest.raises(error, match=says):
+        generate(llm, prompts, params)
+    assert executor.num_steps == 0
+    assert_all_home(llm.llm_engine)
+
+
+def test_a_prompt_that_can_never_fit_takes_the_others_along() -> None:
+    llm, executor = make(num_blocks=8)
+    with pytest.raises(MemoryCapacityError):
+        generate(llm, ["a", "b" * 100])
+    assert executor.num_steps == 0
+    llm.llm_engine.step()
+    assert_all_home(llm.llm_engine)
+
+
+def test_a_short_queue_is_fed_as_it_empties() -> None:
+    llm, _ = make(max_num_waiting=1, max_num_seqs=2)
+    outputs = generate(llm, [f"{i}" for i in range(9)], SamplingParams(max_tokens=3))
+    assert [output.prompt for output in outputs] == [str(i) for i in range(9)]
+
+
+def test_priorities() -> None:
+    llm, _ = make(policy="priority", max_num_seqs=1)
+    outputs = generate(llm, ["a", "b", "c"], SamplingParams(max_tokens=2), priority=[3, 2, 1])
+    starts = [output.metrics.first_scheduled_time_s for output in outputs]
+    assert starts == sorted(starts, reverse=True)
+    generate(llm, "a", priority=5)
+    with pytest.raises(RequestError, match="2 entries for 1 prompts"):
+        generate(llm, "a", priority=[1, 2])
+    with pytest.raises(RequestError, match="scheduling_policy"):
+        generate(make()[0], "a", priority=1)
+
+
+def test_seeds_make_runs_repeat() -> None:
+    texts = [[output.outputs[0].text for output in generate(make()[0], ["a", "a"])] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1], "each request has its own seed"
+
+
+# --- Chat -------------------------------------------------------------------------------------
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_chat_renders_the_template_without_adding_special_tokens() -> None:
+    llm, _ = make(saying("hello"))
+    (output,) = llm.chat(MESSAGES, use_tqdm=False)
+    assert output.prompt == "<user>hi<assistant>"
+    assert output.prompt_token_ids == [257, 104, 105, 258]
+    assert output.outputs[0].text == "hello"
+
+
+def test_chat_takes_many_conversations() -> None:
+    llm, _ = make()
+    outputs = llm.chat([MESSAGES, [{"role": "user", "content": "yo"}]], use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["<user>hi<assistant>", "<user>yo<assistant>"]
+
+
+def test_chat_templates_come_from_the_call_then_the_engine_then_the_model() -> None:
+    llm, _ = make()
+    llm.llm_engine.chat_template = "engine {{ messages[0]['content'] }}"
+    assert llm.chat(MESSAGES, use_tqdm=False)[0].prompt == "engine hi"
+    (output,) = llm.chat(
+        MESSAGES, use_tqdm=False, chat_template="{{ word }} {{ messages[0]['content'] }}",
+        chat_template_kwargs={"word": "call"},
+    )  # fmt: skip
+    assert output.prompt == "call hi"
+
+
+def test_chat_may_continue_the_last_message() -> None:
+    llm, _ = make()
+    messages = [*MESSAGES, {"role": "assistant", "content": "I am"}]
+    (output,) = llm.chat(messages, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt.endswith("I am")
+    with pytest.raises(RequestError, match="add_generation_prompt=False"):
+        llm.chat(messages, use_tqdm=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize("messages", [[], "hi", None, {"role": "user", "content": "hi"}, ["hi"], [[]]])
+def test_wrong_messages(messages: Any) -> None:
+    llm, executor = make()
+    with pytest.raises((PromptError, ChatTemplateError)):
+        llm.chat(messages, use_tqdm=False)
+    assert executor.num_steps == 0
+
+
+# --- Embeddings -------------------------------------------------------------------------------
+
+
+def test_encode_and_embed() -> None:
+    llm, _ = make()
+    outputs = llm.encode(["abc", "de"], use_tqdm=False)
+    assert [output.outputs.embedding for output in outputs] == [[3.0, 99.0], [2.0, 101.0]]
+    assert llm.embed("abc", use_tqdm=False)[0].outputs.embedding == [3.0, 99.0]
+    llm.encode(["a", "b"], [PoolingParams(), PoolingParams(pooling="mean")], use_tqdm=False)
+    with pytest.raises(RequestError, match="PoolingParams"):
+        llm.encode("a", SamplingParams(), use_tqdm=False)  # type: ignore[arg-type]
+    assert_all_home(llm.llm_engine)
+
+
+# --- Progress, interrupts, failure ------------------------------------------------------------
+
+
+def test_a_progress_bar_of_ones_own() -> None:
+    calls: list[Any] = []
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            calls.append(options["total"])
+
+        def set_postfix_str(self, text: str, refresh: bool) -> None:
+            assert "tok/s" in text
+
+        def update(self, count: int) -> None:
+            calls.append(count)
+
+        def close(self) -> None:
+            calls.append("closed")
+
+    make()[0].generate(["a", "b", "c"], use_tqdm=Bar)
+    assert calls == [3, 1, 1, 1, "closed"]
+
+
+def test_ctrl_c_ends_everything_between_steps_and_leaves_the_model_usable() -> None:
+    llm, executor = make()
+
+    def interrupt(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    executor.in_step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        generate(llm, ["a", "b", "c"], SamplingParams(max_tokens=50))
+    assert executor.num_steps == 3, "the step was finished"
+    executor.in_step = lambda step: None
+    assert not llm.llm_engine.scheduler.has_unfinished
+    (output,) = generate(llm, "a", SamplingParams(max_tokens=4))
+    assert len(output.outputs[0].token_ids) == 4
+    assert_all_home(llm.llm_engine)
+
+
+def test_a_dead_engine_raises_with_its_cause() -> None:
+    llm, executor = make()
+
+    def fail(step: int) -> None:
+        raise ZeroDivisionError("kernel")
+
+    executor.in_step = fail
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="kernel") as caught:
+            generate(llm, ["a", "b"])
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_shutdown_at_the_end_of_with() -> None:
+    llm, executor = make()
+    with llm:
+        generate(llm, "a")
+    assert executor.is_shut_down
+    with pytest.raises(EngineDeadError, match="shut down"):
+        generate(llm, "a")
+
+
+def test_reset_prefix_cache() -> None:
+    llm, _ = make()
+    generate(llm, "a" * 20)
+    assert generate(llm, "a" * 20)[0].num_cached_tokens == 16
+    assert llm.reset_prefix_cache()
+    assert generate(llm, "a" * 20)[0].num_cached_tokens == 0
+
+
+def test_repr_says_what_runs() -> None:
+    text = repr(make()[0])
+    assert "ScriptedModel" in text
+    assert "context 128" in text
+
+
+def test_unknown_options_are_errors_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
+        LLM("smollm2", max_model_length=3)

@@ -1,0 +1,345 @@
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.builders import EOS, assert_all_home, assert_forgotten, finals, make_engine, mixing, run, saying
+
+from quire.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    EngineError,
+    MemoryCapacityError,
+    PromptError,
+    QueueFullError,
+)
+from quire.events import EventKind
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import PoolingRequestOutput, RequestOutput
+
+
+def test_one_request_from_prompt_to_end() -> None:
+    engine, _ = make_engine(saying("hello"))
+    engine.add_request("a", "say hello", SamplingParams())
+    outputs = run(engine)
+    assert [output.outputs[0].text for output in outputs] == ["h", "he", "hel", "hell", "hello", "hello"]
+    assert [output.outputs[0].token_ids for output in outputs][1] == list(b"he")
+    last = outputs[-1]
+    assert isinstance(last, RequestOutput)
+    assert last.finished
+    assert last.prompt == "say hello"
+    assert last.outputs[0].finish_reason == "stop"
+    assert last.outputs[0].stop_reason is None
+    assert last.outputs[0].token_ids == [*b"hello", EOS]
+    assert_all_home(engine)
+
+
+def test_requests_join_and_leave_and_keep_their_own_text() -> None:
+    engine, _ = make_engine()
+    alone = {}
+    for i in range(5):
+        engine.add_request(str(i), f"prompt {i}", SamplingParams(max_tokens=3 + i, seed=i))
+        alone |= finals(run(engine))
+    for i in range(5):
+        engine.add_request(f"again {i}", f"prompt {i}", SamplingParams(max_tokens=3 + i, seed=i))
+        engine.step()
+    together = finals(run(engine))
+    for i in range(3, 5):
+        assert together[f"again {i}"].outputs[0].text == alone[str(i)].outputs[0].text
+
+
+def test_max_tokens_beyond_the_context_ends_with_length() -> None:
+    engine, _ = make_engine(max_model_len=32)
+    engine.add_request("a", [1] * 20, SamplingParams(max_tokens=100))
+    output = finals(run(engine))["a"]
+    assert output.outputs[0].finish_reason == "length"
+    assert len(output.outputs[0].token_ids) == 12
+
+
+def test_n_completions_in_one_output() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "prompt", SamplingParams(n=4, seed=3, max_tokens=6))
+    output = finals(run(engine))["a"]
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    assert len({completion.text for completion in output.outputs}) == 4
+    for i, completion in enumerate(output.outputs):
+        engine.add_request(f"alone {i}", "prompt", SamplingParams(seed=3 + i, max_tokens=6))
+        assert finals(run(engine))[f"alone {i}"].outputs[0].text == completion.text
+    assert_all_home(engine)
+
+
+def test_siblings_may_end_at_different_times() -> None:
+    def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
+        return EOS if len(known) - num_prompt_tokens >= seed else 97
+
+    engine, _ = make_engine(next_token)
+    engine.add_request("a", "prompt", SamplingParams(n=3, seed=1, max_tokens=10))
+    outputs = run(engine)
+    assert [completion.text for completion in finals(outputs)["a"].outputs] == ["a", "aa", "aaa"]
+    reasons = [[completion.finish_reason for completion in output.outputs] for output in outputs]
+    assert reasons[1] == ["stop", None, None]
+    assert reasons[2] == ["stop", "stop", None]
+
+
+def test_first_step_and_last_step_are_the_same_step() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "p", SamplingParams(max_tokens=1))
+    (output,) = run(engine)
+    assert output.finished
+
+
+def test_outputs_given_away_do_not_change() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "p", SamplingParams(max_tokens=5, logprobs=1))
+    outputs = run(engine)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4, 5]
+    assert [len(output.outputs[0].logprobs) for output in outputs] == [1, 2, 3, 4, 5]
+
+
+def test_requests_that_do_not_stream_come_once() -> None:
+    engine, _ = make_engine()
+    engine.submit(engine.input_processor.prepare("a", "p", SamplingParams(max_tokens=5), streams=False))
+    (output,) = run(engine)
+    assert output.finished
+    assert len(output.outputs[0].token_ids) == 5
+
+
+def test_pooling() -> None:
+    engine, _ = make_engine(max_num_batched_tokens=8)
+    engine.add_request("a", [7] * 20, PoolingParams())
+    (output,) = run(engine)
+    assert isinstance(output, PoolingRequestOutput)
+    assert output.outputs.embedding == [20.0, 7.0]
+    assert output.finish_reason == "stop"
+    assert_all_home(engine)
+
+
+def test_num_cached_tokens() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", [5] * 13, SamplingParams(max_tokens=1))
+    assert finals(run(engine))["a"].num_cached_tokens == 0
+    engine.add_request("b", [5] * 13, SamplingParams(max_tokens=1))
+    assert finals(run(engine))["b"].num_cached_tokens == 12
+
+
+def test_metrics_are_times_in_order() -> None:
+    engine, _ = make_engine()
+    ticks = itertools.count(1)
+    engine._clock = lambda: float(next(ticks))
+    engine.add_request("a", "p", SamplingParams(max_tokens=3), arrival_time_s=0.5)
+    metrics = finals(run(engine))["a"].metrics
+    assert metrics.arrival_time_s == 0.5
+    assert metrics.first_scheduled_time_s < metrics.first_token_time_s
+    assert metrics.first_token_time_s < metrics.last_token_time_s <= metrics.finished_time_s
+    assert metrics.time_to_first_token_s == metrics.first_token_time_s - 0.5
+    assert metrics.num_preemptions == 0
+
+
+def test_step_events_add_up() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", [3] * 5, SamplingParams(max_tokens=3))
+    run(engine)
+    steps = [event.data for event in engine.events.of(EventKind.STEP)]
+    assert [step["num_tokens"] for step in steps] == [5, 1, 1]
+    assert all(step["num_requests"] == 1 for step in steps)
+    for step in steps:
+        parts = step["schedule_s"] + step["execute_s"] + step["output_s"]
+        assert step["duration_s"] == pytest.approx(parts)
+
+
+def test_a_step_without_work_is_harmless() -> None:
+    engine, executor = make_engine()
+    assert engine.step() == []
+    assert executor.num_steps == 0
+    assert not engine.has_unfinished_requests()
+
+
+# --- Mistakes ---------------------------------------------------------------------------------
+
+
+def test_a_refused_request_leaves_nothing() -> None:
+    engine, _ = make_engine(num_blocks=8, max_num_waiting=1)
+    with pytest.raises(PromptError):
+        engine.add_request("a", "", SamplingParams())
+    with pytest.raises(MemoryCapacityError):
+        engine.add_request("a", [1] * 100, SamplingParams())
+    engine.add_request("a", [1], SamplingParams(max_tokens=1))
+    with pytest.raises(QueueFullError):
+        engine.add_request("b", [1], SamplingParams())
+    run(engine)
+    engine.add_request("b", [1], SamplingParams(max_tokens=1))
+    assert set(finals(run(engine))) == {"b"}
+    assert_all_home(engine)
+
+
+def test_ids_are_unique_while_running_and_free_afterwards() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "p", SamplingParams(n=2, max_tokens=3))
+    for taken in ("a", "a/1"):
+        with pytest.raises(DuplicateRequestError, match=taken):
+            engine.add_request(taken, "p", SamplingParams())
+    engine.step()
+    for _ in range(3):
+        run(engine)
+        engine.add_request("a", "p", SamplingParams(n=2, max_tokens=3))
+    run(engine)
+    assert_all_home(engine)
+
+
+# --- Aborts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_steps", range(12))
+def test_abort_after_any_step_frees_everything(num_steps: int) -> None:
+    engine, executor = make_engine(max_num_batched_tokens=8, num_blocks=40)
+    engine.add_request("one", [1] * 20, SamplingParams(max_tokens=5))
+    engine.add_request("many", [2] * 10, SamplingParams(n=3, max_tokens=5))
+    engine.add_request("pool", [3] * 10, PoolingParams())
+    ended = {}
+    for _ in range(num_steps):
+        ended |= finals(engine.step())
+    engine.abort_request(["one", "many", "pool", "unknown"])
+    engine.scheduler.check_integrity()
+    assert not engine.scheduler.has_unfinished
+    engine.abort_request("one")
+    aborted = finals(run(engine))
+    assert set(ended) | set(aborted) == {"one", "many", "pool"}
+    assert not set(ended) & set(aborted)
+    for output in aborted.values():
+        reasons = (
+            {output.finish_reason}
+            if isinstance(output, PoolingRequestOutput)
+            else {completion.finish_reason for completion in output.outputs}
+        )
+        assert "abort" in reasons
+        assert reasons <= {"abort", "length"}
+    assert_all_home(engine)
+    assert_forgotten(engine, executor)
+
+
+def test_an_aborted_request_keeps_its_text() -> None:
+    engine, _ = make_engine(saying("hello"))
+    engine.add_request("a", "p", SamplingParams(stop="lots"))
+    engine.step()
+    engine.step()
+    assert engine.step()[0].outputs[0].text == "he", "the l may become a stop string"
+    engine.abort_request("a")
+    output = finals(run(engine))["a"]
+    assert output.outputs[0].text == "hel"
+    assert output.outputs[0].token_ids == list(b"hel")
+    assert output.metrics.finished_time_s is not None
+
+
+Action = tuple[str, Any]
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(1, 4))),
+        st.tuples(st.just("pool"), st.integers(1, 30)),
+        st.tuples(st.just("abort"), st.integers(0, 20)),
+        st.tuples(st.just("step"), st.integers(1, 4)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions)
+def test_any_interleaving_ends_each_request_once(history: list[Action]) -> None:
+    engine, executor = make_engine(
+        next_token=lambda known, prompt_len, seed: EOS if sum(known) % 7 == 0 else mixing(known, prompt_len, seed),
+        num_blocks=24, max_num_seqs=6, max_num_batched_tokens=16,
+    )  # fmt: skip
+    outputs: list[Any] = []
+    ids: list[str] = []
+    for kind, value in history:
+        if kind == "add":
+            prompt_len, max_tokens, n = value
+            ids.append(str(len(ids)))
+            params = SamplingParams(n=n, max_tokens=max_tokens, stop=["ab", "c"])
+            try:
+                engine.add_request(ids[-1], [97] * prompt_len, params)
+            except MemoryCapacityError:
+                ids.pop()
+        elif kind == "pool":
+            ids.append(str(len(ids)))
+            engine.add_request(ids[-1], [97] * value, PoolingParams())
+        elif kind == "abort":
+            engine.abort_request(str(value))
+        else:
+            for _ in range(value):
+                outputs += engine.step()
+        engine.scheduler.check_integrity()
+    outputs += run(engine)
+    assert set(finals(outputs)) == set(ids)
+    assert_all_home(engine)
+    assert_forgotten(engine, executor)
+
+
+# --- Failures ---------------------------------------------------------------------------------
+
+
+def test_when_the_executor_fails_every_request_ends_with_error() -> None:
+    engine, executor = make_engine()
+    engine.add_request("one", "p", SamplingParams())
+    engine.add_request("many", "p", SamplingParams(n=2))
+    engine.add_request("pool", "p" * 100, PoolingParams())
+    outputs = engine.step()
+    engine.abort_request("one")
+
+    def fail(step: int) -> None:
+        raise ZeroDivisionError("kernel")
+
+    executor.in_step = fail
+    outputs += engine.step()
+    ended = finals(outputs)
+    assert set(ended) == {"one", "many", "pool"}
+    assert ended["one"].outputs[0].finish_reason == "abort"
+    assert [completion.finish_reason for completion in ended["many"].outputs] == ["error", "error"]
+    assert ended["pool"].finish_reason == "error"
+    assert engine.errored
+    assert_all_home(engine)
+    for call in (engine.step, engine.check_health, lambda: engine.add_request("x", "p", SamplingParams())):
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError: kernel") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    engine.shutdown()
+    assert executor.is_shut_down
+
+
+def test_an_interrupted_step_ends_everything_and_leaves_the_engine_usable() -> None:
+    engine, executor = make_engine()
+    engine.add_request("a", [1] * 10, SamplingParams())
+
+    def interrupt(step: int) -> None:
+        raise KeyboardInterrupt
+
+    executor.in_step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    executor.in_step = lambda step: None
+    assert finals(run(engine))["a"].outputs[0].finish_reason == "abort"
+    engine.add_request("a", [1] * 10, SamplingParams(max_tokens=2))
+    assert finals(run(engine))["a"].outputs[0].finish_reason == "length"
+    assert_all_home(engine)
+
+
+def test_a_scheduler_that_is_stuck_is_an_error_not_a_hang() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "p", SamplingParams())
+    engine.scheduler._admit_waiting = lambda plan: None  # type: ignore[method-assign]
+    output = finals(run(engine))["a"]
+    assert output.outputs[0].finish_reason == "error"
+    assert isinstance(engine.dead_error.__cause__, EngineError)
+
+
+def test_shutdown_returns_the_last_outputs() -> None:
+    engine, executor = make_engine()
+    engine.add_request("a", "p", SamplingParams())
+    engine.step()
+    (output,) = engine.shutdown()
+    assert output.outputs[0].finish_reason == "abort"
+    assert executor.is_shut_down
+    assert engine.shutdown() == []
+    with pytest.raises(EngineDeadError, match="shut down"):
+        engine.step()

@@ -1,0 +1,69 @@
+import asyncio
+import threading
+
+import pytest
+
+from quire.engine.output_stream import OutputStream, wake_all
+from quire.types import RequestOutput
+
+
+def output(text: str, *, finished: bool = False) -> RequestOutput:
+    return RequestOutput("r", text, [1], [], finished)
+
+
+def test_newer_outputs_replace_unread_ones() -> None:
+    async def scenario() -> None:
+        stream = OutputStream(asyncio.get_running_loop())
+        for text in "abc":
+            stream.put(output(text))
+        stream.wake()
+        assert (await stream.next()).prompt == "c"
+
+    asyncio.run(scenario())
+
+
+def test_the_last_output_is_read_before_an_error() -> None:
+    async def scenario() -> None:
+        stream = OutputStream(asyncio.get_running_loop())
+        stream.put(output("a"))
+        stream.fail(ZeroDivisionError())
+        stream.wake()
+        assert (await stream.next()).prompt == "a"
+        with pytest.raises(ZeroDivisionError):
+            await stream.next()
+
+    asyncio.run(scenario())
+
+
+def test_closing_tells_whether_the_request_goes_on() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert OutputStream(loop).close()
+        stream = OutputStream(loop)
+        stream.put(output("a", finished=True))
+        assert (await stream.next()).finished
+        assert not stream.close()
+        assert stream.is_closed
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_wakes_a_waiting_reader() -> None:
+    async def scenario() -> None:
+        stream = OutputStream(asyncio.get_running_loop())
+
+        def work() -> None:
+            stream.put(output("a"))
+            assert wake_all([stream]) == []
+
+        threading.Timer(0.01, work).start()
+        assert (await asyncio.wait_for(stream.next(), 10)).prompt == "a"
+
+    asyncio.run(scenario())
+
+
+def test_streams_of_closed_loops_are_returned() -> None:
+    loop = asyncio.new_event_loop()
+    stream = OutputStream(loop)
+    loop.close()
+    assert wake_all([stream]) == [stream]

@@ -1,0 +1,150 @@
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.builders import EOS, byte_tokenizer
+
+from quire.engine.sequence_output import SequenceOutput
+from quire.engine.token_texts import TokenTexts
+from quire.sampling_params import SamplingParams
+from quire.types import Request, RequestResult, RequestStatus, TokenLogprobs
+
+TOKENIZER = byte_tokenizer()
+
+
+def make(**params: Any) -> SequenceOutput:
+    request = Request("r", [1], SamplingParams(max_tokens=1000, **params))
+    return SequenceOutput(request, 0, TOKENIZER, TokenTexts(TOKENIZER))
+
+
+def add(sequence: SequenceOutput, token_id: int, status: RequestStatus | None = None) -> str | None:
+    sequence.request.output_token_ids.append(token_id)
+    if status is not None:
+        sequence.request.status = status
+    return sequence.add(RequestResult("r", token_id), token_id)
+
+
+def feed(sequence: SequenceOutput, text: str) -> list[str]:
+    """Text shown after each byte, up to the end of the sequence."""
+    shown = []
+    for token_id in text.encode():
+        matched = add(sequence, token_id)
+        shown.append(sequence.text)
+        if matched is not None:
+            break
+    return shown
+
+
+def test_half_characters_are_not_shown() -> None:
+    assert feed(make(), "aé€") == ["a", "a", "aé", "aé", "aé", "aé€"]
+
+
+def test_a_stop_string_is_held_back_and_cut() -> None:
+    sequence = make(stop="END")
+    assert feed(sequence, "xENyENDz") == ["x", "x", "x", "xENy", "xENy", "xENy", "xENy"]
+    assert sequence.finish_reason == "stop"
+    assert sequence.stop_reason == "END"
+    assert sequence.snapshot().token_ids == list(b"xENyEND"), "tokens are all kept"
+
+
+def test_a_stop_string_may_be_kept() -> None:
+    sequence = make(stop="END", include_stop_str_in_output=True)
+    feed(sequence, "xENDz")
+    assert sequence.text == "xEND"
+
+
+def test_what_was_held_back_is_shown_at_the_end() -> None:
+    sequence = make(stop="END")
+    feed(sequence, "xE")
+    add(sequence, ord("N"), RequestStatus.FINISHED_LENGTH)
+    assert sequence.text == "xEN"
+    assert sequence.finish_reason == "length"
+
+
+def test_length_and_stop_string_at_the_same_token() -> None:
+    sequence = make(stop="END")
+    feed(sequence, "xEN")
+    assert add(sequence, ord("D"), RequestStatus.FINISHED_LENGTH) is None, "the scheduler has ended it already"
+    assert sequence.text == "x"
+    assert sequence.finish_reason == "length"
+
+
+def test_an_incomplete_character_at_the_end_is_marked() -> None:
+    sequence = make()
+    feed(sequence, "a")
+    add(sequence, "é".encode()[0], RequestStatus.FINISHED_LENGTH)
+    assert sequence.text == "a\ufffd"
+
+
+@pytest.mark.parametrize(("shown", "expected"), [(False, "a"), (True, "ab")])
+def test_a_stop_token_is_listed_and_shown_only_when_asked_for(shown: bool, expected: str) -> None:
+    sequence = make(stop_token_ids=[ord("b")], include_stop_str_in_output=shown)
+    feed(sequence, "a")
+    sequence.request.stop_reason = ord("b")
+    add(sequence, ord("b"), RequestStatus.FINISHED_STOPPED)
+    assert sequence.snapshot().token_ids == [97, 98]
+    assert sequence.text == expected
+    assert sequence.stop_reason == ord("b")
+
+
+def test_eos_in_the_middle_is_shown_only_without_skipping() -> None:
+    for skip, expected in ((True, "ab"), (False, "a<eos>b")):
+        sequence = make(skip_special_tokens=skip, ignore_eos=True)
+        for token_id in (97, EOS, 98):
+            add(sequence, token_id)
+        assert sequence.text == expected
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    sequence = make(stop="a", min_tokens=3)
+    assert feed(sequence, "aaaba") == ["a", "aa", "aaa", "aaab", "aaab"]
+    assert sequence.finish_reason == "stop"
+
+
+def test_detokenize_false_gives_ids_only() -> None:
+    sequence = make(detokenize=False)
+    feed(sequence, "ab")
+    assert sequence.snapshot().text == ""
+    assert sequence.snapshot().token_ids == [97, 98]
+
+
+def test_logprobs_and_their_sum() -> None:
+    sequence = make(logprobs=1)
+    for token_id, logprob in ((97, -0.5), (98, -1.5)):
+        sequence.request.output_token_ids.append(token_id)
+        values = TokenLogprobs((token_id, 99), (logprob, -0.1), (2, 1))
+        sequence.add(RequestResult("r", token_id, values), token_id)
+    taken = sequence.snapshot()
+    assert taken.cumulative_logprob == -2.0
+    assert taken.logprobs is not None
+    assert [list(position) for position in taken.logprobs] == [[97, 99], [98, 99]]
+    assert taken.logprobs[0][97].decoded_token == "a"
+    assert taken.logprobs[0][97].rank == 2
+
+
+def test_no_logprobs_unless_asked_for() -> None:
+    sequence = make()
+    feed(sequence, "a")
+    assert sequence.snapshot().logprobs is None
+    assert sequence.snapshot().cumulative_logprob is None
+
+
+@settings(deadline=None)
+@given(st.text("abé€", max_size=20), st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
+def test_text_is_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+    sequence = make(stop=stop)
+    shown = feed(sequence, text)
+    if sequence.finish_reason is None:
+        sequence.finish("length")
+        assert not any(pattern in text for pattern in stop)
+        assert sequence.text == text
+    else:
+        # The match that ends first wins; the longest of those that end there was listed first or not at all.
+        end = min(text.index(pattern) + len(pattern) for pattern in stop if pattern in text)
+        matched = sequence.stop_reason
+        assert matched in stop
+        assert text[:end] == sequence.text + matched
+    for earlier, later in itertools.pairwise(shown):
+        assert later.startswith(earlier)

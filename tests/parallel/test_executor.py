@@ -1,0 +1,88 @@
+"""A tiny Llama through scheduler and executor: greedy tokens do not depend on how the work was cut."""
+
+import pytest
+import torch
+
+from quire.errors import EngineDeadError
+from quire.parallel.executor import Executor, InProcessExecutor
+from quire.sampling_params import SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.types import Request, SchedulerOutput
+from tests.runtime.tiny_llama import tiny_llama
+from tests.runtime.tiny_model import run_to_end
+
+LENGTHS = (3, 17, 40, 1)
+NUM_TOKENS = 12
+
+
+def prompt(number: int) -> list[int]:
+    return [(11 * number + 5 * i * i + 3 * i) % 97 for i in range(LENGTHS[number])]
+
+
+def make_request(name: str, token_ids: list[int], *, seed: int = 0, temperature: float = 0.0, n: int = 1) -> Request:
+    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, n=n)
+    return Request(name, token_ids, params, max_tokens=NUM_TOKENS, seed=seed)
+
+
+def generate(*requests: Request, **options: object) -> tuple[dict[str, list[int]], list[SchedulerOutput]]:
+    config, checkpoint = tiny_llama(**options)
+    executor: Executor = InProcessExecutor.create(config, checkpoint)
+    results, outputs = run_to_end(Scheduler(config.scheduler), executor, list(requests))
+    executor.shutdown()
+    return {name: [item.token_id or 0 for item in items if item.token_id is not None]
+            for name, items in results.items()}, outputs  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number in range(len(LENGTHS)):
+        found |= generate(make_request(f"r{number}", prompt(number)))[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 1},
+        {"max_num_batched_tokens": 3},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 64},
+        {"enable_chunked_prefill": False},
+        {"enable_prefix_caching": False, "block_size": 16},
+        {"block_size": 1},
+    ],
+)
+def test_batched_and_chunked_equal_alone(options: dict[str, object], alone: dict[str, list[int]]) -> None:
+    assert generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), **options)[0] == alone
+
+
+def test_preempted_equals_alone(alone: dict[str, list[int]]) -> None:
+    found, outputs = generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), num_blocks_override=18)
+    assert any(output.preempted_ids for output in outputs)
+    assert found == alone
+
+
+def test_forked_equals_separate_runs() -> None:
+    leader, *siblings = (make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0, n=3) for i in range(3))
+    leader.siblings = siblings
+    found, outputs = generate(leader)
+    assert any(output.copies for output in outputs)
+    for i in range(3):
+        single = generate(make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0))[0]
+        assert single == {f"s{i}": found[f"s{i}"]}
+
+
+def test_after_shutdown_steps_are_an_error() -> None:
+    config, checkpoint = tiny_llama()
+    executor = InProcessExecutor.create(config, checkpoint)
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.execute_model(SchedulerOutput(0, (), (), (), (), ()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_equals_cpu(alone: dict[str, list[int]]) -> None:
+    assert generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), device="cuda:0")[0] == alone

@@ -1,0 +1,98 @@
+"""What is read of the machine: the real one in outline, made-up /proc and cgroup files in detail."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.errors import ConfigError
+from quire.runtime.hardware import CgroupLimits, cgroup_limits, count_threads, detect_hardware, read_cpu_info
+
+NO_CUDA = not torch.cuda.is_available()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_this_cpu() -> None:
+    threads_before = torch.get_num_threads()
+    found = detect_hardware("cpu")
+    assert found.device == "cpu"
+    assert 0 < found.available_memory_bytes <= found.total_memory_bytes
+    assert 1 <= found.num_threads <= (os.cpu_count() or 1)
+    assert found.name
+    assert torch.get_num_threads() == threads_before
+
+
+@pytest.mark.skipif(not NO_CUDA, reason="this machine has a CUDA device")
+def test_without_cuda_auto_is_cpu_and_cuda_an_error() -> None:
+    assert detect_hardware("auto").device == "cpu"
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(ConfigError, match="no CUDA device; --device cpu works"):
+            detect_hardware(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_CUDA, reason="no CUDA device")
+def test_cuda() -> None:
+    assert detect_hardware("auto").device == "cuda:0"
+    found = detect_hardware("cuda:0")
+    assert 0 < found.available_memory_bytes <= found.total_memory_bytes
+    with pytest.raises(ConfigError, match="is the last"):
+        detect_hardware("cuda:99")
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:x", "cuda:-1", "auto:1", "mps"])
+def test_unknown_devices(device: str) -> None:
+    with pytest.raises(ConfigError, match="not one of auto, cpu, cuda"):
+        detect_hardware(device)
+
+
+def test_cpu_info(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    write(path, "processor\t: 0\nmodel name\t: Fast 9000\nflags\t\t: fpu avx512_bf16 amx_bf16\n\nmodel name\t: other\n")
+    info = read_cpu_info(path)
+    assert info.name == "Fast 9000"
+    assert info.flags == {"fpu", "avx512_bf16", "amx_bf16"}
+    write(path, "processor\t: 0\nFeatures\t: fp asimd bf16\n")
+    assert "bf16" in read_cpu_info(path).flags
+    assert read_cpu_info(tmp_path / "absent").flags == frozenset()
+
+
+def test_cgroup_v2_takes_the_tightest_limit_of_all_parents(tmp_path: Path) -> None:
+    mount, membership = tmp_path / "cgroup", tmp_path / "membership"
+    write(membership, "0::/outer/inner\n")
+    write(mount / "outer/inner/memory.max", "max\n")
+    write(mount / "outer/inner/cpu.max", "max 100000\n")
+    write(mount / "outer/memory.max", "1000000\n")
+    write(mount / "outer/memory.current", "700000\n")
+    write(mount / "outer/memory.stat", "anon 400000\nfile 300000\ninactive_file 200000\nactive_file 50000\n")
+    write(mount / "outer/cpu.max", "150000 100000\n")
+    assert cgroup_limits(mount, membership) == CgroupLimits(1_000_000, 450_000, 1.5)
+
+
+def test_cgroup_v1_and_none(tmp_path: Path) -> None:
+    mount, membership = tmp_path / "cgroup", tmp_path / "membership"
+    write(membership, "5:memory:/job\n3:cpu,cpuacct:/job\n")
+    write(mount / "memory/job/memory.limit_in_bytes", "5000\n")
+    write(mount / "memory/job/memory.usage_in_bytes", "3000\n")
+    assert cgroup_limits(mount, membership) == CgroupLimits(5000, 3000, None)
+    assert cgroup_limits(tmp_path / "absent", tmp_path / "absent") == CgroupLimits(None, 0, None)
+
+
+def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5})
+    for cpu in range(8):
+        # Two sockets of two cores of two threads each: 0, 1 are one core.
+        write(tmp_path / f"cpu{cpu}/topology/core_id", f"{cpu // 2 % 2}\n")
+        write(tmp_path / f"cpu{cpu}/topology/physical_package_id", f"{cpu // 4}\n")
+    assert count_threads(topology=tmp_path) == 3
+    assert count_threads(quota=2.5, topology=tmp_path) == 2
+    assert count_threads(quota=0.5, topology=tmp_path) == 1
+    assert count_threads(topology=tmp_path / "absent") == 6
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert count_threads(topology=tmp_path) == 5

@@ -1,0 +1,203 @@
+"""Weights to parameters: stacking, renames, ties, and every way in which files and model can disagree."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quire.config import EngineOptions
+from quire.errors import ModelFileError
+from quire.models.registry import ModelRegistry
+from quire.runtime import loader
+from quire.runtime.loader import load_model, part_names, plan_placements, target_of
+from tests.runtime.builders import make_config
+from tests.runtime.tiny_model import ONE_GROUP
+
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+RENAMES = {"transformer.": "model."}
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+
+class Stored(nn.Module):
+    """A model with a stacked, a plain, a tied and a vector parameter, and a buffer made in fp32."""
+
+    stacked_params = STACKED
+    renames = RENAMES
+    ignored_tensors = (r"rotary\.inv_freq$",)
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(10, 4)
+        self.model.qkv_proj = nn.Linear(4, 8, bias=True)
+        self.model.norm = Norm(4)
+        self.lm_head = nn.Linear(4, 10, bias=False)
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+
+@dataclass
+class Tensor:
+    """A `WeightTensor` in memory that counts how often it was decoded."""
+
+    name: str
+    values: torch.Tensor
+    format: str = "F32"
+    decoded: list[torch.dtype] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.numel() * 4
+
+    @property
+    def raw(self) -> np.ndarray[Any, Any]:
+        raise NotImplementedError
+
+    def to_torch(self, dtype: torch.dtype) -> torch.Tensor:
+        self.decoded.append(dtype)
+        return self.values.to(dtype)
+
+
+@dataclass
+class Files:
+    tensors: dict[str, Tensor]
+
+
+def tensors(**changes: tuple[int, ...] | None) -> Files:
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "transformer.embed_tokens.weight": (10, 4),
+        "model.q_proj.weight": (4, 4), "model.k_proj.weight": (2, 4), "model.v_proj.weight": (2, 4),
+        "model.q_proj.bias": (4,), "model.k_proj.bias": (2,), "model.v_proj.bias": (2,),
+        "model.norm.weight": (4,),
+        **{name.replace("__", "."): shape for name, shape in changes.items()},
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    return Files(
+        {
+            name: Tensor(name, torch.randn(shape, generator=generator))
+            for name, shape in shapes.items()
+            if shape is not None
+        }
+    )
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Load `Stored` from made-up files: (files, options…) → model."""
+
+    def load(files: Any, dtype: str = "float32", progress: Any = None, **options: Any) -> Any:
+        config = make_config(kv_cache_groups=ONE_GROUP, dtype=dtype, options=EngineOptions(**options))
+        return load_model(config, files, progress)
+
+    monkeypatch.setattr(loader, "make_model", lambda hf_config: Stored())
+    return load
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_is_filled_in_the_compute_type(load: Any, dtype: torch.dtype) -> None:
+    files = tensors()
+    model = load(files, str(dtype).removeprefix("torch."))
+    values = {name: tensor.values.to(dtype) for name, tensor in files.tensors.items()}
+    assert torch.equal(model.model.embed_tokens.weight, values["transformer.embed_tokens.weight"])
+    for kind in ("weight", "bias"):
+        stacked = torch.cat([values[f"model.{part}.{kind}"] for part in STACKED["qkv_proj"]])
+        assert torch.equal(getattr(model.model.qkv_proj, kind), stacked)
+    assert torch.equal(model.model.norm.weight, values["model.norm.weight"])
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.model.norm.table.dtype == torch.float32
+    assert model.model.norm.table.tolist() == [0, 1, 2]
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    # Each tensor is decoded once, straight to the compute type.
+    assert all(tensor.decoded == [dtype] for tensor in files.tensors.values())
+
+
+def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
+    files = tensors(lm_head__weight=(10, 4), model__rotary__inv_freq=(2,))
+    model = load(files)
+    assert torch.equal(model.lm_head.weight, files.tensors["transformer.embed_tokens.weight"].values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__norm__weight": None}, ["lacks tensor model.norm.weight"]),
+        ({"model__k_proj__bias": None}, ["lacks tensor model.k_proj.bias"]),
+        (
+            {"model__k_proj__bias": None, "model__v_proj__bias": None, "model__norm__weight": None,
+             "model__q_proj__weight": None},
+            ["lacks tensors", "model.k_proj.bias", "and 1 more"],
+        ),
+        ({"model__surprise": (3,)}, ["unexpected tensor model.surprise"]),
+        ({"model__norm__weight": (5,)}, ["model.norm.weight [5]", "model.norm.weight [4]"]),
+        ({"model__norm__weight": (2, 2)}, ["[2, 2]", "[4]"]),
+        ({"model__q_proj__weight": (4, 5)}, ["model.q_proj.weight [4, 5]", "model.qkv_proj.weight [8, 4]"]),
+        ({"model__q_proj__weight": (6, 4)}, ["model.q_proj.weight [6, 4]", "[2, 4]", "[8, 4]"]),
+        ({"model__q_proj__weight": ()}, ["model.q_proj.weight []"]),
+    ],
+)  # fmt: skip
+def test_disagreements_name_tensors_and_shapes(load: Any, changes: Any, words: list[str]) -> None:
+    files = tensors(**changes)
+    with pytest.raises(ModelFileError) as raised:
+        load(files)
+    for word in words:
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not any(tensor.decoded for tensor in files.tensors.values()), "checked before anything is read"
+
+
+def test_progress_counts_all_bytes(load: Any) -> None:
+    calls: list[tuple[int, int]] = []
+    files = tensors(lm_head__weight=(10, 4))
+    load(files, progress=lambda stage, done, total: calls.append((done, total)))
+    placed = sum(tensor.num_bytes for name, tensor in files.tensors.items() if name != "lm_head.weight")
+    assert calls[-1] == (placed, placed)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_dummy_weights_are_seeded_and_need_no_tensors(load: Any) -> None:
+    first, again, other = (load(Files({}), load_format="dummy", seed=seed) for seed in (3, 3, 4))
+    weight = first.model.qkv_proj.weight
+    assert torch.equal(weight, again.model.qkv_proj.weight)
+    assert not torch.equal(weight, other.model.qkv_proj.weight)
+    assert weight.isfinite().all()
+    assert weight.std() > 0
+    assert first.model.norm.weight.tolist() == [1] * 4
+    assert first.model.qkv_proj.bias.tolist() == [0] * 8
+
+
+def test_names() -> None:
+    assert target_of("transformer.h.0.k_proj.weight", RENAMES, STACKED) == ("model.h.0.qkv_proj.weight", 1)
+    assert target_of("model.norm.weight", RENAMES, STACKED) == ("model.norm.weight", 0)
+    # A whole segment, not a part of one.
+    assert target_of("model.k_proj_norm.weight", {}, STACKED) == ("model.k_proj_norm.weight", 0)
+    assert part_names("a.qkv_proj.bias", STACKED) == ["a.q_proj.bias", "a.k_proj.bias", "a.v_proj.bias"]
+    assert part_names("a.o_proj.bias", STACKED) == ["a.o_proj.bias"]
+
+
+def test_plan_covers_each_row_once() -> None:
+    model = Stored()
+    placements = plan_placements(model, dict(model.named_parameters()), {"lm_head.weight"}, tensors().tensors)
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for placement in placements:
+        first = placement.first_row
+        rows.setdefault(placement.parameter_name, []).append((first, first + placement.tensor.shape[0]))
+    assert rows["model.qkv_proj.weight"] == [(0, 4), (4, 6), (6, 8)]
+    assert rows["model.norm.weight"] == [(0, 4)]
+
+
+def test_real_classes_are_found_by_architecture() -> None:
+    with pytest.raises(Exception, match="NoSuchArchitecture"):
+        ModelRegistry().resolve({"architectures": ["NoSuchArchitecture"]})

@@ -1,0 +1,246 @@
+"""Steps end to end through the real scheduler: chunked, batched, forked and preempted equal alone, bit for bit."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.builders import make_config
+from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
+
+from quire.errors import EngineError
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from quire.sampling.sampler import Sampler
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.types import KVCacheGroup, Request, RequestResult, SchedulerOutput, StepResult
+
+MODEL = TinyModel()
+
+
+class Runtime:
+    """Scheduler and runner over the stand-in model."""
+
+    def __init__(self, groups: tuple[KVCacheGroup, ...] = ONE_GROUP, **config: Any) -> None:
+        self.config = make_config(kv_cache_groups=groups, vocab_size=VOCAB_SIZE, **config)
+        self.scheduler = Scheduler(self.config.scheduler)
+        cache = CacheEngine(self.config)
+        # Unwritten memory must never reach a result.
+        cache.pool.fill_(float("nan"))
+        self.runner = ModelRunner(self.config, MODEL, cache, Sampler(VOCAB_SIZE, torch.device("cpu")))
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        return self.runner.run(output)
+
+    def run(self, *requests: Request, **how: Any) -> dict[str, list[RequestResult]]:
+        results, self.outputs = run_to_end(self.scheduler, self, list(requests), **how)
+        return results
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(7 * number + 3 * i + i * i) % VOCAB_SIZE for i in range(length)]
+
+
+def make_request(name: str, token_ids: list[int], max_tokens: int = 8, seed: int = 0, **params: Any) -> Request:
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})
+    return Request(
+        name, token_ids, sampling, max_tokens=max_tokens, seed=seed,
+        reads_prefix_cache=sampling.prompt_logprobs is None,
+    )  # fmt: skip
+
+
+def pooling_request(name: str, token_ids: list[int], **params: Any) -> Request:
+    return Request(name, token_ids, None, PoolingParams(**params), max_tokens=0, reads_prefix_cache=False)
+
+
+def tokens(results: dict[str, list[RequestResult]]) -> dict[str, list[int | None]]:
+    return {name: [item.token_id for item in items if item.token_id is not None] for name, items in results.items()}
+
+
+def greedy(token_ids: list[int], count: int) -> list[int]:
+    """Greedy tokens without an engine."""
+    known = list(token_ids)
+    for _ in range(count):
+        known.append(int(MODEL.compute_logits(MODEL.hidden_of(known)[-1:]).argmax()))
+    return known[len(token_ids) :]
+
+
+LENGTHS = (1, 5, 13, 30, 4)
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 64])
+def test_chunked_and_batched_equal_no_engine(chunk: int, groups: tuple[KVCacheGroup, ...]) -> None:
+    requests = [make_request(f"r{i}", prompt(i, length)) for i, length in enumerate(LENGTHS)]
+    runtime = Runtime(groups, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16))
+    found = tokens(runtime.run(*requests, one_per_step=True))
+    assert found == {f"r{i}": greedy(prompt(i, length), 8) for i, length in enumerate(LENGTHS)}
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_block_sizes_and_cached_prefixes(block_size: int) -> None:
+    runtime = Runtime(block_size=block_size, num_blocks=256)
+    long = prompt(3, 40)
+    first = tokens(runtime.run(make_request("first", long)))["first"]
+    again = make_request("again", long)
+    assert tokens(runtime.run(again))["again"] == first == greedy(long, 8)
+    assert again.num_cached_tokens > 0
+
+
+def test_preempted_requests_continue_as_if_nothing_happened() -> None:
+    requests = [make_request(f"r{i}", prompt(i, 14), max_tokens=20) for i in range(4)]
+    # 4 × 34 tokens need 34 blocks; 19 are there.
+    runtime = Runtime(num_blocks=20)
+    found = tokens(runtime.run(*requests))
+    assert any(output.preempted_ids for output in runtime.outputs)
+    assert found == {f"r{i}": greedy(prompt(i, 14), 20) for i in range(4)}
+
+
+def with_siblings(n: int, seed: int, token_ids: list[int]) -> Request:
+    leader, *siblings = (
+        make_request(f"s{i}", token_ids, 10, seed + i, temperature=1.0, n=n, logprobs=2) for i in range(n)
+    )
+    leader.siblings = siblings
+    return leader
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
+@pytest.mark.parametrize("length", [7, 8])
+def test_forked_siblings_equal_separate_runs(length: int, groups: tuple[KVCacheGroup, ...]) -> None:
+    token_ids = prompt(2, length)
+    runtime = Runtime(groups)
+    together = runtime.run(with_siblings(4, 100, token_ids), make_request("other", prompt(9, 11)))
+    assert any(output.copies for output in runtime.outputs) == (length % 4 != 0)
+    for i in range(4):
+        request = make_request("alone", token_ids, 10, 100 + i, temperature=1.0, logprobs=2)
+        alone = Runtime(groups).run(request)["alone"]
+        expected = [dataclasses.replace(item, request_id=f"s{i}") for item in alone]
+        assert together[f"s{i}"] == expected
+    assert len({tuple(found) for found in tokens(together).values()}) == 5
+
+
+def test_siblings_survive_preemption() -> None:
+    token_ids = prompt(2, 13)
+    free = tokens(Runtime().run(with_siblings(3, 7, token_ids)))
+    tight = Runtime(num_blocks=10)
+    assert tokens(tight.run(with_siblings(3, 7, token_ids))) == free
+    assert any(output.preempted_ids for output in tight.outputs)
+
+
+def test_beams_forked_between_steps() -> None:
+    runtime = Runtime()
+    token_ids = prompt(4, 6)
+    parent = make_request("parent", token_ids, logprobs=3)
+    parent.awaits_external_token = True
+    runtime.scheduler.add_request(parent)
+
+    def step() -> dict[str, RequestResult]:
+        output = runtime.scheduler.schedule()
+        result = runtime.execute_model(output)
+        runtime.scheduler.update(output, result)
+        runtime.scheduler.check_integrity()
+        return {item.request_id: item for item in result.results}
+
+    assert step()["parent"].logprobs is not None
+    children = {}
+    for name, token_id in (("left", 11), ("right", 12)):
+        child = make_request(name, token_ids, logprobs=3)
+        child.awaits_external_token = True
+        runtime.scheduler.fork("parent", child)
+        runtime.scheduler.append_token(name, token_id)
+        children[name] = token_id
+    # The parent ends in the very step in which its children first run.
+    runtime.scheduler.abort(["parent"])
+    found = step()
+    for name, token_id in children.items():
+        assert found[name].token_id == greedy([*token_ids, token_id], 1)[0]
+        logprobs = found[name].logprobs
+        assert logprobs is not None
+        expected = MODEL.compute_logits(MODEL.hidden_of([*token_ids, token_id])[-1:]).log_softmax(-1)[0]
+        assert logprobs.logprobs[0] == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 64])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_pooling_equals_direct_computation(chunk: int, pooling: str, normalize: bool) -> None:
+    runtime = Runtime(max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16))
+    lengths = (1, 9, 20)
+    requests = [
+        pooling_request(f"p{i}", prompt(i, n), pooling=pooling, normalize=normalize) for i, n in enumerate(lengths)
+    ]
+    results = runtime.run(*requests, make_request("text", prompt(5, 6)))
+    for i, length in enumerate(lengths):
+        hidden = MODEL.hidden_of(prompt(i, length))
+        expected = hidden[-1] if pooling == "last" else hidden.mean(0)
+        expected = expected / expected.norm() if normalize else expected
+        (result,) = results[f"p{i}"]
+        assert result.token_id is None
+        assert result.embedding == pytest.approx(expected.tolist(), abs=1e-5)
+    assert tokens(results)["text"] == greedy(prompt(5, 6), 8)
+    assert runtime.runner._hidden_sums.keys() <= {f"p{i}" for i in range(3)}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 64])
+def test_prompt_logprobs_do_not_depend_on_chunks(chunk: int) -> None:
+    token_ids = prompt(6, 23)
+    runtime = Runtime(max_num_batched_tokens=chunk, max_num_seqs=1)
+    results = runtime.run(make_request("a", token_ids, 3, prompt_logprobs=2))["a"]
+    found = [logprobs for item in results for logprobs in item.prompt_logprobs]
+    expected = MODEL.compute_logits(MODEL.hidden_of(token_ids)).log_softmax(-1)
+    assert [logprobs.token_ids[0] for logprobs in found] == token_ids[1:]
+    for position, logprobs in enumerate(found):
+        row = expected[position]
+        assert logprobs.logprobs[0] == pytest.approx(float(row[token_ids[position + 1]]), abs=1e-5)
+        assert logprobs.ranks[0] == 1 + int((row > row[token_ids[position + 1]]).sum())
+        likeliest = set(row.topk(2).indices.tolist())
+        assert likeliest <= set(logprobs.token_ids)
+    assert tokens({"a": results})["a"] == greedy(token_ids, 3)
+
+
+def test_prompt_logprobs_of_more_rows_than_a_slice() -> None:
+    length = PROMPT_LOGPROB_ROWS // 2
+    long = Runtime(max_model_len=200, max_num_batched_tokens=200)
+    whole = long.run(make_request("a", prompt(1, length), 1, prompt_logprobs=0))["a"][0].prompt_logprobs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.runtime.model_runner.PROMPT_LOGPROB_ROWS", 50)
+        sliced = Runtime(max_model_len=200, max_num_batched_tokens=200)
+        found = sliced.run(make_request("a", prompt(1, length), 1, prompt_logprobs=0))["a"][0].prompt_logprobs
+    assert found == whole
+    assert len(whole) == length - 1
+
+
+def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
+    (result,) = Runtime().run(make_request("a", [3], 1, prompt_logprobs=1))["a"]
+    assert result.prompt_logprobs == ()
+    assert result.token_id is not None
+
+
+def test_replay_gives_the_same_results() -> None:
+    runtime = Runtime(num_blocks=20)
+    requests = [make_request(f"r{i}", prompt(i, 14), 20, seed=i, temperature=0.9) for i in range(4)]
+    recorded: list[StepResult] = []
+    execute = runtime.execute_model
+    runtime.execute_model = lambda output: recorded.append(execute(output)) or recorded[-1]  # type: ignore[method-assign, func-returns-value]
+    runtime.run(*requests)
+    second = Runtime(num_blocks=20)
+    assert [second.execute_model(output) for output in runtime.outputs] == recorded
+
+
+def test_nothing_is_remembered_of_requests_that_ended() -> None:
+    runtime = Runtime()
+    runtime.run(make_request("a", prompt(1, 5)), pooling_request("p", prompt(2, 5), pooling="mean"))
+    runtime.run(make_request("b", prompt(1, 5), 1))
+    assert len(runtime.runner.states) == 1
+    assert "b" in runtime.runner.states
+    assert runtime.runner._hidden_sums == {}
+
+
+def test_empty_step_and_unknown_request() -> None:
+    runtime = Runtime()
+    assert runtime.execute_model(SchedulerOutput(9, (), (), (), (), ())) == StepResult(9, ())
+    runtime.scheduler.add_request(make_request("a", prompt(0, 4)))
+    output = runtime.scheduler.schedule()
+    with pytest.raises(EngineError, match="never told"):
+        runtime.execute_model(dataclasses.replace(output, new_requests=()))

@@ -1,0 +1,77 @@
+"""What the runner remembers of requests: tokens and tables follow the schedule's updates."""
+
+from typing import Any
+
+import pytest
+
+from quire.errors import EngineError
+from quire.runtime.request_states import RequestStates
+from quire.sampling_params import SamplingParams
+from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
+
+
+def new(request_id: str, token_ids: tuple[int, ...] = (1, 2, 3)) -> NewRequest:
+    return NewRequest(request_id, token_ids, len(token_ids), SamplingParams(), None, (), 0)
+
+
+def item(request_id: str, *updates: BlockTableUpdate, new_token_ids: tuple[int, ...] = ()) -> ScheduledRequest:
+    return ScheduledRequest(request_id, 0, 1, True, new_token_ids, updates)
+
+
+def step(**fields: Any) -> SchedulerOutput:
+    empty: dict[str, Any] = dict.fromkeys(("new_requests", "scheduled", "copies", "preempted_ids"), ())
+    return SchedulerOutput(**{"step_id": 0, "finished_ids": (), **empty, **fields})
+
+
+def make_states(max_num_seqs: int = 3, num_groups: int = 2) -> RequestStates:
+    return RequestStates(max_num_seqs=max_num_seqs, max_model_len=20, block_size=4, num_groups=num_groups)
+
+
+def test_tokens_are_appended_and_tables_updated() -> None:
+    states = make_states()
+    first = item("a", BlockTableUpdate(0, (5, 6, 7)), BlockTableUpdate(0, (8, 9, 10)))
+    states.apply(step(new_requests=(new("a"),), scheduled=(first,)))
+    second = item("a", BlockTableUpdate(2, (11, 12)), BlockTableUpdate(3, ()), new_token_ids=(40,))
+    states.apply(step(scheduled=(second,)))
+    states.apply(step(scheduled=(item("a", new_token_ids=(41, 42)),)))
+    row = states["a"].row
+    assert states["a"].num_tokens == 6
+    assert states.token_slice("a", 0, 6).tolist() == [1, 2, 3, 40, 41, 42]
+    assert states.block_tables[0, row, :4].tolist() == [5, 6, 11, 12]
+    assert states.block_tables[1, row, :3].tolist() == [8, 9, 10]
+
+
+def test_rows_are_reused_and_requests_come_back() -> None:
+    states = make_states(max_num_seqs=1)
+    for round_number in range(3):
+        states.apply(step(new_requests=(new("a", (round_number,)),)))
+        assert states.token_slice("a", 0, 1).tolist() == [round_number]
+        states.apply(step(finished_ids=("a",)) if round_number else step(preempted_ids=("a",)))
+        assert "a" not in states
+    assert len(states.tokens) == 1
+    # Preempted and announced again in one step.
+    states.apply(step(new_requests=(new("a"),)))
+    states.apply(step(preempted_ids=("a",), new_requests=(new("a", (7, 8)),)))
+    assert (len(states), states["a"].num_tokens) == (1, 2)
+
+
+def test_more_requests_than_rows_grow_the_arrays_and_keep_their_contents() -> None:
+    states = make_states(max_num_seqs=2)
+    names = [f"r{number}" for number in range(9)]
+    for number, name in enumerate(names):
+        update = BlockTableUpdate(0, (number + 1,))
+        states.apply(step(new_requests=(new(name, (number,) * 3),), scheduled=(item(name, update, update),)))
+    assert len({states[name].row for name in names}) == 9
+    for number, name in enumerate(names):
+        assert states.token_slice(name, 0, 3).tolist() == [number] * 3
+        assert states.block_tables[:, states[name].row, 0].tolist() == [number + 1] * 2
+
+
+def test_unknown_ids() -> None:
+    states = make_states()
+    states.apply(step(finished_ids=("never seen",), preempted_ids=("nor this",)))
+    with pytest.raises(EngineError, match="'ghost' was scheduled"):
+        states.apply(step(scheduled=(item("ghost"),)))
+    states.apply(step(new_requests=(new("a"),)))
+    with pytest.raises(EngineError, match="announced twice"):
+        states.apply(step(new_requests=(new("a"),)))

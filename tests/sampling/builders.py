@@ -1,0 +1,59 @@
+"""Requests and one-call sampling for the tests of this folder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from quire.sampling.sampler import Sampler
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest, TokenLogprobs
+
+CPU = torch.device("cpu")
+EXAMPLE = torch.tensor([0.40, 0.30, 0.15, 0.10, 0.05])
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": None, **fields})
+
+
+def new_request(
+    request_id: str = "a",
+    sampling: SamplingParams | None = None,
+    *,
+    prompt: Sequence[int] = (0,),
+    output: Sequence[int] = (),
+    seed: int = 0,
+    eos: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+) -> NewRequest:
+    return NewRequest(
+        request_id=request_id,
+        token_ids=(*prompt, *output),
+        num_prompt_tokens=len(prompt),
+        sampling=sampling or params(),
+        pooling=None,
+        eos_token_ids=tuple(eos),
+        seed=seed,
+        bad_words_token_ids=tuple(tuple(words) for words in bad_words),
+    )
+
+
+def sample_all(logits: torch.Tensor, requests: Sequence[NewRequest]) -> list[tuple[int, TokenLogprobs | None]]:
+    """Sample one token for each request from its row of a copy of the logits."""
+    sampler = Sampler(logits.shape[-1], logits.device)
+    for new in requests:
+        sampler.add_request(new)
+    return sampler.sample(logits.clone(), [new.request_id for new in requests])
+
+
+def sample_one(logits: Sequence[float] | torch.Tensor, new: NewRequest) -> int:
+    """Sample one token of one request from one row of logits [V]."""
+    return sample_all(torch.as_tensor(logits, dtype=torch.float32)[None, :], [new])[0][0]
+
+
+def draw_many(logits: torch.Tensor, sampling: SamplingParams, count: int, **of_request: Any) -> torch.Tensor:
+    """Draw `count` tokens, each with its own seed, from the same row of logits [V]."""
+    requests = [new_request(str(seed), sampling, seed=seed, **of_request) for seed in range(count)]
+    chosen = sample_all(logits.expand(count, -1).clone(), requests)
+    return torch.tensor([token_id for token_id, _ in chosen])

@@ -1,0 +1,199 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sampling.builders import EXAMPLE, params
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from quire.sampling.filters import (
+    POOL_SIZES,
+    candidate_groups,
+    filtered_probabilities,
+    is_filtered,
+    tempered_probabilities,
+)
+
+COMBINATIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.7},
+    {"top_k": 7},
+    {"top_k": 200},
+    {"top_k": 3000},
+    {"top_p": 0.3},
+    {"top_p": 0.9},
+    {"top_p": 0.99},
+    {"min_p": 0.1},
+    {"top_k": 50, "top_p": 0.8},
+    {"top_k": 1500, "top_p": 0.95},
+    {"temperature": 0.6, "min_p": 0.02, "top_p": 0.9},
+    {"temperature": 1.3, "min_p": 0.05, "top_k": 20, "top_p": 0.7},
+]
+
+
+def of_example(**fields: Any) -> list[float]:
+    found: list[float] = filtered_probabilities(EXAMPLE.log()[None, :], [params(**fields)])[0].tolist()
+    return found
+
+
+def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def by_definition(logits: torch.Tensor, **fields: Any) -> list[float]:
+    """The kept tokens by a plain sort, in fp64, of one row."""
+    wanted = params(**fields)
+    probabilities = (logits.double() / wanted.temperature).softmax(-1)
+    probabilities[probabilities < wanted.min_p * probabilities.max()] = 0
+    ranked = sorted(range(len(logits)), key=lambda i: (-probabilities[i].item(), i))
+    ranked = ranked[: wanted.top_k if wanted.top_k > 0 else None]
+    total = sum(probabilities[i].item() for i in ranked)
+    kept, mass = [], 0.0
+    for i in ranked:
+        if wanted.top_p < 1 and mass >= wanted.top_p * total * (1 - 1e-6):
+            break
+        kept.append(i)
+        mass += probabilities[i].item()
+    return [probabilities[i].item() / mass if i in kept else 0.0 for i in range(len(logits))]
+
+
+def test_example_top_k() -> None:
+    assert of_example(top_k=3) == pytest.approx([0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0], abs=1e-6)
+    assert [round(p, 2) for p in of_example(top_k=3)] == [0.47, 0.35, 0.18, 0, 0]
+
+
+def test_example_top_p_keeps_the_token_that_crosses() -> None:
+    assert of_example(top_p=0.9) == pytest.approx([p / 0.95 for p in (0.4, 0.3, 0.15, 0.1)] + [0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "num_kept"), [(0.01, 1), (0.4, 1), (0.41, 2), (0.7, 2), (0.85, 3), (0.95, 4), (1, 5)]
+)
+def test_example_top_p_stops_where_it_is_reached(top_p: float, num_kept: int) -> None:
+    assert sum(p > 0 for p in of_example(top_p=top_p)) == num_kept
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    # Of .47 .35 .18 the first two reach 0.8; of the whole they would not.
+    assert of_example(top_k=3, top_p=0.8) == pytest.approx([4 / 7, 3 / 7, 0, 0, 0], abs=1e-6)
+
+
+def test_min_p_is_relative_to_the_largest() -> None:
+    assert of_example(min_p=0.3) == pytest.approx([0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0], abs=1e-6)
+    assert of_example(min_p=1) == [1, 0, 0, 0, 0]
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    squared = EXAMPLE**2 / (EXAMPLE**2).sum()
+    assert of_example(temperature=0.5) == pytest.approx(squared.tolist(), abs=1e-6)
+    rooted = EXAMPLE**0.5 / (EXAMPLE**0.5).sum()
+    assert of_example(temperature=2) == pytest.approx(rooted.tolist(), abs=1e-6)
+
+
+def test_greedy_is_the_first_argmax() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
+    found = filtered_probabilities(logits, [params(temperature=0), params(temperature=0, top_k=2)])
+    assert found.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 3}, {"top_p": 0.3}, {"top_k": 4, "top_p": 0.7}])
+@pytest.mark.parametrize("vocab_size", [10, 5000])
+def test_equally_likely_tokens_are_kept_by_lower_id(fields: dict[str, Any], vocab_size: int) -> None:
+    logits = torch.full((1, vocab_size), -1000.0)
+    equal = range(vocab_size - 10, vocab_size)
+    logits[0, list(equal)] = 2.0
+    found = filtered_probabilities(logits, [params(**fields)])[0]
+    assert found.nonzero()[:, 0].tolist() == list(equal)[:3]
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 300}, {"top_p": 0.3}])
+def test_a_tie_longer_than_any_pool(fields: dict[str, Any]) -> None:
+    found = filtered_probabilities(torch.zeros(1, 1000), [params(**fields)])[0]
+    assert found.nonzero()[:, 0].tolist() == list(range(300))
+
+
+@pytest.mark.parametrize("fields", COMBINATIONS, ids=str)
+def test_equals_transformers(fields: dict[str, Any]) -> None:
+    logits = gaussian(6, 6000)
+    expected = logits.double() / fields.get("temperature", 1.0)
+    unused = torch.zeros(6, 1, dtype=torch.long)
+    if "min_p" in fields:
+        expected = MinPLogitsWarper(fields["min_p"])(unused, expected)
+    if "top_k" in fields:
+        expected = TopKLogitsWarper(fields["top_k"])(unused, expected)
+    if "top_p" in fields:
+        expected = TopPLogitsWarper(fields["top_p"])(unused, expected)
+    found = filtered_probabilities(logits, [params(**fields)] * 6)
+    torch.testing.assert_close(found, expected.softmax(-1).float(), rtol=1e-4, atol=1e-9)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    vocab_size=st.integers(1, 60),
+    temperature=st.floats(0.05, 2),
+    top_k=st.integers(-1, 70),
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
+)
+def test_equals_the_definition_with_ties(
+    seed: int, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    # Whole numbers: many ties, which the definition breaks by id.
+    logits = torch.randint(-3, 4, (1, vocab_size), generator=torch.Generator().manual_seed(seed)).float()
+    fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    found = filtered_probabilities(logits, [params(**fields)])[0]
+    assert found.tolist() == pytest.approx(by_definition(logits[0], **fields), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [33, 1000, 9001, 49_152])
+def test_a_row_has_the_same_bits_in_every_batch(vocab_size: int) -> None:
+    wanted = [params(**fields) for fields in COMBINATIONS]
+    logits = gaussian(len(wanted), vocab_size, scale=3.0)
+    together = filtered_probabilities(logits, wanted)
+    for row, p in enumerate(wanted):
+        assert torch.equal(filtered_probabilities(logits[row : row + 1], [p])[0], together[row]), COMBINATIONS[row]
+    backwards = filtered_probabilities(logits.flip(0), wanted[::-1]).flip(0)
+    assert torch.equal(backwards, together)
+
+
+def test_every_filtered_row_is_in_one_group_or_too_flat() -> None:
+    wanted = [params(**fields) for fields in COMBINATIONS]
+    probabilities = tempered_probabilities(gaussian(len(wanted), 20_000, scale=1.0), wanted)
+    rows = [row for row, p in enumerate(wanted) if is_filtered(p, 20_000)]
+    groups, flat = candidate_groups(probabilities, wanted, rows)
+    assert sorted([row for group in groups for row in group.rows] + flat) == rows
+    assert flat, "some top_p of an almost uniform row needs more than the first pool"
+    assert all(wanted[row].top_k == 0 for row in flat)
+    assert {group.weights.shape[-1] for group in groups} <= {*POOL_SIZES, 20_000}
+
+
+def test_what_the_first_pool_decides_is_not_looked_for_further() -> None:
+    probabilities = tempered_probabilities(gaussian(2, 20_000, scale=6.0), [params(top_p=0.5), params(top_k=10)])
+    groups, flat = candidate_groups(probabilities, [params(top_p=0.5), params(top_k=10)], [0, 1])
+    assert [(group.rows, group.weights.shape[-1]) for group in groups] == [([0, 1], POOL_SIZES[0])]
+    assert flat == []
+
+
+def test_masked_tokens_are_never_kept() -> None:
+    logits = torch.full((4, 3000), -torch.inf)
+    logits[:, [5, 9]] = torch.tensor([1.0, 2.0])
+    wanted = [params(), params(top_k=50), params(top_p=0.999), params(min_p=0.001)]
+    found = filtered_probabilities(logits, wanted)
+    assert all(row.nonzero()[:, 0].tolist() == [5, 9] for row in found)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_cannot_be_drawn_from_is_nan_and_others_are_not(bad: float) -> None:
+    logits = gaussian(3, 1000)
+    logits[1, 700] = bad
+    probabilities = tempered_probabilities(logits, [params(), params(), params(min_p=0.1)])
+    assert probabilities.isnan().all(-1).tolist() == [False, True, False]
+    assert not probabilities[[0, 2]].isnan().any()
+
+
+def test_tiny_temperatures_do_not_overflow() -> None:
+    logits = torch.tensor([[300.0, -300.0, 299.0]])
+    found = filtered_probabilities(logits, [params(temperature=1e-5)])
+    assert found.tolist() == [[1.0, 0.0, 0.0]]

@@ -1,0 +1,371 @@
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params, sample_all, sample_one
+
+from quire.errors import EngineError
+from quire.sampling.filters import filtered_probabilities
+from quire.sampling.sampler import Sampler
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest
+
+LOGITS = EXAMPLE.log()
+GREEDY = {"temperature": 0.0}
+NUM_DRAWS = 4000
+
+
+def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+# --- Greedy ------------------------------------------------------------------------------------
+
+
+def test_greedy_is_argmax() -> None:
+    logits = gaussian(33, 5000)
+    found = sample_all(logits, [new_request(str(row), params(**GREEDY)) for row in range(33)])
+    assert found == [(token_id, None) for token_id in logits.argmax(-1).tolist()]
+
+
+def test_greedy_ignores_seed_and_filters_and_takes_the_lower_id_of_a_tie() -> None:
+    logits = [0.0, 7.0, 3.0, 7.0]
+    for seed in range(20):
+        wanted = params(temperature=0, top_k=3, top_p=0.99, min_p=0.1, logprobs=1)
+        assert sample_one(logits, new_request(sampling=wanted, seed=seed)) == 1
+
+
+def test_greedy_only_leaves_the_logits_alone() -> None:
+    logits = gaussian(3, 100)
+    before = logits.clone()
+    sampler = Sampler(100, CPU)
+    for row in range(3):
+        sampler.add_request(new_request(str(row), params(**GREEDY)))
+    sampler.sample(logits, ["0", "1", "2"])
+    assert torch.equal(logits, before)
+
+
+def test_temperature_just_above_greedy_draws() -> None:
+    assert len(set(draw_many(torch.zeros(4), params(temperature=1e-4), 50).tolist())) == 4
+
+
+# --- Distributions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 10, "top_p": 0.6},
+        {"temperature": 1.5, "min_p": 0.05, "top_p": 0.9},
+        {"temperature": 0.8, "min_p": 0.05, "top_k": 8, "top_p": 0.95},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocab_size", [20, 400])
+def test_draws_have_the_filtered_distribution(fields: dict[str, Any], vocab_size: int) -> None:
+    # 400 tokens, nearly equal: top_p does not fit the first pool.
+    logits = gaussian(1, vocab_size, seed=3, scale=1.0 if vocab_size == 20 else 0.1)[0]
+    wanted = params(**fields)
+    counts = torch.bincount(draw_many(logits, wanted, NUM_DRAWS), minlength=vocab_size)
+    expected = filtered_probabilities(logits[None, :], [wanted])[0].double()
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    assert kept.sum() > 1
+    frequencies = (expected[kept] / expected[kept].sum() * NUM_DRAWS).numpy()
+    assert stats.chisquare(counts[kept].numpy(), frequencies).pvalue > 1e-4
+
+
+def test_draws_along_one_request_have_the_distribution_too() -> None:
+    sampler = Sampler(5, CPU)
+    sampler.add_request(new_request("a", params(), seed=11))
+    counts = [0] * 5
+    for _ in range(2000):
+        token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
+        sampler.append_tokens("a", [token_id])
+        counts[token_id] += 1
+    assert stats.chisquare(counts, [2000 * p for p in (0.4, 0.3, 0.15, 0.1, 0.05)]).pvalue > 1e-4
+
+
+# --- Seeds -------------------------------------------------------------------------------------
+
+
+def generate(new: NewRequest, steps: int, *, start: int = 0) -> list[int]:
+    """Tokens of one request; the logits depend on the position only."""
+    sampler = Sampler(1000, CPU)
+    sampler.add_request(new)
+    found = []
+    for step in range(start, steps):
+        token_id = sampler.sample(gaussian(1, 1000, seed=step), [new.request_id])[0][0]
+        sampler.append_tokens(new.request_id, [token_id])
+        found.append(token_id)
+    return found
+
+
+def test_the_same_seed_gives_the_same_tokens() -> None:
+    assert generate(new_request(seed=5), 20) == generate(new_request("b", seed=5), 20)
+
+
+def test_another_seed_gives_other_tokens() -> None:
+    assert len({tuple(generate(new_request(seed=seed), 20)) for seed in range(10)}) == 10
+
+
+def test_another_position_gives_other_numbers() -> None:
+    sampler = Sampler(1000, CPU)
+    for length in range(1, 30):
+        sampler.add_request(new_request(str(length), prompt=[0] * length, seed=5))
+    found = sampler.sample(torch.zeros(29, 1000), [str(length) for length in range(1, 30)])
+    assert len({token_id for token_id, _ in found}) > 20
+
+
+def test_a_request_that_comes_back_goes_on_as_if_it_had_stayed() -> None:
+    wanted = params(repetition_penalty=1.3, presence_penalty=0.5, top_p=0.9, min_tokens=15)
+    common: dict[str, Any] = {"seed": 9, "eos": [3], "prompt": [1, 2], "bad_words": [[4], [5, 6]]}
+    whole = generate(new_request("a", wanted, **common), 20)
+    resumed = generate(new_request("a", wanted, output=whole[:8], **common), 20, start=8)
+    assert resumed == whole[8:]
+
+
+# --- A row does not depend on the batch ---------------------------------------------------------
+
+WANTED = st.builds(
+    lambda **fields: SamplingParams(max_tokens=None, **fields),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.9]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
+    top_k=st.sampled_from([0, -1, 1, 5, 127, 128, 200, 5000]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.2]),
+    min_tokens=st.sampled_from([0, 2, 9]),
+    logprobs=st.sampled_from([None, 0, 3]),
+    logit_bias=st.sampled_from([None, {7: 5.0, 8: -100.0}]),
+    allowed_token_ids=st.sampled_from([None, (1, 5, 9, 11), tuple(range(400))]),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[NewRequest]:
+    count = draw(st.integers(1, 12))
+    return [
+        new_request(
+            str(index),
+            draw(WANTED),
+            prompt=draw(st.lists(st.integers(0, 400), min_size=1, max_size=5)),
+            output=draw(st.lists(st.integers(0, 400), max_size=5)),
+            seed=draw(st.integers(-5, 5)),
+            eos=[2],
+            bad_words=draw(st.sampled_from([[], [[3]], [[4, 5], [9]]])),
+        )
+        for index in range(count)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=requests(), order=st.randoms(use_true_random=False), scale=st.sampled_from([0.2, 2.0, 8.0]))
+def test_alone_as_in_any_batch_and_order(batch: list[NewRequest], order: random.Random, scale: float) -> None:
+    logits = gaussian(len(batch), 3001, scale=scale)
+    together = sample_all(logits, batch)
+    for row, new in enumerate(batch):
+        assert sample_all(logits[row : row + 1], [new]) == [together[row]]
+    rows = list(range(len(batch)))
+    order.shuffle(rows)
+    shuffled = sample_all(logits[rows], [batch[row] for row in rows])
+    assert shuffled == [together[row] for row in rows]
+
+
+def test_batches_are_cut_into_slices_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = gaussian(9, 300)
+    batch = [new_request(str(row), params(top_p=0.9, logprobs=2), seed=row) for row in range(9)]
+    whole = sample_all(logits, batch)
+    monkeypatch.setattr("quire.sampling.row_slices.SLICE_ELEMENTS", 4 * 300)
+    assert sample_all(logits, batch) == whole
+
+
+# --- Each option has its effect ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_request", "expected"),
+    [
+        ({}, {}, 0),
+        ({"logit_bias": {4: 5.0}}, {}, 4),
+        ({"allowed_token_ids": [3, 2]}, {}, 2),
+        ({"repetition_penalty": 3.0}, {"prompt": [0]}, 1),
+        ({"repetition_penalty": 3.0}, {"output": [0, 1]}, 2),
+        ({"frequency_penalty": 0.2}, {"output": [0] * 5}, 1),
+        ({"frequency_penalty": 0.2}, {"output": [0]}, 0),
+        ({"frequency_penalty": 2.0}, {"prompt": [0] * 5}, 0),
+        ({"presence_penalty": 1.0}, {"output": [0]}, 1),
+        ({"presence_penalty": 1.0}, {"prompt": [0]}, 0),
+        ({"presence_penalty": -2.0}, {"output": [2]}, 2),
+        ({}, {"bad_words": [[0], [1]]}, 2),
+        ({}, {"bad_words": [[1, 3, 0]], "output": [1, 3]}, 1),
+        ({}, {"bad_words": [[1, 3, 0]], "output": [1, 4]}, 0),
+        ({}, {"bad_words": [[1, 3, 0]], "prompt": [1, 3]}, 0),
+        ({"min_tokens": 2}, {"eos": [0]}, 1),
+        ({"min_tokens": 2}, {"eos": [0], "output": [3]}, 1),
+        ({"min_tokens": 2}, {"eos": [0], "output": [3, 3]}, 0),
+        ({"min_tokens": 2, "ignore_eos": True}, {"eos": [0]}, 0),
+        ({"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [0]}, {"eos": [1]}, 1),
+        ({"min_tokens": 2, "stop_token_ids": [0, 1]}, {"eos": [2]}, 3),
+        ({"min_tokens": 2, "stop_token_ids": [99]}, {"eos": [77]}, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("logits", [LOGITS, LOGITS + 3.0], ids=["negative", "positive"])
+def test_options_change_the_greedy_choice(
+    fields: dict[str, Any], of_request: dict[str, Any], expected: int, logits: torch.Tensor
+) -> None:
+    new = new_request(sampling=params(**GREEDY, **fields), **{"prompt": [4], **of_request})
+    assert sample_one(logits, new) == expected
+
+
+def test_all_edits_together_in_the_documented_order() -> None:
+    # allowed {0, 1, 2}; 0 is a bad word; bias lifts 2 to 4 (and 3, in vain); repetition halves it to 2;
+    # frequency 2 x 0.5 and presence 0.5 leave 0.5, below the 0.75 of token 1.
+    fields = {"repetition_penalty": 2.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}
+    wanted = params(**GREEDY, **fields, logit_bias={2: 3.0, 3: 100.0}, allowed_token_ids=[0, 1, 2])
+    new = new_request(sampling=wanted, prompt=[3], output=[2, 2], bad_words=[[0]])
+    assert sample_one([9.0, 0.75, 1.0, 0.0], new) == 1
+    assert sample_one([9.0, 0.25, 1.0, 0.0], new) == 2
+
+
+def test_options_of_one_row_leave_the_others_alone() -> None:
+    batch = [
+        new_request("a", params(**GREEDY)),
+        new_request("b", params(**GREEDY, allowed_token_ids=[3])),
+        new_request("c", params(**GREEDY, logit_bias={4: 50.0})),
+        new_request("d", params(**GREEDY, repetition_penalty=3.0), prompt=[0, 1]),
+        new_request("e", params(**GREEDY), bad_words=[[0]]),
+        new_request("f", params(**GREEDY)),
+    ]
+    assert [token_id for token_id, _ in sample_all(LOGITS.expand(6, -1).clone(), batch)] == [0, 3, 4, 2, 1, 0]
+
+
+def test_counts_follow_appended_tokens() -> None:
+    sampler = Sampler(5, CPU)
+    sampler.add_request(new_request("a", params(**GREEDY, presence_penalty=2.0)))
+    found = []
+    for _ in range(5):
+        token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
+        sampler.append_tokens("a", [token_id])
+        found.append(token_id)
+    assert found == [0, 1, 2, 3, 0]  # after four tokens, 0.40 e^-2 is 0.054
+
+
+def test_sample_does_not_append() -> None:
+    sampler = Sampler(5, CPU)
+    sampler.add_request(new_request("a", params(presence_penalty=2.0), seed=3))
+    assert sampler.sample(LOGITS[None, :].clone(), ["a"]) == sampler.sample(LOGITS[None, :].clone(), ["a"])
+
+
+def test_allowed_tokens_hold_for_draws() -> None:
+    found = draw_many(torch.zeros(50), params(allowed_token_ids=[7, 9, 11]), 200)
+    assert set(found.tolist()) == {7, 9, 11}
+
+
+def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:
+    wanted = params(**GREEDY, allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[1])
+    assert sample_one(LOGITS, new_request(sampling=wanted)) == 2
+    assert sample_one(LOGITS, new_request(sampling=wanted, bad_words=[[2]])) == 1
+    assert sample_one(LOGITS, new_request(sampling=params(**GREEDY), bad_words=[[i] for i in range(5)])) == 0
+
+
+# --- Log-probabilities ---------------------------------------------------------------------------
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    wanted = params(temperature=0.3, top_k=1, logprobs=2, logit_bias={4: 100.0}, allowed_token_ids=[4])
+    token_id, logprobs = sample_all(LOGITS[None, :], [new_request(sampling=wanted)])[0]
+    assert token_id == 4
+    assert logprobs is not None
+    assert logprobs.token_ids == (4, 0, 1)
+    assert logprobs.ranks == (5, 1, 2)
+    assert logprobs.logprobs == pytest.approx(LOGITS[[4, 0, 1]].tolist(), abs=1e-6)
+
+
+def test_only_rows_that_ask_get_logprobs() -> None:
+    batch = [
+        new_request("a", params(**GREEDY)),
+        new_request("b", params(**GREEDY, logprobs=0)),
+        new_request("c", params(**GREEDY, logprobs=-1)),
+        new_request("d", params()),
+    ]
+    found = [logprobs for _, logprobs in sample_all(LOGITS.expand(4, -1).clone(), batch)]
+    assert [None if logprobs is None else len(logprobs.token_ids) for logprobs in found] == [None, 1, 5, None]
+
+
+def test_prompt_logprobs() -> None:
+    found = Sampler(5, CPU).prompt_logprobs(LOGITS.expand(2, -1), [4, 0], 1)
+    assert [position.token_ids for position in found] == [(4, 0), (0,)]
+    assert [position.ranks for position in found] == [(5, 1), (1,)]
+
+
+# --- Requests come and go ------------------------------------------------------------------------
+
+
+def test_removed_and_pooling_requests_are_unknown() -> None:
+    sampler = Sampler(5, CPU)
+    sampler.add_request(new_request("a"))
+    sampler.remove_request("a")
+    sampler.remove_request("a")
+    sampler.append_tokens("a", [1])
+    pooling = new_request("p")
+    sampler.add_request(NewRequest("p", pooling.token_ids, 1, None, None, (), 0))
+    for request_id in ("a", "p"):
+        with pytest.raises(KeyError):
+            sampler.sample(LOGITS[None, :].clone(), [request_id])
+
+
+def test_an_empty_batch() -> None:
+    assert Sampler(5, CPU).sample(torch.zeros(0, 5), []) == []
+
+
+# --- Logits that are no numbers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "logprobs": 1}], ids=str)
+@pytest.mark.parametrize("bad", ["nan", "inf", "all -inf"])
+def test_bad_logits_name_their_request(temperature: float, fields: dict[str, Any], bad: str) -> None:
+    logits = gaussian(3, 50)
+    if bad == "all -inf":
+        logits[1] = -torch.inf
+    else:
+        logits[1, 20] = float(bad)
+    batch = [new_request(name, params(temperature=temperature, **fields)) for name in ("first", "second", "third")]
+    with pytest.raises(EngineError, match="request 'second':"):
+        sample_all(logits, batch)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 5e-324},
+        {"repetition_penalty": 1e308},
+        {"temperature": 1e-5, "repetition_penalty": 1e-300, "logit_bias": {0: 100.0}},
+        {"top_p": 5e-324},
+        {"min_p": 5e-324},
+        {"top_k": 10**30},
+        {"min_tokens": 10**30},
+        {"frequency_penalty": -2.0, "presence_penalty": -2.0},
+    ],
+    ids=str,
+)
+def test_extreme_values_that_are_allowed_do_not_break_the_batch(fields: dict[str, Any]) -> None:
+    logits = torch.zeros(2, 1000)
+    logits[:, :3] = torch.tensor([20.0, 0.0, -20.0])
+    batch = [new_request("a", params(**fields), prompt=[0, 1, 2], output=[0, 1, 2]), new_request("b", params(**GREEDY))]
+    found = sample_all(logits, batch)
+    assert 0 <= found[0][0] < 1000
+    assert found[1] == (0, None)

@@ -1,0 +1,127 @@
+"""Small configs and requests, a driver that steps a scheduler through a `FakeExecutor`, and the run-alone reference."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.config import SchedulerConfig
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.types import (
+    FullAttentionSpec,
+    KVCacheGroup,
+    Request,
+    SchedulerOutput,
+    SequenceUpdate,
+    SlidingWindowSpec,
+)
+from tests.fakes import FakeExecutor, chain_all, token_after
+
+VOCAB_SIZE = 50
+
+
+def make_groups(windows: Sequence[int | None] = (None,)) -> tuple[KVCacheGroup, ...]:
+    """One group per entry; None is full attention."""
+    return tuple(
+        KVCacheGroup((index,), FullAttentionSpec(1, 1, 1) if window is None else SlidingWindowSpec(1, 1, 1, window))
+        for index, window in enumerate(windows)
+    )
+
+
+def make_config(*, windows: Sequence[int | None] = (None,), **changes: Any) -> SchedulerConfig:
+    values: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "block_size": 4,
+        "num_blocks": 101,
+        "kv_cache_groups": make_groups(windows),
+    }
+    return SchedulerConfig(**{**values, **changes})
+
+
+def make_request(
+    request_id: str,
+    prompt: int | Sequence[int] = 8,
+    max_tokens: int = 4,
+    *,
+    n: int = 1,
+    params: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Request:
+    """`prompt`: token ids, or a length: then ids that no request with another name has."""
+    if isinstance(prompt, int):
+        start = 1000 * sum(ord(letter) << 8 * index for index, letter in enumerate(request_id))
+        prompt = list(range(start, start + prompt))
+    sampling = SamplingParams(n=n, max_tokens=max_tokens, **(params or {}))
+    fields = {"sampling": sampling, "max_tokens": max_tokens, "arrival_time_s": 1.0, **fields}
+    seed = fields.pop("seed", 0)
+    siblings = [Request(f"{request_id}.{at}", list(prompt), seed=seed + at, **fields) for at in range(1, n)]
+    return Request(request_id, list(prompt), seed=seed, siblings=siblings, **fields)
+
+
+def make_pooling_request(request_id: str, prompt: int = 8, **fields: Any) -> Request:
+    return make_request(request_id, prompt, sampling=None, pooling=PoolingParams(), **fields)
+
+
+def make_beam(request_id: str, prompt: int | Sequence[int] = 8, max_tokens: int = 8) -> Request:
+    return make_request(request_id, prompt, max_tokens, awaits_external_token=True)
+
+
+class Driver:
+    """A scheduler and a fake executor; checks the integrity of all blocks after every move."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler | None = None, **fake: Any) -> None:
+        self.scheduler = scheduler or Scheduler(config)
+        self.executor = FakeExecutor(config, **{"vocab_size": VOCAB_SIZE, **fake})
+        self.outputs: list[SchedulerOutput] = []
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add_request(request)
+            self.scheduler.check_integrity()
+
+    def step(self, between: Callable[[SchedulerOutput], None] | None = None) -> list[SequenceUpdate]:
+        """One step; `between` is called after `schedule` and before `update`. An empty step is not executed."""
+        output = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        self.outputs.append(output)
+        if between is not None:
+            between(output)
+            self.scheduler.check_integrity()
+        if not output.scheduled:
+            return []
+        updates = self.scheduler.update(output, self.executor.execute_model(output))
+        self.scheduler.check_integrity()
+        return updates
+
+    def shares(self) -> dict[str, int]:
+        """One step; request id → tokens it was given."""
+        self.step()
+        return {item.request_id: item.num_tokens for item in self.outputs[-1].scheduled}
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Until all requests have ended."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+    @property
+    def all_blocks_are_home(self) -> bool:
+        return self.scheduler.reset_prefix_cache()
+
+
+def run_alone(request: Request, max_model_len: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """The tokens of a request by the definition of sampling and stopping: no scheduler, no blocks."""
+    sampling, output = request.sampling, []
+    assert sampling is not None
+    while True:
+        token_id = token_after(chain_all(request.prompt_token_ids + output), request.seed, vocab_size)
+        output.append(token_id)
+        may_stop = len(output) >= sampling.min_tokens
+        is_eos = token_id in request.eos_token_ids and not sampling.ignore_eos
+        if may_stop and (is_eos or token_id in (sampling.stop_token_ids or ())):
+            return output
+        if len(output) == request.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:
+            return output

@@ -1,0 +1,251 @@
+import subprocess
+import sys
+
+import pytest
+
+from quire.errors import EngineError
+from quire.events import EventKind, EventLog
+from quire.scheduler.scheduler import Scheduler
+from quire.types import RequestStatus, StepResult
+from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
+
+
+def test_the_published_example_step_by_step() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=2048, max_model_len=8192, block_size=16, num_blocks=1000))
+    driver.add(make_request("C", 10, 50))
+    driver.step()
+    driver.add(make_request("A", 5000, 5), make_request("B", 500, 5))
+    assert driver.shares() == {"C": 1, "A": 2047}
+    assert driver.shares() == {"C": 1, "A": 2047}
+    assert [item.samples for item in driver.outputs[-1].scheduled] == [True, False]
+    assert driver.shares() == {"C": 1, "A": 906, "B": 500}
+    assert all(item.samples for item in driver.outputs[-1].scheduled)
+    assert driver.shares() == {"C": 1, "A": 1, "B": 1}
+
+
+def test_a_request_runs_to_its_length_and_gives_everything_back() -> None:
+    config = make_config()
+    driver = Driver(config)
+    request = make_request("a", 10, 7)
+    driver.add(request)
+    driver.run()
+    assert request.output_token_ids == run_alone(request, config.max_model_len)
+    assert request.status is RequestStatus.FINISHED_LENGTH
+    assert len(driver.outputs) == 7
+    assert driver.all_blocks_are_home
+
+
+def test_finished_ids_are_told_with_the_next_step_that_computes() -> None:
+    driver = Driver(make_config())
+    driver.add(make_request("a", 4, 1))
+    driver.step()
+    assert driver.scheduler.schedule().finished_ids == ()
+    driver.add(make_request("b"))
+    driver.step()
+    assert driver.outputs[-1].finished_ids == ("a",)
+    assert driver.executor.known_ids == {"b"}
+
+
+def test_an_id_may_be_used_again_at_once() -> None:
+    driver = Driver(make_config())
+    driver.add(make_request("a", 4, 1))
+    driver.step()
+    again = make_request("a", 9, 3)
+    driver.add(again)
+    driver.run()
+    assert again.output_token_ids == run_alone(again, 256)
+
+
+def test_max_num_seqs_bounds_the_running() -> None:
+    driver = Driver(make_config(max_num_seqs=2))
+    driver.add(*(make_request(name, 4, 3) for name in "abc"))
+    driver.step()
+    assert (driver.scheduler.num_running, driver.scheduler.num_waiting) == (2, 1)
+    driver.run()
+    assert driver.all_blocks_are_home
+
+
+def test_without_chunked_prefill_prompts_run_whole() -> None:
+    driver = Driver(make_config(enable_chunked_prefill=False, max_num_batched_tokens=64, max_model_len=64))
+    driver.add(make_request("a", 40), make_request("b", 40))
+    assert driver.shares() == {"a": 40}
+    assert driver.shares() == {"a": 1, "b": 40}
+
+
+def test_the_threshold_cuts_long_prompts_only() -> None:
+    driver = Driver(make_config(long_prefill_token_threshold=10))
+    driver.add(make_request("long", 25), make_request("short", 10))
+    assert driver.shares() == {"long": 10, "short": 10}
+    assert driver.shares() == {"long": 10, "short": 1}
+    assert driver.shares() == {"long": 5, "short": 1}
+    assert driver.shares() == {"long": 1, "short": 1}
+
+
+def test_max_num_partial_prefills() -> None:
+    for limit, expected in ((1, {"a": 10}), (2, {"a": 10, "b": 10}), (3, {"a": 10, "b": 10, "c": 10})):
+        driver = Driver(
+            make_config(
+                long_prefill_token_threshold=10, max_num_partial_prefills=limit, max_long_partial_prefills=limit
+            )
+        )
+        driver.add(*(make_request(name, 25) for name in "abc"))
+        assert driver.shares() == expected
+
+
+def test_short_prompts_overtake_long_ones_that_wait_for_their_turn() -> None:
+    driver = Driver(make_config(long_prefill_token_threshold=10, max_num_partial_prefills=3))
+    driver.add(make_request("long", 25), make_request("later", 25), make_request("short", 5))
+    assert driver.shares() == {"long": 10, "short": 5}
+    assert driver.shares() == {"long": 10, "short": 1}
+    assert driver.shares() == {"long": 5, "short": 1, "later": 10}
+
+
+def test_a_big_request_is_not_overtaken_for_blocks() -> None:
+    driver = Driver(make_config(num_blocks=11, block_size=4))
+    driver.add(make_request("a", 20, 8))
+    driver.step()
+    driver.add(make_request("big", 32, 4), make_request("small", 4, 4))
+    assert driver.shares() == {"a": 1}
+    driver.run()
+    first_seen = {}
+    for output in driver.outputs:
+        for item in output.scheduled:
+            first_seen.setdefault(item.request_id, output.step_id)
+    assert first_seen["a"] < first_seen["big"] <= first_seen["small"]
+
+
+def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
+    # 10 blocks: "a" computes 16 of its 32 tokens a step, and the blocks of the rest are promised to it.
+    driver = Driver(make_config(num_blocks=11, max_num_batched_tokens=24, max_num_partial_prefills=4))
+    driver.add(make_request("c", 4, 30))
+    driver.step()
+    driver.add(make_request("a", 30, 1), make_request("b", 12, 1))
+    assert driver.shares() == {"c": 1, "a": 23}
+    assert driver.shares() == {"c": 1, "a": 7}
+    assert driver.shares() == {"c": 1, "b": 12}
+    assert sum(len(output.preempted_ids) for output in driver.outputs) == 0
+
+
+def test_preemption_recomputes_and_changes_no_token() -> None:
+    config = make_config(num_blocks=9)
+    events = EventLog()
+    driver = Driver(config, Scheduler(config, events))
+    requests = [make_request(name, 8, 16, seed=index) for index, name in enumerate("abc")]
+    driver.add(*requests)
+    driver.run()
+    assert len(events.of(EventKind.PREEMPT)) == sum(request.num_preemptions for request in requests) > 0
+    assert requests[0].num_preemptions == 0
+    assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    driver = Driver(make_config(num_blocks=9))
+    driver.add(*(make_request(name, 8, 16) for name in "abcd"))
+    driver.run()
+    preempting = [output for output in driver.outputs if output.preempted_ids]
+    assert preempting
+    assert all(output.new_requests == () for output in preempting)
+
+
+def test_a_victim_that_already_had_its_share_leaves_the_step() -> None:
+    # Under priority the victim may stand anywhere: "low" runs first, and gives way to "high" in the same step.
+    config = make_config(num_blocks=7, policy="priority", max_num_batched_tokens=64, enable_prefix_caching=False)
+    driver = Driver(config)
+    low, high = make_request("low", 8, 12, priority=1), make_request("high", 8, 12, priority=0, seed=1)
+    driver.add(low)
+    driver.step()
+    driver.add(high)
+    driver.run()
+    assert low.num_preemptions > 0
+    assert high.num_preemptions == 0
+    for output in driver.outputs:
+        assert not set(output.preempted_ids) & {item.request_id for item in output.scheduled}
+    assert [low.output_token_ids, high.output_token_ids] == [run_alone(low, 256), run_alone(high, 256)]
+
+
+def test_pooling_requests_finish_with_their_prompt() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    request = make_pooling_request("e", 20)
+    driver.add(request)
+    assert [len(driver.step()) for _ in range(3)] == [0, 0, 1]
+    assert request.status is RequestStatus.FINISHED_STOPPED
+    assert request.output_token_ids == []
+    assert not any(item.samples for output in driver.outputs for item in output.scheduled)
+    assert driver.all_blocks_are_home
+
+
+def test_abort_at_every_place_frees_everything() -> None:
+    for moment in range(6):
+        driver = Driver(make_config(num_blocks=9, max_num_batched_tokens=6))
+        driver.add(*(make_request(name, 8, 12, n=2) for name in "abc"))
+        for _ in range(moment):
+            driver.step()
+        ended = driver.scheduler.abort(["a", "b", "c", "a.1", "b.1", "c.1", "nobody"])
+        driver.scheduler.check_integrity()
+        assert sorted(request.request_id for request in ended) == ["a", "a.1", "b", "b.1", "c", "c.1"]
+        assert not driver.scheduler.has_unfinished
+        assert driver.all_blocks_are_home
+
+
+def test_abort_between_schedule_and_update_ignores_the_result() -> None:
+    driver = Driver(make_config())
+    gone, stays = make_request("gone", 5), make_request("stays", 5)
+    driver.add(gone, stays)
+    replacement = make_request("gone", 7)
+
+    def abort(_: object) -> None:
+        driver.scheduler.abort(["gone"])
+        driver.scheduler.add_request(replacement)
+
+    updates = driver.step(abort)
+    assert [update.request for update in updates] == [stays]
+    assert gone.status is RequestStatus.FINISHED_ABORTED
+    assert gone.output_token_ids == replacement.output_token_ids == []
+    driver.run()
+    assert replacement.output_token_ids == run_alone(replacement, 256)
+
+
+def test_finish_by_a_stop_string() -> None:
+    driver = Driver(make_config())
+    request = make_request("a", 5, 50)
+    driver.add(request)
+    driver.step()
+    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED, "END") == [request]
+    assert (request.status, request.stop_reason) == (RequestStatus.FINISHED_STOPPED, "END")
+    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED) == []
+    with pytest.raises(EngineError, match="RUNNING"):
+        driver.scheduler.finish("a", RequestStatus.RUNNING)
+
+
+def test_schedule_and_update_alternate() -> None:
+    scheduler = Scheduler(make_config())
+    scheduler.add_request(make_request("a"))
+    output = scheduler.schedule()
+    with pytest.raises(EngineError, match="before update"):
+        scheduler.schedule()
+    with pytest.raises(EngineError, match="step"):
+        scheduler.update(output, StepResult(output.step_id + 1, ()))
+    with pytest.raises(EngineError, match="no token was sampled"):
+        scheduler.update(output, StepResult(output.step_id, ()))
+    scheduler.abort(["a"])
+    assert scheduler.schedule().scheduled == ()
+
+
+def test_events_tell_the_story() -> None:
+    config = make_config(num_blocks=9, max_num_batched_tokens=8)
+    events = EventLog()
+    driver = Driver(config, Scheduler(config, events))
+    driver.add(make_request("a", 10, 12, n=2), make_request("b", 12, 12))
+    driver.run()
+    assert {event.kind for event in events} == set(EventKind) - {EventKind.STEP}
+    finished = events.of(EventKind.FINISH)
+    assert sorted(event.request_id for event in finished) == ["a", "a.1", "b"]
+    assert all(event.data == {"reason": "length", "num_output_tokens": 12} for event in finished)
+    steps = events.of(EventKind.SCHEDULE)
+    assert [event.data["num_tokens"] for event in steps] == [output.num_tokens for output in driver.outputs]
+
+
+def test_importing_the_scheduler_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, quire.scheduler.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

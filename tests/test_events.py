@@ -1,0 +1,78 @@
+from itertools import count
+
+import pytest
+
+from quire.events import Event, EventKind, EventLog
+
+
+def ticking_log(max_events: int = 100) -> EventLog:
+    ticks = count()
+    return EventLog(max_events, clock=lambda: float(next(ticks)))
+
+
+def test_events_come_back_as_recorded_in_order() -> None:
+    log = ticking_log()
+    log.record(EventKind.ADMIT, "a", num_prompt_tokens=5, num_cached_tokens=0)
+    log.record(EventKind.EVICT, block_id=3)
+    assert list(log) == [
+        Event(0.0, EventKind.ADMIT, "a", {"num_prompt_tokens": 5, "num_cached_tokens": 0}),
+        Event(1.0, EventKind.EVICT, "", {"block_id": 3}),
+    ]
+
+
+def test_the_log_is_bounded_and_counts_what_fell_out() -> None:
+    log = ticking_log(max_events=10)
+    for number in range(25):
+        log.record(EventKind.EVICT, block_id=number)
+    assert len(log) == 10
+    assert log.num_recorded == 25
+    assert log.num_dropped == 15
+    assert [event.data["block_id"] for event in log] == list(range(15, 25))
+
+
+def test_nothing_is_dropped_until_it_is_full() -> None:
+    log = ticking_log(max_events=3)
+    assert (len(log), log.num_recorded, log.num_dropped) == (0, 0, 0)
+    for number in range(3):
+        log.record(EventKind.EVICT, block_id=number)
+    assert (len(log), log.num_recorded, log.num_dropped) == (3, 3, 0)
+
+
+def test_of_selects_one_kind_oldest_first() -> None:
+    log = ticking_log()
+    for number in range(6):
+        log.record(EventKind.PREEMPT if number % 2 else EventKind.FINISH, str(number))
+    assert [event.request_id for event in log.of(EventKind.PREEMPT)] == ["1", "3", "5"]
+    assert log.of(EventKind.STEP) == []
+
+
+def test_recording_while_reading_does_not_disturb_the_reader() -> None:
+    log = ticking_log(max_events=4)
+    for number in range(4):
+        log.record(EventKind.EVICT, block_id=number)
+    seen = []
+    for event in log:
+        log.record(EventKind.FINISH, "x")
+        seen.append(event.data.get("block_id"))
+    assert seen == [0, 1, 2, 3]
+
+
+def test_times_do_not_decrease() -> None:
+    log = EventLog()
+    for _ in range(100):
+        log.record(EventKind.STEP)
+    times = [event.time_s for event in log]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_every_kind_can_be_recorded(kind: EventKind) -> None:
+    log = ticking_log()
+    log.record(kind, "a")
+    assert [event.kind for event in log.of(kind)] == [kind]
+
+
+def test_kinds_have_distinct_words() -> None:
+    assert {kind.value for kind in EventKind} >= {
+        "admit", "schedule", "allocate", "share", "copy", "evict", "preempt", "step", "finish",
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""Small tokenizers for tests: trained in a moment with the tokenizers library, and described as GGUF metadata."""
+
+import functools
+from typing import Any
+
+import tokenizers
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
+from quire.text.tokenizer_parts import TokenizerParts
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. The dog doesn't mind; the fox's gone.",
+    "def add(first, second):\n    return first + second  # 12345 and 67\n\n\nprint(add(1, 22))",
+    "Ein süßer Bär fährt über die Brücke. Ça va bien, merci à toi, naïve façade!",
+    "你好，世界。今天天气很好。こんにちは世界。 안녕하세요 세계. Привет, мир! مرحبا بالعالم",
+    "emoji 🦙🦙 👩‍👩‍👧 🇩🇪 1️⃣ … “quotes” — dashes\t\ttabs\r\nlines   spaces    more",
+] * 3
+SPECIAL_TOKENS = ["<|end|>", "<|user|>"]
+FRAGMENTS = [
+    *["the", " fox", "'s", "'LL", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n ", "12", " 345", "６", "Ⅳ", "½", "a.b"],
+    *["é", "e\u0301", "ß", "İ", "ﬁ", "\u200d", "\u00a0", "\u3000", "\ufeff", "▁", "Ġ", "<0x0A>", "你好", "안녕", "🦙"],
+    *["👩‍👩‍👧", "🇩🇪", "\x00", "\x7f", "\x85", "\u2028", "\ufffd", "\U0010ffff", "<|end|>", "<|user|>", "<|", "|>"],
+]
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=12).map("".join),
+)
+
+
+@functools.cache
+def byte_level_backend() -> tokenizers.Tokenizer:
+    """GPT-2's kind, 600 tokens; the two special tokens come first."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def byte_level_metadata(pre: str = "gpt-2", **changes: Any) -> dict[str, Any]:
+    """The same vocabulary as GGUF metadata. `changes`: keys below `tokenizer.ggml.`; None removes one."""
+    backend = byte_level_backend()
+    state = backend.model.__getstate__()
+    merges = [" ".join(merge) for merge in _json(state)["merges"]]
+    tokens = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    return ggml(
+        {
+            "model": "gpt2",
+            "pre": pre,
+            "tokens": tokens,
+            "token_type": [3 if token in SPECIAL_TOKENS else 1 for token in tokens],
+            "merges": merges,
+            "eos_token_id": 0,
+            **changes,
+        }
+    )
+
+
+@functools.cache
+def sentencepiece_pieces() -> tuple[tuple[str, float, int], ...]:
+    """Llama 2's kind: (piece, score, type), learned merges first, then single characters, as SentencePiece orders."""
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
+    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, limit_alphabet=70, show_progress=False))
+    merged = list(dict.fromkeys("".join(merge) for merge in _json(trained.model.__getstate__())["merges"]))
+    characters = [token for token in trained.get_vocab() if len(token) == 1]
+    pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    pieces += [(piece, float(-rank), 1) for rank, piece in enumerate(merged + sorted(characters))]
+    return tuple(pieces)
+
+
+def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
+    """GGUF metadata of `sentencepiece_pieces`."""
+    tokens, scores, types = (list(column) for column in zip(*sentencepiece_pieces(), strict=True))
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return ggml({"model": "llama", "tokens": tokens, "scores": scores, "token_type": types, **ids, **changes})
+
+
+def ggml(entries: dict[str, Any]) -> dict[str, Any]:
+    return {f"tokenizer.ggml.{key}": value for key, value in entries.items() if value is not None}
+
+
+@functools.cache
+def byte_level_tokenizer() -> Tokenizer:
+    return load_tokenizer_gguf(byte_level_metadata())
+
+
+@functools.cache
+def sentencepiece_tokenizer() -> Tokenizer:
+    return load_tokenizer_gguf(sentencepiece_metadata())
+
+
+@functools.cache
+def word_piece_tokenizer() -> Tokenizer:
+    """A kind whose decoder does not work byte by byte."""
+    words = ["[UNK]", "un", "##believ", "##able", "the", "fox", ",", "!", "é", "##é", "🦙", "[SEP]"]
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens(["[SEP]"])
+    return Tokenizer(TokenizerParts(backend=backend, bos_token_id=None, eos_token_id=11))
+
+
+def _json(state: bytes) -> dict[str, Any]:
+    import json
+
+    return json.loads(state)

@@ -1,0 +1,208 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.text.builders import TEXTS, byte_level_backend, byte_level_metadata
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.tokenizer import Tokenizer, load_tokenizer_directory
+
+
+def write(path: Path, **files: Any) -> Path:
+    """Write files into `path`: `a__json={…}` becomes a.json, text stays text."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name.replace("__", ".")).write_text(text, encoding="utf-8")
+    return path
+
+
+def write_tokenizer(path: Path, **files: Any) -> Path:
+    return write(path, tokenizer__json=byte_level_backend().to_str(), **files)
+
+
+def write_vocabulary(path: Path, **files: Any) -> Path:
+    metadata = byte_level_metadata()
+    vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = "\n".join(["#version: 0.2", *metadata["tokenizer.ggml.merges"], ""])
+    return write(path, vocab__json=vocab, merges__txt=merges, **files)
+
+
+def transformers_tokenizer(path: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer_directory(write_tokenizer(tmp_path_factory.mktemp("plain")))
+
+
+@given(text=TEXTS)
+def test_tokenizer_json_is_used_as_it_is(plain: Tokenizer, text: str) -> None:
+    ids = plain.encode(text)
+    assert ids == byte_level_backend().encode(text).ids
+    assert plain.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("tokenizer_class", ["GPT2Tokenizer", "Qwen2TokenizerFast"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(text=TEXTS)
+def test_vocabulary_and_merges_equal_transformers(tmp_path: Path, tokenizer_class: str, text: str) -> None:
+    if not (tmp_path / "vocab.json").exists():
+        roles = {"bos_token": "<|end|>", "eos_token": "<|end|>", "unk_token": "<|end|>", "pad_token": "<|end|>"}
+        config = {"tokenizer_class": tokenizer_class, "additional_special_tokens": ["<|user|>"], **roles}
+        write_vocabulary(tmp_path, tokenizer_config__json=config)
+        _LOADED[tokenizer_class] = load_tokenizer_directory(tmp_path), transformers_tokenizer(tmp_path)
+    ours, theirs = _LOADED[tokenizer_class]
+    assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+_LOADED: dict[str, tuple[Tokenizer, Any]] = {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, [72]),
+        ({"add_bos_token": True}, [0, 72]),
+        ({"add_bos_token": True, "add_eos_token": True}, [0, 72, 1]),
+        ({"add_bos_token": False}, [72]),
+    ],
+)
+def test_bos_and_eos_follow_the_configuration(tmp_path: Path, flags: dict[str, bool], expected: list[int]) -> None:
+    bos = {"__type": "AddedToken", "content": "<|end|>", "lstrip": False}
+    config = {"bos_token": bos, "eos_token": "<|user|>", "tokenizer_class": "PreTrainedTokenizerFast", **flags}
+    tokenizer = load_tokenizer_directory(write_tokenizer(tmp_path, tokenizer_config__json=config))
+    letter = byte_level_backend().encode("h").ids[0]
+    assert tokenizer.encode("h") == [letter if token_id == 72 else token_id for token_id in expected]
+    assert tokenizer.encode("h") == transformers_tokenizer(tmp_path)("h")["input_ids"]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+
+
+def test_special_tokens_map_is_read_where_the_configuration_is_silent(tmp_path: Path) -> None:
+    write_tokenizer(
+        tmp_path,
+        special_tokens_map__json={"bos_token": "<|user|>", "eos_token": {"content": "<|user|>"}},
+        tokenizer_config__json={"eos_token": "<|end|>"},
+    )
+    tokenizer = load_tokenizer_directory(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 0)
+
+
+def test_lengths_of_training_are_ignored(tmp_path: Path) -> None:
+    backend = json.loads(byte_level_backend().to_str())
+    backend["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    backend["padding"] = {
+        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<|end|>",
+    }  # fmt: skip
+    tokenizer = load_tokenizer_directory(write(tmp_path, tokenizer__json=backend))
+    assert tokenizer.encode("abcdef") == byte_level_backend().encode("abcdef").ids
+
+
+def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
+    size = byte_level_backend().get_vocab_size()
+    entries = {
+        str(size): {"content": "<tool>", "special": True},
+        str(size + 1): {"content": "<code>", "special": False},
+    }
+    write_tokenizer(tmp_path, tokenizer_config__json={"added_tokens_decoder": entries})
+    tokenizer = load_tokenizer_directory(tmp_path)
+    assert tokenizer.encode("<tool><code>") == [size, size + 1]
+    assert tokenizer.decode([size, size + 1]) == "<code>"
+    assert tokenizer.vocab_size == size + 2
+
+
+def test_role_without_a_token_is_no_role(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, tokenizer_config__json={"pad_token": "[PAD]", "eos_token": "[EOS]", "bos_token": None})
+    tokenizer = load_tokenizer_directory(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, None)
+    assert tokenizer.vocab_size == byte_level_backend().get_vocab_size()
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]
+    messages = [{"role": "user", "content": "x"}]
+    tokenizer = load_tokenizer_directory(write_tokenizer(tmp_path, tokenizer_config__json={"chat_template": named}))
+    assert tokenizer.chat_template == "D"
+    assert tokenizer.apply_chat_template(messages, chat_template="rag") == "R"
+    write(tmp_path, tokenizer_config__json={"chat_template": "text"})
+    assert load_tokenizer_directory(tmp_path).chat_template == "text"
+    write(tmp_path, chat_template__jinja="from a file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    write(tmp_path / "additional_chat_templates", tool_use__jinja="tools")
+    tokenizer = load_tokenizer_directory(tmp_path)
+    assert tokenizer.chat_template == "from a file"
+    assert tokenizer.apply_chat_template(messages, tools=[]) == "tools"
+
+
+def test_chat_template_json(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, chat_template__json={"chat_template": "json"})
+    assert load_tokenizer_directory(tmp_path).chat_template == "json"
+
+
+BAD_FILES = [
+    ({"tokenizer_config__json": "{"}, "tokenizer_config.json is not valid JSON"),
+    ({"tokenizer_config__json": "[1]"}, "tokenizer_config.json holds a list"),
+    ({"tokenizer__json": "{}"}, "tokenizer.json is not a valid tokenizer"),
+    ({"tokenizer__json": "not json"}, "tokenizer.json is not a valid tokenizer"),
+    ({"tokenizer_config__json": {"chat_template": 3}}, "chat_template is neither"),
+    ({"tokenizer_config__json": {"chat_template": [{"name": "x"}]}}, "chat_template is neither"),
+    ({"tokenizer_config__json": {"added_tokens_decoder": {"x": {}}}}, "added_tokens_decoder has the entry 'x'"),
+    ({"tokenizer_config__json": {"added_tokens_decoder": {"7": {"content": "<new>"}}}}, "do not belong together"),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), BAD_FILES)
+def test_malformed_files_are_typed_errors_in_one_line(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    write(write_tokenizer(tmp_path), **files)
+    with pytest.raises(ModelFileError, match=message) as caught:
+        load_tokenizer_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_file_that_makes_the_library_panic(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}
+    write(tmp_path, tokenizer__json={"version": "1.0", "added_tokens": [], "model": model})
+    with pytest.raises(ModelFileError, match="not a valid tokenizer"):
+        load_tokenizer_directory(tmp_path)
+
+
+def test_file_that_is_not_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(b"{\xff}")
+    with pytest.raises(ModelFileError, match="not UTF-8"):
+        load_tokenizer_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "message"),
+    [
+        ({"a": -1}, "", "'a' the id -1"),
+        ({"a": "0"}, "", "'a' the id '0'"),
+        ({"a": 0}, "#version: 0.2\na\n", "line 2 is 'a'"),
+        ({"a": 0}, "a b\n", "merge 0 of 1"),
+    ],
+)
+def test_malformed_vocabulary(tmp_path: Path, vocab: dict[str, Any], merges: str, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        load_tokenizer_directory(write(tmp_path, vocab__json=vocab, merges__txt=merges))
+
+
+def test_other_formats_name_the_conversion(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(UnsupportedModelError, match="save_pretrained"):
+        load_tokenizer_directory(tmp_path)
+
+
+def test_vocabulary_of_an_unknown_class(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, tokenizer_config__json={"tokenizer_class": "RobertaTokenizer"})
+    with pytest.raises(UnsupportedModelError, match="RobertaTokenizer"):
+        load_tokenizer_directory(tmp_path)
+
+
+def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"no tokenizer\.json"):
+        load_tokenizer_directory(tmp_path)

@@ -1,0 +1,297 @@
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.text.builders import (
+    SPECIAL_TOKENS,
+    TEXTS,
+    byte_level_backend,
+    byte_level_metadata,
+    byte_level_tokenizer,
+    sentencepiece_metadata,
+    sentencepiece_pieces,
+    sentencepiece_tokenizer,
+)
+from tokenizers import pre_tokenizers
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
+from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
+from quire.weights.gguf_file import read_gguf
+
+
+@given(TEXTS)
+def test_byte_level_equals_the_tokenizer_it_describes(text: str) -> None:
+    assert byte_level_tokenizer().encode(text) == byte_level_backend().encode(text).ids
+
+
+@given(TEXTS)
+def test_byte_level_round_trip(text: str) -> None:
+    tokenizer = byte_level_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+@given(TEXTS.filter(lambda text: "▁" not in text))
+def test_sentencepiece_round_trip(text: str) -> None:
+    tokenizer = sentencepiece_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+# --- SentencePiece against its own rule -------------------------------------------------------
+
+
+def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's BPE: join the neighbours whose piece has the highest score, leftmost first, while any has one."""
+    symbols = list(text)
+    while True:
+        joined = ["".join(pair) for pair in itertools.pairwise(symbols)]
+        ranked = [(scores[piece], -index) for index, piece in enumerate(joined) if piece in scores]
+        if not ranked:
+            return symbols
+        index = -max(ranked)[1]
+        symbols[index : index + 2] = [joined[index]]
+
+
+@given(
+    st.lists(st.sampled_from(["the", " the", "dog", " ", "  ", "\n", "12", "n't", ".", "über", "ss", "你好"])).map(
+        "".join
+    )
+)
+def test_sentencepiece_pieces_follow_the_scores(text: str) -> None:
+    ordinary = {piece: score for piece, score, kind in sentencepiece_pieces() if kind == 1}
+    tokenizer = sentencepiece_tokenizer()
+    expected: list[str] = []
+    for symbol in sentencepiece_reference("▁" + text.replace(" ", "▁"), ordinary) if text else []:
+        expected += [symbol] if symbol in ordinary else [f"<0x{byte:02X}>" for byte in symbol.encode()]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [tokenizer.id_to_token(token_id) for token_id in ids] == expected
+
+
+def test_merges_from_scores_are_ordered_by_score_then_longest_left_side() -> None:
+    scores = {"a": -9.0, "b": -9.0, "ab": -1.0, "aba": -0.5, "ba": -2.0}
+    assert merges_from_scores(scores) == [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a")]
+
+
+def test_sentencepiece_bytes_and_spaces() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("🦩  x")) == "🦩  x"
+    ids = tokenizer.encode("🦩", add_special_tokens=False)
+    assert ids[-4:] == [byte + 3 for byte in "🦩".encode()]
+
+
+def test_space_prefix_is_optional() -> None:
+    with_prefix = sentencepiece_tokenizer()
+    without = load_tokenizer_gguf(sentencepiece_metadata(add_space_prefix=False))
+    assert (with_prefix.id_to_token(with_prefix.encode("the")[1]) or "").startswith("▁")
+    assert not (without.id_to_token(without.encode("the")[1]) or "").startswith("▁")
+    assert without.decode(without.encode(" the")) == " the"
+
+
+def test_each_stretch_between_special_tokens_gets_the_space() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    ids = tokenizer.encode("</s>the", add_special_tokens=False)
+    assert ids == [2, *tokenizer.encode("the", add_special_tokens=False)]
+
+
+# --- BOS, EOS, added tokens -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pre", "flag", "adds"),
+    [("gpt-2", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", True, True)],
+)
+def test_bos_is_added_as_the_file_or_the_kind_says(pre: str, flag: bool | None, adds: bool) -> None:
+    tokenizer = load_tokenizer_gguf(byte_level_metadata(pre, bos_token_id=1, add_bos_token=flag))
+    assert tokenizer.encode("a")[:-1] == ([1] if adds else [])
+    assert 1 not in tokenizer.encode("a", add_special_tokens=False)
+
+
+def test_sentencepiece_adds_bos_by_default_and_eos_on_request() -> None:
+    assert sentencepiece_tokenizer().encode("a")[0] == 1
+    tokenizer = load_tokenizer_gguf(sentencepiece_metadata(add_bos_token=False, add_eos_token=True))
+    ids = tokenizer.encode("a")
+    assert (ids[0] == 1, ids[-1]) == (False, 2)
+    assert load_tokenizer_gguf(sentencepiece_metadata(bos_token_id=None)).bos_token_id == 1
+
+
+def test_control_and_user_defined_tokens_are_matched_whole() -> None:
+    metadata = byte_level_metadata(tokens=None)
+    tokens = [*byte_level_metadata()["tokenizer.ggml.tokens"], "<think>", "  two spaces", "<é>"]
+    types = [*byte_level_metadata()["tokenizer.ggml.token_type"], 4, 4, 3]
+    tokenizer = load_tokenizer_gguf({**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    first = len(tokens) - 3
+    ids = tokenizer.encode("<think>  two spaces<é>")
+    assert ids == [first, first + 1, first + 2]
+    assert tokenizer.special_token_ids == {0, 1, first + 2}
+    assert tokenizer.decode(ids) == "<think>  two spaces"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<think>  two spaces<é>"
+
+
+def test_variables_and_templates_for_chats() -> None:
+    parts = build_gguf_tokenizer(
+        {
+            **sentencepiece_metadata(),
+            "tokenizer.chat_template": "default one",
+            "tokenizer.chat_template.tool_use": "with tools",
+            "tokenizer.chat_templates": ["tool_use"],
+        }
+    )
+    assert parts.chat_templates == {"default": "default one", "tool_use": "with tools"}
+    assert parts.template_variables == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def test_empty_strings_are_padding() -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] += ["", ""]
+    metadata["tokenizer.ggml.token_type"] += [5, 5]
+    tokenizer = load_tokenizer_gguf(metadata)
+    assert tokenizer.decode([len(metadata["tokenizer.ggml.tokens"]) - 1]) == ""
+
+
+# --- Bad files --------------------------------------------------------------------------------
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("no kind", {"model": None}, "no tokenizer.ggml.model"),
+    ("kind is a number", {"model": 3}, "tokenizer.ggml.model is int"),
+    ("no tokens", {"tokens": None}, "no tokenizer.ggml.tokens"),
+    ("tokens are text", {"tokens": "abc"}, "tokenizer.ggml.tokens is str"),
+    ("a token is a number", {"tokens": ["a", 1]}, "tokens is list, not a list of strings"),
+    ("a token twice", {"tokens": ["a", "b", "a"], "token_type": None, "merges": []}, "'a' twice, at 0 and 2"),
+    ("no merges", {"merges": None}, "no tokenizer.ggml.merges"),
+    ("merge of one piece", {"merges": ["t h", "the"]}, r"merges\[1\] is 'the'"),
+    ("merge of nothing", {"merges": [" "]}, r"merges\[0\]"),
+    ("merge of an unknown token", {"merges": ["t zz"]}, "merge 0 of 1"),
+    ("too few types", {"token_type": [1, 1]}, "token_type has 2 entries for 538"),
+    ("types are not numbers", {"token_type": "x"}, "token_type is list, not a list of numbers"),
+    ("eos out of range", {"eos_token_id": 538}, "eos_token_id is 538, but the file has the 538 tokens"),
+    ("bos negative", {"bos_token_id": -1}, "bos_token_id is -1"),
+    ("bos is text", {"bos_token_id": "1"}, "bos_token_id is '1'"),
+    ("bos wanted but missing", {"add_bos_token": True}, "add_bos_token is true but there is no"),
+    ("pre is a number", {"pre": 7}, "tokenizer.ggml.pre is int"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_corrupted_metadata_is_a_typed_error_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        load_tokenizer_gguf(byte_level_metadata(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_sentencepiece_needs_a_score_for_each_token() -> None:
+    with pytest.raises(ModelFileError, match=r"no tokenizer\.ggml\.scores"):
+        load_tokenizer_gguf(sentencepiece_metadata(scores=None))
+    with pytest.raises(ModelFileError, match="scores has 1 entries"):
+        load_tokenizer_gguf(sentencepiece_metadata(scores=[0.0]))
+
+
+def test_chat_template_must_be_text() -> None:
+    with pytest.raises(ModelFileError, match="chat template 'default' is int"):
+        load_tokenizer_gguf({**byte_level_metadata(), "tokenizer.chat_template": 1})
+
+
+@pytest.mark.parametrize(("changes", "name"), [({"model": "bert"}, "'bert'"), ({"pre": "martian"}, "'martian'")])
+def test_unknown_kinds_are_refused_by_name(changes: dict[str, str], name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=name):
+        load_tokenizer_gguf({**byte_level_metadata(), **{f"tokenizer.ggml.{k}": v for k, v in changes.items()}})
+
+
+def test_missing_pre_tokenizer_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_tokenizer_gguf({k: v for k, v in byte_level_metadata().items() if not k.endswith(".pre")})
+    assert "does not name its pre-tokenizer" in caplog.text
+
+
+# --- SmolLM2 ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Tokenizer:
+    return load_tokenizer_gguf(read_gguf(smollm2_path).metadata)
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2_path: Path) -> tokenizers.Tokenizer:
+    """Transformers' tokenizer of the same file."""
+    transformers = pytest.importorskip("transformers")
+    path = Path(smollm2_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    backend: tokenizers.Tokenizer = loaded.backend_tokenizer
+    return backend
+
+
+@pytest.fixture(scope="module")
+def oracle_with_single_digits(oracle: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The oracle with the pre-tokenizer of the model's own tokenizer.json.
+
+    Transformers does not know the GGUF pre-tokenizer 'smollm' and cuts digits as GPT-2 does; the model was trained on
+    single digits, which is also what llama.cpp does.
+    """
+    original = tokenizers.Tokenizer.from_str(oracle.to_str())
+    original.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return original
+
+
+CHAT_FRAGMENTS = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "user\n", "42", " 7"])).map("".join)
+
+
+@pytest.mark.model
+@settings(max_examples=500)
+@given(text=st.one_of(TEXTS, CHAT_FRAGMENTS))
+def test_smollm2_equals_transformers_with_the_models_own_digit_rule(
+    smollm2: Tokenizer, oracle_with_single_digits: tokenizers.Tokenizer, text: str
+) -> None:
+    assert smollm2.encode(text) == oracle_with_single_digits.encode(text).ids
+
+
+@pytest.mark.model
+@settings(max_examples=300)
+@given(text=TEXTS.filter(lambda text: not any(character.isnumeric() for character in text)))
+def test_smollm2_equals_transformers_on_text_without_digits(
+    smollm2: Tokenizer, oracle: tokenizers.Tokenizer, text: str
+) -> None:
+    assert smollm2.encode(text) == oracle.encode(text).ids
+
+
+@pytest.mark.model
+def test_smollm2_takes_digits_one_by_one(smollm2: Tokenizer) -> None:
+    ids = smollm2.encode("in 1984")
+    assert [smollm2.id_to_token(token_id) for token_id in ids] == ["in", "Ġ", "1", "9", "8", "4"]
+
+
+# Its vocabulary has no token for these bytes (planes 4 to 11, some control characters); as in Transformers and
+# llama.cpp, text made of them is dropped.
+BYTES_UNKNOWN_TO_SMOLLM2 = frozenset(b"\xf1\xf2\x04\x06\x13\x14\x16\x1d")
+
+
+@pytest.mark.model
+@given(text=TEXTS.filter(lambda text: BYTES_UNKNOWN_TO_SMOLLM2.isdisjoint(text.encode())))
+def test_smollm2_round_trip(smollm2: Tokenizer, text: str) -> None:
+    assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
+
+
+@pytest.mark.model
+@given(ids=st.lists(st.integers(0, 49200), max_size=40), skip=st.booleans())
+def test_smollm2_decodes_any_ids_as_transformers(
+    smollm2: Tokenizer, oracle: tokenizers.Tokenizer, ids: list[int], skip: bool
+) -> None:
+    assert smollm2.decode(ids, skip_special_tokens=skip) == oracle.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.model
+def test_smollm2_special_tokens(smollm2: Tokenizer) -> None:
+    assert (smollm2.vocab_size, smollm2.bos_token_id, smollm2.eos_token_id) == (49152, 1, 2)
+    assert smollm2.encode("<|im_start|>user\nHi<|im_end|>")[0] == 1
+    assert len(smollm2.special_token_ids) == 17
+
+
+def test_special_tokens_of_the_small_tokenizer() -> None:
+    assert byte_level_tokenizer().special_token_ids == {0, 1}
+    assert [byte_level_tokenizer().id_to_token(i) for i in (0, 1)] == SPECIAL_TOKENS

@@ -1,0 +1,132 @@
+import pytest
+import tokenizers
+from hypothesis import given
+from tests.text.builders import TEXTS
+from tokenizers import pre_tokenizers
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.pre_tokenization import PRE_TOKENIZATIONS, build_byte_level, check_merges, find_pre_tokenization
+from quire.text.token_bytes import byte_level_alphabet, byte_level_bytes
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def pieces(name: str, text: str) -> list[str]:
+    """The pieces that the rules `name` cut `text` into."""
+    vocab = byte_level_alphabet()
+    backend = build_byte_level(vocab, [], find_pre_tokenization(name))
+    normalized = backend.normalizer.normalize_str(text) if backend.normalizer else text
+    return [byte_level_bytes(piece).decode() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)]
+
+
+def cut_by(pre_tokenizer: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+    return [byte_level_bytes(piece).decode() for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+
+@given(TEXTS)
+def test_gpt2_rules_are_the_librarys(text: str) -> None:
+    assert pieces("gpt-2", text) == cut_by(pre_tokenizers.ByteLevel(add_prefix_space=False), text)
+
+
+@given(TEXTS)
+def test_smollm_rules_are_those_of_its_tokenizer_json(text: str) -> None:
+    original = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    assert pieces("smollm", text) == cut_by(original, text)
+
+
+@given(TEXTS)
+def test_falcon_rules_are_those_of_its_tokenizer_json(text: str) -> None:
+    original = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(r"[\p{P}\$\+<=>\^~\|`]+"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Split(tokenizers.Regex("[0-9][0-9][0-9]"), behavior="isolated"),
+        ]
+    )
+    assert pieces("falcon", text) == cut_by(original, text)
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "llama3", "dbrx"])
+@given(text=TEXTS)
+def test_llama3_rules_are_those_of_its_tokenizer_json(name: str, text: str) -> None:
+    original = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(LLAMA3), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    assert pieces(name, text) == cut_by(original, text)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen35"])
+@given(text=TEXTS)
+def test_qwen_rules_are_those_of_transformers(name: str, text: str) -> None:
+    module = pytest.importorskip(f"transformers.models.{_QWEN[name]}")
+    backend = getattr(module, _QWEN_CLASS[name])().backend_tokenizer
+    normalized = backend.normalizer.normalize_str(text)
+    assert pieces(name, text) == cut_by(backend.pre_tokenizer, normalized)
+
+
+_QWEN = {"qwen2": "qwen2.tokenization_qwen2", "qwen35": "qwen3_5.tokenization_qwen3_5"}
+_QWEN_CLASS = {"qwen2": "Qwen2Tokenizer", "qwen35": "Qwen3_5Tokenizer"}
+
+
+@pytest.mark.parametrize("name", ["tekken", "gpt-4o", "llama-bpe", "qwen2", "qwen35"])
+@given(text=TEXTS)
+def test_splits_equal_those_of_transformers(name: str, text: str) -> None:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    split = pre_tokenizers.Split(tokenizers.Regex(mapping.GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rules = find_pre_tokenization(name)
+    normalized = tokenizers.normalizers.NFC().normalize_str(text) if rules.composes else text
+    assert pieces(name, text) == cut_by(pre_tokenizers.Sequence([split, byte_level]), normalized)
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZATIONS))
+@given(text=TEXTS)
+def test_nothing_is_lost_or_added(name: str, text: str) -> None:
+    rules = find_pre_tokenization(name)
+    expected = tokenizers.normalizers.NFC().normalize_str(text) if rules.composes else text
+    assert "".join(pieces(name, text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt-2", ["I", "'ve", " 1234", " it", "'", "S", " ok", "!", "\n"]),
+        ("smollm", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'", "S", " ok", "!", "\n"]),
+        ("llama-bpe", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
+        ("qwen2", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'S", " ok", "!\n"]),
+        ("tekken", ["I", "'ve", " ", "1", "2", "3", "4", " it", "'S", " ok", "!\n"]),
+        ("gpt-4o", ["I've", " ", "123", "4", " it'S", " ok", "!\n"]),
+        ("deepseek-v3", ["I", "'ve", " ", "123", "4", " it", "'S", " ok", "!\n"]),
+        ("default", ["I", "'", "ve", " ", "123", "4", " it", "'", "S", " ok", "!", "\n"]),
+    ],
+)
+def test_known_cuts(name: str, expected: list[str]) -> None:
+    assert pieces(name, "I've 1234 it'S ok!\n") == expected
+
+
+def test_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'llama-bp'.*did you mean 'llama-bpe'"):
+        find_pre_tokenization("llama-bp")
+
+
+def test_merges_outside_the_vocabulary_are_refused() -> None:
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    check_merges(vocab, [("a", "b")])
+    for merge, missing in ((("a", "c"), "c"), (("c", "b"), "c"), (("b", "a"), "ba")):
+        with pytest.raises(ModelFileError, match=f"merge 1 of 2 .*'{missing}'"):
+            check_merges(vocab, [("a", "b"), merge])
+
+
+def test_whole_pieces_are_taken_where_merges_are_ignored() -> None:
+    vocab = {"a": 0, "b": 1, "c": 2, "abc": 3, "ab": 4}
+    merges = [("a", "b")]
+    assert build_byte_level(vocab, merges, find_pre_tokenization("llama-bpe")).encode("abc").ids == [3]
+    assert build_byte_level(vocab, merges, find_pre_tokenization("gpt-2")).encode("abc").ids == [4, 2]

@@ -1,0 +1,59 @@
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.text.builders import byte_level_backend
+from tokenizers import decoders, models
+
+from quire.text.token_bytes import byte_decoding, byte_level_alphabet, byte_level_bytes
+
+
+def decoding_of(decoder: decoders.Decoder | None) -> object:
+    backend = tokenizers.Tokenizer(models.BPE())
+    if decoder is not None:
+        backend.decoder = decoder
+    return byte_decoding(backend)
+
+
+def test_alphabet_is_that_of_the_tokenizers_library() -> None:
+    alphabet = byte_level_alphabet()
+    assert sorted(alphabet.values()) == list(range(256))
+    assert set(alphabet) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+@given(st.text())
+def test_byte_level_pieces_are_the_bytes_of_the_text(text: str) -> None:
+    backend = byte_level_backend()
+    pieces = [backend.id_to_token(i) for i in backend.encode(text.replace("<|", "")).ids]
+    assert b"".join(map(byte_level_bytes, pieces)) == text.replace("<|", "").encode()
+
+
+def test_sentencepiece_pieces() -> None:
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    decoding = byte_decoding(_with(decoders.Sequence(steps)))
+    assert decoding is not None
+    assert decoding.strips_leading_space
+    cases = {"▁the": b" the", "<0x0A>": b"\n", "<0xfF>": b"\xff", "<0x0A>x": b"<0x0A>x", "é": "é".encode()}
+    assert {piece: decoding.piece_to_bytes(piece) for piece in cases} == cases
+    without_strip = byte_decoding(_with(decoders.Sequence(steps[:3])))
+    assert without_strip is not None
+    assert not without_strip.strips_leading_space
+
+
+def test_other_decoders_are_not_recognised() -> None:
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    for decoder in (
+        None,
+        decoders.WordPiece(),
+        decoders.Metaspace(),
+        decoders.Sequence([decoders.Replace("_", " "), *steps[1:]]),
+        decoders.Sequence([*steps, decoders.Strip(" ", 2, 0)]),
+        decoders.Sequence([*steps, decoders.Strip("x", 1, 0)]),
+        decoders.Sequence([*steps, decoders.Replace("a", "b")]),
+    ):
+        assert decoding_of(decoder) is None
+
+
+def _with(decoder: decoders.Decoder) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.decoder = decoder
+    return backend

@@ -1,0 +1,128 @@
+import subprocess
+import sys
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.text.builders import (
+    byte_level_backend,
+    byte_level_tokenizer,
+    sentencepiece_tokenizer,
+    word_piece_tokenizer,
+)
+
+from quire.errors import ChatTemplateError, PromptError
+from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def with_templates(templates: dict[str, str], **variables: str) -> Tokenizer:
+    return Tokenizer(
+        TokenizerParts(
+            backend=byte_level_backend(),
+            bos_token_id=None,
+            eos_token_id=0,
+            template_variables=variables,
+            chat_templates=templates,
+        )
+    )
+
+
+@given(st.lists(st.integers(0, 700), max_size=30), st.booleans())
+def test_byte_level_decodes_any_ids_as_the_library(ids: list[int], skip: bool) -> None:
+    expected = byte_level_backend().decode(ids, skip_special_tokens=skip)
+    assert byte_level_tokenizer().decode(ids, skip_special_tokens=skip) == expected
+
+
+@given(st.lists(st.integers(3, 258) | st.integers(259, 700), max_size=30), st.booleans())
+def test_sentencepiece_decodes_as_the_library_where_the_bytes_are_text(ids: list[int], skip: bool) -> None:
+    tokenizer = sentencepiece_tokenizer()
+    backend: tokenizers.Tokenizer = tokenizer._backend
+    expected = backend.decode(ids, skip_special_tokens=skip)
+    if "\ufffd" not in expected:
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
+
+
+def test_valid_characters_survive_beside_invalid_bytes() -> None:
+    # The library gives up a whole run of byte tokens for one bad byte; text that has been streamed cannot be taken
+    # back, so here each character stands for itself.
+    tokenizer = sentencepiece_tokenizer()
+    ids = [byte + 3 for byte in "é".encode() + b"\xff"]
+    assert tokenizer.decode(ids) == "é\ufffd"
+    assert tokenizer._backend.decode(ids) == "\ufffd\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, sentencepiece_tokenizer, word_piece_tokenizer])
+def test_ids_outside_the_vocabulary_decode_to_nothing(make: type[Tokenizer]) -> None:
+    tokenizer = make()
+    for token_id in (-1, tokenizer.vocab_size, 2**40):
+        assert tokenizer.decode([token_id]) == ""
+        assert tokenizer.id_to_token(token_id) is None
+
+
+def test_id_to_token_is_the_raw_piece() -> None:
+    tokenizer = byte_level_tokenizer()
+    assert [tokenizer.id_to_token(token_id) for token_id in tokenizer.encode(" the<|end|>")] == ["Ġthe", "<|end|>"]
+
+
+@pytest.mark.parametrize("text", [None, 3, b"bytes", ["a"]])
+def test_only_text_is_encoded(text: object) -> None:
+    with pytest.raises(PromptError, match=f"must be a string, got {type(text).__name__}"):
+        byte_level_tokenizer().encode(text)  # type: ignore[arg-type]
+
+
+def test_half_a_surrogate_pair_is_named() -> None:
+    with pytest.raises(PromptError, match=r"U\+D83E\) at character 2"):
+        byte_level_tokenizer().encode("ab\ud83e")
+
+
+def test_tokens_without_an_embedding_are_refused() -> None:
+    parts = TokenizerParts(backend=byte_level_backend(), bos_token_id=None, eos_token_id=None)
+    vocab_size = byte_level_backend().get_vocab_size()
+    last = byte_level_backend().id_to_token(vocab_size - 1)
+    text = byte_level_backend().decode([vocab_size - 1])
+    limited = Tokenizer(parts, model_vocab_size=vocab_size - 1)
+    assert Tokenizer(parts, model_vocab_size=vocab_size).encode(text) == [vocab_size - 1]
+    assert limited.encode("a") == byte_level_backend().encode("a").ids
+    with pytest.raises(PromptError, match=f"token {vocab_size - 1}.*ends at {vocab_size - 2}") as caught:
+        limited.encode(text)
+    assert repr(last) in str(caught.value)
+
+
+def test_template_is_chosen_by_name_and_by_tools() -> None:
+    tokenizer = with_templates({"default": "D", "tool_use": "T", "rag": "R"})
+    assert tokenizer.chat_template == "D"
+    assert tokenizer.apply_chat_template(MESSAGES) == "D"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[]) == "T"
+    assert tokenizer.apply_chat_template(MESSAGES, chat_template="rag") == "R"
+    assert tokenizer.apply_chat_template(MESSAGES, chat_template="{{ messages[0].content }}!") == "hi!"
+
+
+def test_no_template_names_the_way_out() -> None:
+    with pytest.raises(ChatTemplateError, match="chat_template="):
+        with_templates({}).apply_chat_template(MESSAGES)
+    with pytest.raises(ChatTemplateError, match="no default chat template.*of one, two"):
+        with_templates({"one": "1", "two": "2"}).apply_chat_template(MESSAGES)
+
+
+def test_variables_reach_the_template_and_can_be_replaced() -> None:
+    tokenizer = with_templates({"default": "{{ bos_token }}{{ thinking }}"}, bos_token="<s>")
+    assert tokenizer.apply_chat_template(MESSAGES, thinking=True) == "<s>True"
+    assert tokenizer.apply_chat_template(MESSAGES, bos_token="<b>", thinking=1) == "<b>1"
+
+
+def test_generation_prompt_and_continuation() -> None:
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = with_templates({"default": template})
+    assert tokenizer.apply_chat_template(MESSAGES) == "[hi]>"
+    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False) == "[hi]"
+    assert tokenizer.apply_chat_template(MESSAGES, continue_final_message=True) == "[hi"
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, quire.text.tokenizer; print([m for m in ('torch','numpy','jinja2') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,199 @@
+"""Both formats through one door; the reference for names and layouts is Transformers itself."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from quire.errors import ModelError, ModelFileError, UnsupportedModelError
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.sources import ModelFiles
+from tests.weights.gguf_builder import NUM_HEADS, NUM_KV_HEADS, TinyModel
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    return open_checkpoint(ModelFiles("test", path, "gguf", "local"))
+
+
+def open_directory(path: Path) -> Checkpoint:
+    return open_checkpoint(ModelFiles("test", path, "hf", "local"))
+
+
+def load_all(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return {name: tensor.to_torch(torch.float32) for name, tensor in checkpoint.tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("tiny") / "model.gguf"
+    TinyModel(format="Q4_1", tied=True).write(path)
+    return path.read_bytes()
+
+
+def test_llama_rows_come_back_in_the_order_of_hugging_face(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    written = TinyModel(bias=True).write(path)
+    tensors = load_all(open_gguf(path))
+    for part, num_heads in (("q", NUM_HEADS), ("k", NUM_KV_HEADS)):
+        for kind in ("weight", "bias"):
+            ours = tensors[f"model.layers.1.self_attn.{part}_proj.{kind}"].numpy()
+            stored = written[f"blk.1.attn_{part}.{kind}"]
+            # The converter's permutation of ours must give what is stored.
+            again = ours.reshape(num_heads, 2, -1, *ours.shape[1:]).swapaxes(1, 2).reshape(ours.shape)
+            assert not np.array_equal(ours, stored)
+            assert np.array_equal(again, stored)
+    for ours_name, name in (("self_attn.v_proj", "attn_v"), ("self_attn.o_proj", "attn_output")):
+        assert np.array_equal(tensors[f"model.layers.0.{ours_name}.weight"], written[f"blk.0.{name}.weight"])
+    assert np.array_equal(tensors["lm_head.weight"], written["output.weight"])
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_qwen_rows_are_left_alone(tmp_path: Path, architecture: str) -> None:
+    path = tmp_path / "model.gguf"
+    written = TinyModel(architecture, bias=architecture == "qwen2").write(path)
+    tensors = load_all(open_gguf(path))
+    assert np.array_equal(tensors["model.layers.0.self_attn.q_proj.weight"], written["blk.0.attn_q.weight"])
+    assert np.array_equal(tensors["model.layers.1.self_attn.k_proj.weight"], written["blk.1.attn_k.weight"])
+
+
+def test_quantised_blocks_are_within_reach(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    TinyModel(format="Q4_1").write(path)
+    checkpoint = open_gguf(path)
+    tensor = checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert (tensor.format, tensor.shape, tensor.num_bytes) == ("Q4_1", (64, 64), 64 * 40)
+    assert tensor.raw.shape == (64, 40)
+    assert checkpoint.tensors["model.norm.weight"].format == "F32"
+
+
+def test_counts(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    written = TinyModel(tied=True, format="Q8_0").write(path)
+    checkpoint = open_gguf(path)
+    assert checkpoint.num_parameters == sum(value.size for value in written.values())
+    assert checkpoint.num_bytes < 2 * checkpoint.num_parameters
+    assert checkpoint.metadata["general.architecture"] == "llama"
+    assert checkpoint.generation_config == {"eos_token_id": [2]}
+    assert "lm_head.weight" not in checkpoint.tensors
+
+
+@pytest.mark.parametrize("head_size", [16, 32])
+def test_a_converted_model_has_the_weights_of_transformers(tmp_path: Path, head_size: int) -> None:
+    path = tmp_path / "model.gguf"
+    # Transformers' own reader does not know key_length; rope.dimension_count carries the head size for it.
+    TinyModel(head_size=head_size, changes={"llama.rope.dimension_count": head_size}).write(path)
+    checkpoint = open_gguf(path)
+    config = LlamaConfig(**{k: v for k, v in checkpoint.hf_config.items() if k not in ("architectures", "model_type")})
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(load_all(checkpoint), strict=True)
+
+
+def test_qwen2_fills_the_modules_of_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    TinyModel("qwen2", bias=True).write(path)
+    checkpoint = open_gguf(path)
+    config = Qwen2Config(**{k: v for k, v in checkpoint.hf_config.items() if k not in ("architectures", "model_type")})
+    Qwen2ForCausalLM(config).load_state_dict(load_all(checkpoint), strict=True)
+
+
+@pytest.mark.model
+def test_smollm2_weights_equal_those_of_transformers(smollm2_path: Path) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
+    )
+    checkpoint = open_gguf(smollm2_path)
+    expected = reference.state_dict()
+    assert checkpoint.hf_config["tie_word_embeddings"]
+    del expected["lm_head.weight"]
+    assert expected.keys() == checkpoint.tensors.keys()
+    assert checkpoint.num_parameters == 134_515_008
+    for name, value in expected.items():
+        assert torch.equal(checkpoint.tensors[name].to_torch(torch.float32), value), name
+    for field in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "eos_token_id",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "bos_token_id",
+    ):  # fmt: skip
+        assert checkpoint.hf_config[field] == getattr(reference.config, field), field
+
+
+def hugging_face_directory(path: Path, **config: object) -> dict[str, torch.Tensor]:
+    path.mkdir(exist_ok=True)
+    tensors = {"model.norm.weight": torch.randn(8), "model.embed_tokens.weight": torch.randn(4, 8).bfloat16()}
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **config}))
+    return tensors
+
+
+def test_a_hugging_face_directory(tmp_path: Path) -> None:
+    written = hugging_face_directory(tmp_path, hidden_size=8)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    checkpoint = open_directory(tmp_path)
+    assert checkpoint.format == "safetensors"
+    assert checkpoint.hf_config["hidden_size"] == 8
+    assert checkpoint.generation_config == {"temperature": 0.6}
+    assert checkpoint.metadata == {}
+    assert checkpoint.num_parameters == 40
+    for name, value in written.items():
+        assert torch.equal(checkpoint.tensors[name].to_torch(torch.float32), value.float())
+    assert checkpoint.tensors["model.embed_tokens.weight"].format == "BF16"
+
+
+def test_random_weights_need_only_the_configuration(tmp_path: Path) -> None:
+    hugging_face_directory(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    files = ModelFiles("test", tmp_path, "hf", "local")
+    assert open_checkpoint(files, with_tensors=False).tensors == {}
+    with pytest.raises(ModelFileError, match="no weights"):
+        open_checkpoint(files)
+
+
+def test_bad_directories(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"config\.json"):
+        open_directory(tmp_path)
+    hugging_face_directory(tmp_path)
+    for architectures in ("[]", "null", "[1]", '"LlamaForCausalLM"'):
+        (tmp_path / "config.json").write_text(f'{{"architectures": {architectures}}}')
+        with pytest.raises(ModelFileError, match="architectures"):
+            open_directory(tmp_path)
+    hugging_face_directory(tmp_path, quantization_config={"quant_method": "awq"})
+    with pytest.raises(UnsupportedModelError, match="awq"):
+        open_directory(tmp_path)
+    hugging_face_directory(tmp_path)
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(ModelFileError, match="generation_config"):
+        open_directory(tmp_path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_damage_to_a_gguf_is_a_typed_error_or_harmless(
+    tiny_gguf: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(tiny_gguf)
+    # The header is the interesting part; damage to weights cannot be seen.
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, 4000))
+        new = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.sampled_from([b"\xff" * 8, b"\0" * 8])))
+        content[start : start + len(new)] = new
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(content)
+    try:
+        load_all(open_gguf(path))
+    except ModelError as error:
+        assert "\n" not in str(error)
+
+
+def test_every_truncation_is_a_typed_error(tiny_gguf: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    for length in [*range(0, 4000, 7), len(tiny_gguf) - 1]:
+        path.write_bytes(tiny_gguf[:length])
+        with pytest.raises(ModelFileError, match=r"cut\.gguf"):
+            open_gguf(path)

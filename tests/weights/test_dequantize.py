@@ -1,0 +1,67 @@
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+
+from quire.weights import dequantize as dequantize_module
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.dequantize import dequantize
+from tests.weights.gguf_builder import random_rows
+
+FORMATS = list(BLOCK_FORMATS)
+
+
+def reference(raw: np.ndarray, format_name: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return quants.dequantize(raw, gguf.GGMLQuantizationType[format_name])
+
+
+def assert_same_bits(ours: torch.Tensor, expected: np.ndarray) -> None:
+    """Equal bit for bit, signs of zeros included; a NaN may have any payload."""
+    assert tuple(ours.shape) == expected.shape
+    values = ours.numpy()
+    is_nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(values), is_nan)
+    assert np.array_equal(values.view(np.uint32)[~is_nan], expected.view(np.uint32)[~is_nan])
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (64, 2)])
+def test_random_bytes_decode_to_the_bits_of_gguf(format_name: str, shape: tuple[int, int]) -> None:
+    raw = random_rows(format_name, *shape, seed=shape[0])
+    assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_pieces_join_without_seams(format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = random_rows(format_name, 5, 7)
+    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_PIECE", 1024)
+    assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_dtypes_are_the_rounded_fp32_values(format_name: str, dtype: torch.dtype) -> None:
+    raw = random_rows(format_name, 9, 4)
+    expected = dequantize(raw, format_name, torch.float32).to(dtype)
+    assert torch.equal(dequantize(raw, format_name, dtype).nan_to_num(7), expected.nan_to_num(7))
+
+
+def test_halfway_values_round_to_even() -> None:
+    # Between 1 and the next bf16 value 1 + 2^-7, and between that and 1 + 2^-6.
+    raw = np.array([[1 + 2**-8, 1 + 2**-7 + 2**-8]], dtype=np.float32).view(np.uint8)
+    assert dequantize(raw, "F32", torch.bfloat16).tolist() == [[1.0, 1 + 2**-6]]
+
+
+def test_plain_values_of_the_same_dtype_share_the_memory() -> None:
+    raw = random_rows("F32", 3, 8)
+    decoded = dequantize(raw, "F32", torch.float32)
+    raw[:] = 0
+    assert decoded.count_nonzero() == 0
+
+
+def test_unaligned_plain_values_are_copied() -> None:
+    values = np.arange(6, dtype=np.float32)
+    buffer = np.frombuffer(bytearray(b"\0" + values.tobytes()), dtype=np.uint8)
+    assert torch.equal(dequantize(buffer[1:].reshape(2, 12), "F32", torch.float32), torch.arange(6.0).view(2, 3))

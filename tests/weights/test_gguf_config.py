@@ -1,0 +1,199 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights.gguf_config import translate_config, translate_generation_config
+from quire.weights.gguf_file import read_gguf
+from quire.weights.rope_factors import llama3_factors
+from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
+
+
+def config_of(path: Path, model: TinyModel) -> dict[str, Any]:
+    model.write(path / "model.gguf")
+    return translate_config(read_gguf(path / "model.gguf"))
+
+
+def test_llama(tmp_path: Path) -> None:
+    assert config_of(tmp_path, TinyModel()) == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": WIDTH,
+        "intermediate_size": MLP_WIDTH,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def test_tied_head_biases_and_head_size(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TinyModel(tied=True, bias=True, head_size=32))
+    assert config["tie_word_embeddings"] is True
+    assert config["attention_bias"] is True
+    assert config["head_dim"] == 32
+
+
+def test_qwen2(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TinyModel("qwen2", bias=True))
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["use_sliding_window"] is False
+    assert "head_dim" not in config
+    assert "attention_bias" not in config
+
+
+def test_qwen3(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TinyModel("qwen3", head_size=32))
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["head_dim"] == 32
+    assert config["attention_bias"] is False
+
+
+def test_llama_with_a_sliding_window_is_mistral(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TinyModel(changes={"llama.attention.sliding_window": 32}))
+    assert config["architectures"] == ["MistralForCausalLM"]
+    assert config["model_type"] == "mistral"
+    assert config["sliding_window"] == 32
+
+
+def test_qwen2_with_a_sliding_window_slides_in_every_layer(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TinyModel("qwen2", bias=True, changes={"qwen2.attention.sliding_window": 32}))
+    assert (config["use_sliding_window"], config["sliding_window"], config["max_window_layers"]) == (True, 32, 0)
+
+
+def test_llama3_rope_factors(tmp_path: Path) -> None:
+    factors = llama3_factors(8.0, head_size=16, theta=500000.0).astype(np.float32)
+    model = TinyModel(tensors={"rope_freqs.weight": factors}, changes={"llama.rope.freq_base": 500000.0})
+    assert config_of(tmp_path, model)["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"type": "none"}, None),
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"type": "linear", "factor": 1.0}, None),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        ),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    model = TinyModel(changes={f"llama.rope.scaling.{key}": value for key, value in keys.items()})
+    assert config_of(tmp_path, model)["rope_scaling"] == expected
+
+
+@pytest.mark.parametrize(
+    ("format_name", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")]
+)
+def test_dtype_follows_the_matrices(tmp_path: Path, format_name: str, dtype: str) -> None:
+    assert config_of(tmp_path, TinyModel(format=format_name))["torch_dtype"] == dtype
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.eot_token_id": 5, "general.sampling.temp": 0.7, "general.sampling.top_k": 20}
+    TinyModel(changes=changes).write(tmp_path / "model.gguf")
+    file = read_gguf(tmp_path / "model.gguf")
+    assert translate_generation_config(file, VOCAB_SIZE) == {
+        "eos_token_id": [2, 5],
+        "temperature": 0.7,
+        "top_k": 20,
+    }
+
+
+@pytest.mark.parametrize("absent", [None, 0xFFFFFFFF])
+def test_a_model_without_an_end_token(tmp_path: Path, absent: int | None) -> None:
+    model = TinyModel(changes={"tokenizer.ggml.eos_token_id": absent})
+    assert config_of(tmp_path, model)["eos_token_id"] is None
+    assert translate_generation_config(read_gguf(tmp_path / "model.gguf"), VOCAB_SIZE) == {"eos_token_id": []}
+
+
+BAD = {
+    "missing": ({"llama.context_length": None}, r"llama\.context_length is missing"),
+    "type": ({"llama.embedding_length": "64"}, "not a positive integer"),
+    "zero": ({"llama.attention.head_count": 0}, "not a positive integer"),
+    "layers": ({"llama.block_count": 3}, r"blk\.2\.attn_norm\.weight' is missing"),
+    "layers huge": ({"llama.block_count": 2**32 - 1}, "4,294,967,295 layers"),
+    "width": ({"llama.embedding_length": 128}, "token_embd.weight|shape"),
+    "mlp width": ({"llama.feed_forward_length": 97}, "ffn_gate.weight"),
+    "heads": ({"llama.attention.head_count": 2}, "attn_|shape|metadata"),
+    "heads huge": ({"llama.attention.head_count": 2**32 - 1}, "multiple"),
+    "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are no multiple of 3"),
+    "head size odd": ({"llama.attention.key_length": 15}, "odd"),
+    "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "not a positive number"),
+    "theta": ({"llama.rope.freq_base": -1.0}, "not a positive number"),
+    "token": ({"tokenizer.ggml.eos_token_id": VOCAB_SIZE}, "outside the 40 tokens"),
+    "window": ({"llama.attention.sliding_window": "x"}, "not a positive integer"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=list(BAD))
+def test_metadata_that_contradict_the_tensors(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        config_of(tmp_path, TinyModel(changes=changes))
+    assert "model.gguf" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+UNSUPPORTED = {
+    "experts": ({"llama.expert_count": 8}, "mixture-of-experts"),
+    "unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama\.attention\.clamp_kqv.*mathematics"),
+    "not causal": ({"llama.attention.causal": False}, "not causal"),
+    "longrope": ({"llama.rope.scaling.type": "longrope"}, "longrope.*linear"),
+    "partial rope": ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8"),
+    "value size": ({"llama.attention.value_length": 32}, "value_length is 32"),
+    "heads per layer": ({"llama.attention.head_count": [4, 2]}, "differs between layers"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), UNSUPPORTED.values(), ids=list(UNSUPPORTED))
+def test_what_would_change_the_mathematics_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        config_of(tmp_path, TinyModel(changes=changes))
+
+
+def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'qwen' is not supported.*did you mean 'qwen.*llama, qwen2, qwen3"):
+        config_of(tmp_path, TinyModel("qwen"))
+
+
+def test_tensors_without_a_place(tmp_path: Path) -> None:
+    sinks = np.zeros(4, np.float32)
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_sinks\.weight.*any supported"):
+        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_sinks.weight": sinks}))
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q_norm\.weight.*in this model"):
+        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}))
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight", "blk.1.ffn_up.weight"])
+def test_missing_tensors(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match=name):
+        config_of(tmp_path, TinyModel(tensors={name: None}))
+
+
+def test_strange_rope_factors(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="not those of Llama 3"):
+        config_of(tmp_path, TinyModel(tensors={"rope_freqs.weight": np.linspace(1, 2, 8, dtype=np.float32)}))
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
+        config_of(tmp_path, TinyModel(tensors={"rope_freqs.weight": np.ones(9, np.float32)}))

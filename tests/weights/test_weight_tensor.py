@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import UnsupportedModelError
+from quire.weights.weight_tensor import MappedTensor, WeightTensor
+from tests.weights.gguf_builder import random_rows
+
+
+def test_reordered_rows_keep_their_blocks() -> None:
+    stored = random_rows("Q8_0", 4, 2)
+    order = np.array([2, 0, 3, 1])
+    tensor: WeightTensor = MappedTensor("w", (4, 64), "Q8_0", stored, order)
+    assert np.array_equal(tensor.raw, stored[order])
+    plain = MappedTensor("w", (4, 64), "Q8_0", stored).to_torch(torch.float32)
+    assert torch.equal(tensor.to_torch(torch.float32).nan_to_num(), plain[order].nan_to_num())
+    assert tensor.num_bytes == 4 * 68
+
+
+def test_reordered_vector() -> None:
+    stored = np.array([[1, 2, 3]], dtype=np.float32).view(np.uint8)
+    tensor = MappedTensor("b", (3,), "F32", stored, np.array([2, 0, 1]))
+    assert tensor.to_torch(torch.float32).tolist() == [3, 1, 2]
+    assert tensor.raw.shape == (1, 12)
+
+
+def test_in_order_nothing_is_copied() -> None:
+    stored = random_rows("F16", 2, 8)
+    assert MappedTensor("w", (2, 8), "F16", stored).raw is stored
+
+
+def test_any_shape_comes_back() -> None:
+    stored = random_rows("BF16", 6, 5)
+    assert MappedTensor("w", (2, 3, 5), "BF16", stored).to_torch(torch.bfloat16).shape == (2, 3, 5)
+    assert MappedTensor("s", (), "BF16", stored[:1, :2]).to_torch(torch.float32).shape == ()
+    assert MappedTensor("e", (0, 5), "BF16", stored[:0]).to_torch(torch.float32).shape == (0, 5)
+    assert MappedTensor("e", (6, 0), "BF16", stored[:, :0]).to_torch(torch.float32).shape == (6, 0)
+
+
+def test_formats_that_are_no_weights_are_refused_when_read() -> None:
+    tensor = MappedTensor("model.mask", (2,), "I64", np.zeros((1, 16), np.uint8))
+    with pytest.raises(UnsupportedModelError, match=r"model\.mask.*I64"):
+        tensor.to_torch(torch.float32)
