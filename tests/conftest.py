@@ -1,8 +1,12 @@
 """Fixtures shared by all tests. The real model is fetched once per machine and only by tests marked `model`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +15,13 @@ def smollm2_path() -> Path:
     from quire.weights.sources import resolve_source
 
     return resolve_source("smollm2").path
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
+    """SmolLM2 in fp32 as Transformers computes it. Its GGUF reader takes 10 s: all tests share it unchanged."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32)
+    return model.eval()

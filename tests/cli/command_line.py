@@ -74,6 +74,7 @@ class FakeEngine:
         self.params: list[SamplingParams] = []
         self.on_step: Any = None
         self.was_shut_down = False
+        self.startup_times = {"weights": 0.25}
         self._running: dict[str, _Running] = {}
         self.config = SimpleNamespace(
             options=options,

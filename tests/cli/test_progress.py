@@ -19,11 +19,18 @@ def test_a_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "downloading 0 B / 100 B (0%)",
-        "downloading 10 B / 100 B (10%)",
-        "downloading 20 B / 100 B (20%)",
+        "downloading 1 B / 100 B (1%)",
+        "downloading 11 B / 100 B (11%)",
+        "downloading 21 B / 100 B (21%)",
         "verifying",
     ]
+
+
+def test_what_is_fast_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = LineProgress(Output(), clock=lambda: 5.0)
+    progress("loading", 1, 2)
+    progress("verifying", 1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_text_says_only_what_is_known() -> None:
@@ -46,7 +53,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_gets_a_bar_a_dumb_one_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("quire.cli.progress.PATIENCE_S", 0.0)
     written = {}
     for term in ("xterm", "dumb"):
         monkeypatch.setenv("TERM", term)

@@ -88,6 +88,7 @@ def test_open_engine_describes_it_and_always_shuts_down(
 ) -> None:
     import sys
 
+    monkeypatch.setattr("quire.cli.session.resolve_source", lambda name, **settings: None)
     engine = FakeEngine(EngineOptions())
     build = SimpleNamespace(build_engine=lambda options, progress: engine)
     monkeypatch.setitem(sys.modules, "quire.engine.build", build)
@@ -99,6 +100,7 @@ def test_open_engine_describes_it_and_always_shuts_down(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process" in captured.err
+    assert "weights: 250 ms" in captured.err
     assert "block_size = 32: a CPU reads long runs" in captured.err
 
 

@@ -98,6 +98,15 @@ def test_many_prompts_more_than_fit_at_once() -> None:
     assert_all_home(engine)
 
 
+def test_a_short_queue_is_fed_as_it_empties() -> None:
+    logprobs = table(6)
+    engine, _ = make_engine(logprobs=logprobs, max_num_waiting=1)
+    params = BeamSearchParams(beam_width=2, max_tokens=3)
+    outputs = LLM.from_engine(engine).beam_search([[97], [98], [99]], params)
+    for prompt, output in zip([[97], [98], [99]], outputs, strict=True):
+        assert_equal(output, naive(logprobs, prompt, params))
+
+
 def test_preempted_beams_go_on_with_the_same_result() -> None:
     logprobs = table(7, eos_weight=0.01)
     params = BeamSearchParams(beam_width=4, max_tokens=24)
@@ -133,8 +142,9 @@ def test_ignore_eos_and_stop_tokens() -> None:
 def test_the_ending_token_is_listed_and_shown_only_when_asked_for() -> None:
     for shown in (False, True):
         params = BeamSearchParams(
-            beam_width=2, max_tokens=6, stop_token_ids=[97], include_stop_str_in_output=shown, length_penalty=-1
-        )
+            beam_width=2, max_tokens=6, stop_token_ids=[97], ignore_eos=True, length_penalty=-1,
+            include_stop_str_in_output=shown,
+        )  # fmt: skip
         engine, _ = make_engine(logprobs=table(10))
         (output,) = LLM.from_engine(engine).beam_search([[98]], params)
         ended = [sequence for sequence in output.sequences if sequence.finish_reason == "stop"]

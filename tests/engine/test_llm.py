@@ -157,6 +157,11 @@ def test_chat_may_continue_the_last_message() -> None:
         llm.chat(messages, use_tqdm=False, continue_final_message=True)
 
 
+def test_template_variables_cannot_replace_arguments() -> None:
+    with pytest.raises(RequestError, match="'tools'"):
+        make()[0].chat(MESSAGES, use_tqdm=False, chat_template_kwargs={"tools": []})
+
+
 @pytest.mark.parametrize("messages", [[], "hi", None, {"role": "user", "content": "hi"}, ["hi"], [[]]])
 def test_wrong_messages(messages: Any) -> None:
     llm, executor = make()

@@ -1,11 +1,25 @@
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.builders import EOS, assert_all_home, assert_forgotten, finals, make_engine, mixing, run, saying
+from tests.engine.builders import (
+    EOS,
+    ScriptedExecutor,
+    assert_all_home,
+    assert_forgotten,
+    byte_tokenizer,
+    finals,
+    make_config,
+    make_engine,
+    mixing,
+    run,
+    saying,
+)
 
+from quire.engine.llm_engine import LLMEngine
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -16,6 +30,7 @@ from quire.errors import (
 )
 from quire.events import EventKind
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.recording import RecordingScheduler, replay
 from quire.types import PoolingRequestOutput, RequestOutput
 
 
@@ -153,6 +168,19 @@ def test_a_step_without_work_is_harmless() -> None:
     assert engine.step() == []
     assert executor.num_steps == 0
     assert not engine.has_unfinished_requests()
+
+
+def test_what_an_engine_scheduled_can_be_replayed(tmp_path: Path) -> None:
+    config = make_config(num_blocks=20)
+    with RecordingScheduler(config.scheduler, tmp_path / "schedule.jsonl") as scheduler:
+        engine = LLMEngine(config, ScriptedExecutor(config.scheduler), byte_tokenizer(), scheduler=scheduler)
+        for i in range(4):
+            engine.add_request(str(i), f"prompt {i}", SamplingParams(n=1 + i % 2, max_tokens=12, stop="a"))
+            engine.step()
+        engine.abort_request("2")
+        run(engine)
+    num_steps = len(engine.events.of(EventKind.STEP))
+    assert len(replay(tmp_path / "schedule.jsonl")) == num_steps > 4
 
 
 # --- Mistakes ---------------------------------------------------------------------------------

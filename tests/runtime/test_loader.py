@@ -1,11 +1,14 @@
 """Weights to parameters: stacking, renames, ties, and every way in which files and model can disagree."""
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.runtime.builders import make_config
+from tests.runtime.tiny_model import ONE_GROUP
 from torch import nn
 
 from quire.config import EngineOptions
@@ -13,8 +16,6 @@ from quire.errors import ModelFileError
 from quire.models.registry import ModelRegistry
 from quire.runtime import loader
 from quire.runtime.loader import load_model, part_names, plan_placements, target_of
-from tests.runtime.builders import make_config
-from tests.runtime.tiny_model import ONE_GROUP
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 RENAMES = {"transformer.": "model."}
@@ -165,6 +166,20 @@ def test_progress_counts_all_bytes(load: Any) -> None:
     placed = sum(tensor.num_bytes for name, tensor in files.tensors.items() if name != "lm_head.weight")
     assert calls[-1] == (placed, placed)
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_only_one_decoded_tensor_exists_beside_the_model(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_out: list[weakref.ref[torch.Tensor]] = []
+
+    def to_torch(self: Tensor, dtype: torch.dtype) -> torch.Tensor:
+        assert not any(earlier() is not None for earlier in handed_out)
+        decoded = self.values.to(dtype, copy=True)
+        handed_out.append(weakref.ref(decoded))
+        return decoded
+
+    monkeypatch.setattr(Tensor, "to_torch", to_torch)
+    load(tensors(), "bfloat16")
+    assert len(handed_out) == len(tensors().tensors)
 
 
 def test_dummy_weights_are_seeded_and_need_no_tensors(load: Any) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from tests.text.builders import TEXTS, byte_level_backend, byte_level_metadata
 
 from quire.errors import ModelFileError, UnsupportedModelError
@@ -46,39 +46,50 @@ def test_tokenizer_json_is_used_as_it_is(plain: Tokenizer, text: str) -> None:
     assert plain.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("tokenizer_class", ["GPT2Tokenizer", "Qwen2TokenizerFast"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@pytest.fixture(scope="module", params=["GPT2Tokenizer", "Qwen2TokenizerFast"])
+def from_vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """Our tokenizer and Transformers' of the same vocab.json and merges.txt."""
+    roles = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>")
+    config = {"tokenizer_class": request.param, "additional_special_tokens": ["<|user|>"], **roles}
+    path = write_vocabulary(tmp_path_factory.mktemp("vocabulary"), tokenizer_config__json=config)
+    return load_tokenizer_directory(path), transformers_tokenizer(path)
+
+
 @given(text=TEXTS)
-def test_vocabulary_and_merges_equal_transformers(tmp_path: Path, tokenizer_class: str, text: str) -> None:
-    if not (tmp_path / "vocab.json").exists():
-        roles = {"bos_token": "<|end|>", "eos_token": "<|end|>", "unk_token": "<|end|>", "pad_token": "<|end|>"}
-        config = {"tokenizer_class": tokenizer_class, "additional_special_tokens": ["<|user|>"], **roles}
-        write_vocabulary(tmp_path, tokenizer_config__json=config)
-        _LOADED[tokenizer_class] = load_tokenizer_directory(tmp_path), transformers_tokenizer(tmp_path)
-    ours, theirs = _LOADED[tokenizer_class]
+def test_vocabulary_and_merges_equal_transformers(from_vocabulary: tuple[Tokenizer, Any], text: str) -> None:
+    ours, theirs = from_vocabulary
     assert ours.encode(text) == theirs(text)["input_ids"]
 
 
-_LOADED: dict[str, tuple[Tokenizer, Any]] = {}
+FLAGS = [({}, False, False), ({"add_bos_token": True}, True, False), ({"add_eos_token": True}, False, True)]
+ROLES = {"bos_token": {"__type": "AddedToken", "content": "<|end|>", "lstrip": False}, "eos_token": "<|user|>"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({}, [72]),
-        ({"add_bos_token": True}, [0, 72]),
-        ({"add_bos_token": True, "add_eos_token": True}, [0, 72, 1]),
-        ({"add_bos_token": False}, [72]),
-    ],
-)
-def test_bos_and_eos_follow_the_configuration(tmp_path: Path, flags: dict[str, bool], expected: list[int]) -> None:
-    bos = {"__type": "AddedToken", "content": "<|end|>", "lstrip": False}
-    config = {"bos_token": bos, "eos_token": "<|user|>", "tokenizer_class": "PreTrainedTokenizerFast", **flags}
-    tokenizer = load_tokenizer_directory(write_tokenizer(tmp_path, tokenizer_config__json=config))
-    letter = byte_level_backend().encode("h").ids[0]
-    assert tokenizer.encode("h") == [letter if token_id == 72 else token_id for token_id in expected]
-    assert tokenizer.encode("h") == transformers_tokenizer(tmp_path)("h")["input_ids"]
+@pytest.mark.parametrize(("flags", "adds_bos", "adds_eos"), FLAGS)
+@pytest.mark.parametrize("tokenizer_class", ["LlamaTokenizerFast", "GPT2Tokenizer"])
+def test_bos_and_eos_follow_the_flags(
+    tmp_path: Path, tokenizer_class: str, flags: dict[str, bool], adds_bos: bool, adds_eos: bool
+) -> None:
+    config = {"tokenizer_class": tokenizer_class, **ROLES, **flags}
+    is_llama = tokenizer_class.startswith("Llama")
+    (write_tokenizer if is_llama else write_vocabulary)(tmp_path, tokenizer_config__json=config)
+    tokenizer = load_tokenizer_directory(tmp_path)
+    letter = byte_level_backend().encode("h").ids
+    adds_bos |= is_llama and bool(flags)  # the class's default once the flags decide
+    assert tokenizer.encode("h") == [0] * adds_bos + letter + [1] * adds_eos
+    assert tokenizer.encode("h", add_special_tokens=False) == letter
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    if not is_llama:
+        assert tokenizer.encode("h") == transformers_tokenizer(tmp_path)("h")["input_ids"]
+
+
+@pytest.mark.parametrize(("flags", "adds_bos", "adds_eos"), FLAGS)
+def test_tokenizer_json_decides_for_other_classes(
+    tmp_path: Path, flags: dict[str, bool], adds_bos: bool, adds_eos: bool
+) -> None:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, **flags}
+    tokenizer = load_tokenizer_directory(write_tokenizer(tmp_path, tokenizer_config__json=config))
+    assert tokenizer.encode("h") == transformers_tokenizer(tmp_path)("h")["input_ids"]
 
 
 def test_special_tokens_map_is_read_where_the_configuration_is_silent(tmp_path: Path) -> None:

@@ -72,6 +72,32 @@ def test_sentencepiece_pieces_follow_the_scores(text: str) -> None:
     assert [tokenizer.id_to_token(token_id) for token_id in ids] == expected
 
 
+@pytest.fixture(scope="module")
+def llama_oracle() -> Any:
+    """Transformers' Llama tokenizer of the same pieces and scores."""
+    llama = pytest.importorskip("transformers.models.llama.tokenization_llama")
+    convert = pytest.importorskip("transformers.tokenization_utils_base")
+    vocab = {piece: index for index, (piece, _, _) in enumerate(sentencepiece_pieces())}
+    merges = convert.generate_merges(vocab, {piece: score for piece, score, _ in sentencepiece_pieces()})
+    return llama.LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
+
+
+@given(text=TEXTS.filter(lambda text: text[:1] not in (" ", "▁") and "<" not in text))
+def test_sentencepiece_equals_transformers(llama_oracle: Any, text: str) -> None:
+    # Transformers adds no space before text that begins with one; SentencePiece and llama.cpp always do.
+    tokenizer = sentencepiece_tokenizer()
+    ids = tokenizer.encode(text)
+    assert ids == llama_oracle(text)["input_ids"]
+    assert tokenizer.decode(ids) == llama_oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_a_text_that_begins_with_a_space_gets_another() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    pieces = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.encode(" 12", add_special_tokens=False)]
+    assert "".join(pieces) == "▁▁12"
+    assert tokenizer.decode(tokenizer.encode(" 12")) == " 12"
+
+
 def test_merges_from_scores_are_ordered_by_score_then_longest_left_side() -> None:
     scores = {"a": -9.0, "b": -9.0, "ab": -1.0, "aba": -0.5, "ba": -2.0}
     assert merges_from_scores(scores) == [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a")]

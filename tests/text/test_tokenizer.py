@@ -104,7 +104,7 @@ def test_template_is_chosen_by_name_and_by_tools() -> None:
 def test_no_template_names_the_way_out() -> None:
     with pytest.raises(ChatTemplateError, match="chat_template="):
         with_templates({}).apply_chat_template(MESSAGES)
-    with pytest.raises(ChatTemplateError, match="no default chat template.*of one, two"):
+    with pytest.raises(ChatTemplateError, match=r"no default chat template.*of one, two"):
         with_templates({"one": "1", "two": "2"}).apply_chat_template(MESSAGES)
 
 

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
+from tests.weights.gguf_builder import random_rows
 
 from quire.weights import dequantize as dequantize_module
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import dequantize
-from tests.weights.gguf_builder import random_rows
 
 FORMATS = list(BLOCK_FORMATS)
 

@@ -3,12 +3,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
 from quire.weights.rope_factors import llama3_factors
-from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 
 def config_of(path: Path, model: TinyModel) -> dict[str, Any]:
@@ -174,7 +174,9 @@ def test_what_would_change_the_mathematics_is_refused(tmp_path: Path, changes: d
 
 
 def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'qwen' is not supported.*did you mean 'qwen.*llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'qwen' is not supported.*did you mean 'qwen.*llama, qwen2, qwen3"
+    ):
         config_of(tmp_path, TinyModel("qwen"))
 
 

@@ -6,13 +6,22 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from tests.weights.gguf_builder import (
+    ARRAY,
+    BOOL,
+    STRING,
+    UINT32,
+    TinyModel,
+    gguf_bytes,
+    key_value,
+    random_rows,
+    string,
+    tensor_info,
+)  # fmt: skip
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
-from tests.weights.gguf_builder import (
-    ARRAY, BOOL, STRING, UINT32, TinyModel, gguf_bytes, key_value, random_rows, string, tensor_info,
-)  # fmt: skip
 
 HUGE = 2**63
 U32_7 = struct.pack("<I", 7)

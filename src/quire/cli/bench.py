@@ -42,6 +42,7 @@ sampling is greedy. Each row is the mean and the standard deviation over the rep
 """
 EXAMPLES = ("quire bench", "quire bench smollm2 -p 512,2K -n 128 --concurrency 1,8,32 -r 5 --json")
 PROMPT_SEED = 20240229
+SPEED_WIDTH = 20
 
 
 @click.command(
@@ -155,14 +156,14 @@ class _Report:
     ) -> None:
         self._output, self._header, self._side_names = output, header, side_names
         self._fixed = [
-            header["model"], format_count(header["num_parameters"]), header["dtype"], header["device"],
+            Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
             str(header["num_threads"]),
         ]  # fmt: skip
         titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)"]
         if len(side_names) > 1:
             titles += [f"{side_names[1]} tok/s", f"quire / {side_names[1]}"]
         self._titles = titles
-        example = [*self._fixed, max((case.name for case in cases), key=len), " " * 16, " " * 16, ""]
+        example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, " " * SPEED_WIDTH, ""]
         self._widths = [max(len(title), len(cell)) for title, cell in zip(titles, example, strict=False)]
         self._results: list[dict[str, Any]] = []
 
@@ -203,7 +204,8 @@ class _Report:
 
 
 def _speed(measurement: Measurement) -> str:
-    return f"{measurement.mean:.2f} ± {measurement.deviation:.2f}"
+    digits = 1 if measurement.mean >= 100 else 2
+    return f"{measurement.mean:.{digits}f} ± {measurement.deviation:.{digits}f}"
 
 
 def _speeds_json(measurement: Measurement) -> dict[str, Any]:

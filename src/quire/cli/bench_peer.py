@@ -4,7 +4,10 @@ A GGUF file is dequantised by Transformers itself into the engine's compute type
 threads of torch, prompts) is shared with Quire's side, in the same process. Next to read: `bench.py`.
 """
 
+import contextlib
+import importlib
 import importlib.util
+import io
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +28,17 @@ class TransformersSide:
         if importlib.util.find_spec("transformers") is None:
             raise ConfigError("--peer hf needs Hugging Face Transformers: pip install transformers accelerate")
         import torch
-        import transformers
 
+        transformers: Any = importlib.import_module("transformers")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
         if files.kind == "gguf":
             arguments["gguf_file"] = files.path.name
         directory = files.path.parent if files.kind == "gguf" else files.path
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(directory), **arguments)
+        # Its bars do not obey its own switch, and stderr is ours.
+        with contextlib.redirect_stderr(io.StringIO()):
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(directory), **arguments)
         self._torch = torch
         self._model = model.to(device).eval()
         self._device = device

@@ -16,6 +16,8 @@ from quire.cli.output import Output, format_bytes
 from quire.weights.progress import Progress, ignore_progress
 
 LINE_INTERVAL_S = 10.0
+PATIENCE_S = 1.0
+"""What is done sooner needs no line."""
 
 
 @contextlib.contextmanager
@@ -39,20 +41,24 @@ def draws_bars() -> bool:
 
 
 class LineProgress:
-    """One line when a stage begins and at most one per `LINE_INTERVAL_S` after that. Safe from several threads."""
+    """One line when a stage begins and at most one per `LINE_INTERVAL_S` after that; none in the first `PATIENCE_S`.
+
+    Safe from several threads.
+    """
 
     def __init__(self, output: Output, clock: Callable[[], float] = time.monotonic) -> None:
         self._output = output
         self._clock = clock
         self._lock = threading.Lock()
         self._stage: str | None = None
+        self._start_s = clock()
         self._next_s = 0.0
 
     def __call__(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
         """Report, if it is time to."""
         with self._lock:
             now = self._clock()
-            if stage == self._stage and now < self._next_s:
+            if now < self._start_s + PATIENCE_S or (stage == self._stage and now < self._next_s):
                 return
             self._stage, self._next_s = stage, now + LINE_INTERVAL_S
             self._output.note(progress_text(stage, done_bytes, total_bytes))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from quire.cli.command import VerbCommand, group_of
+from quire.cli.command import OUTPUT_GROUP, VerbCommand, group_of
 from quire.cli.exit_codes import MEANINGS
 from quire.cli.main import VERBS, cli
 
@@ -75,9 +75,9 @@ def _verb_section(name: str, command: VerbCommand, context: click.Context) -> st
     examples = "\n".join(example.strip() for example in command.examples)
     lines = [f"## quire {name}\n", (command.help or "").strip() + "\n", f"```sh\n{usage}\n\n{examples}\n```\n"]
     groups: dict[str, list[tuple[str, str, str]]] = {}
-    for parameter in command.get_params(own):
-        # The output options and --help are the same everywhere: the page's head has them.
-        if isinstance(parameter, click.Option) and group_of(parameter) != "Output" and parameter.name != "help":
+    for parameter in command.params:
+        # The output options are the same everywhere: the page's head has them.
+        if isinstance(parameter, click.Option) and group_of(parameter) != OUTPUT_GROUP:
             groups.setdefault(group_of(parameter), []).append(_option_row(parameter, own))
     for group, rows in groups.items():
         lines += [f"### {group}\n" if len(groups) > 1 else "", _table(("option", "meaning", "variable"), rows)]

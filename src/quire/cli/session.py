@@ -21,6 +21,7 @@ from quire.engine.interrupts import interrupts_between_steps
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
 from quire.types import RequestOutput
+from quire.weights.sources import resolve_source
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -96,6 +97,8 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
     configure_logging(output)
     start = time.perf_counter()
     with show_progress(output) as progress:
+        # A model that is not there must be reported before seconds go into importing torch.
+        resolve_source(options.model, revision=options.revision, progress=progress)
         from quire.engine.build import build_engine
 
         engine = build_engine(options, progress=progress)
@@ -106,6 +109,8 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
             f"{config.hardware.num_threads} threads · in-process · ready in {loaded}"
         )
+        for phase, seconds in engine.startup_times.items():
+            output.detail(f"  {phase}: {format_seconds(seconds)}")
         for decision in config.decisions:
             output.detail(f"  {decision.name} = {decision.value}: {decision.reason}")
         yield engine

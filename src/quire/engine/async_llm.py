@@ -14,7 +14,6 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from quire.config import EngineOptions
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
@@ -36,9 +35,7 @@ class AsyncLLM:
 
     def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
         """Loads the model; takes seconds. Raises: ConfigError, ModelError, CapacityError."""
-        from quire.engine.build import build_engine  # imports torch: `import quire` stays free of it
-
-        self._attach(build_engine(EngineOptions.from_kwargs(model, **kwargs)))
+        self._attach(LLMEngine.from_options(model, **kwargs))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:

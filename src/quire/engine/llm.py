@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from quire.config import EngineOptions
 from quire.engine.beam_search import BeamSearch
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.interrupts import interrupts_between_steps
@@ -22,6 +21,11 @@ from quire.errors import PromptError, QueueFullError, RequestError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import BeamSearchOutput, PoolingRequestOutput, RequestOutput
+
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
+)
+"""Names that `chat_template_kwargs` cannot give to a template, since `chat` itself does."""
 
 _Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
@@ -38,9 +42,7 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
         """Loads the model. Raises: ConfigError, ModelError, CapacityError."""
-        from quire.engine.build import build_engine  # imports torch: `import quire` stays free of it
-
-        self._attach(build_engine(EngineOptions.from_kwargs(model, **kwargs)))
+        self._attach(LLMEngine.from_options(model, **kwargs))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
@@ -104,6 +106,8 @@ class LLM:
             raise RequestError("continue_final_message=True needs add_generation_prompt=False: one or the other")
         if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
             raise PromptError("messages must be a list of messages or a list of conversations, and not empty")
+        for name in sorted(RESERVED_TEMPLATE_NAMES & set(chat_template_kwargs or ())):
+            raise RequestError(f"chat_template_kwargs must not hold '{name}': it is an argument of its own")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
         prompts = []
@@ -138,9 +142,8 @@ class LLM:
         try:
             with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(searches)) as bar:
                 while waiting or running:
-                    while waiting and len(running) < num_at_once:
+                    while waiting and len(running) < num_at_once and self._start(waiting[0], has_others=bool(running)):
                         running.append(waiting.popleft())
-                        running[-1].start()
                     engine.step()
                     self._raise_if_dead()
                     for search in running:
@@ -256,6 +259,16 @@ class LLM:
                 return  # the rest follows as the queue empties
             waiting.popleft()
 
+    @staticmethod
+    def _start(search: BeamSearch, *, has_others: bool) -> bool:
+        try:
+            search.start()
+        except QueueFullError:
+            if not has_others:
+                raise
+            return False
+        return True
+
     def _raise_if_dead(self) -> None:
         if self.llm_engine.errored:
             self.llm_engine.check_health()
@@ -264,7 +277,7 @@ class LLM:
 def _per_prompt(name: str, params: Any, kind: type[_Params], num_prompts: int) -> list[_Params | None]:
     if params is None or isinstance(params, kind):
         return [params] * num_prompts
-    if not isinstance(params, Sequence):
+    if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
         raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(params).__name__}")
     if len(params) != num_prompts:
         raise RequestError(f"{name} has {len(params)} entries for {num_prompts} prompts: give one, or one per prompt")

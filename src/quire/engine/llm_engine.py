@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, EngineOptions
 from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.output_processor import Output, OutputProcessor
 from quire.errors import EngineDeadError, EngineError, PromptError
@@ -44,12 +44,14 @@ class LLMEngine:
         events: EventLog | None = None,
         *,
         chat_template: str | None = None,
+        scheduler: Scheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`scheduler`: one made by the caller, such as a `RecordingScheduler`, with the same events."""
         self.config = config
         self.chat_template = chat_template
         self.events = EventLog(config.options.max_num_events) if events is None else events
-        self.scheduler = Scheduler(config.scheduler, self.events, clock)
+        self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
         self.input_processor = InputProcessor(config, tokenizer, clock)
         self.startup_times: dict[str, float] = {}
         self.dead_error: EngineDeadError | None = None
@@ -61,6 +63,17 @@ class LLMEngine:
         self._num_idle_steps = 0
         self._clock = clock
         self._is_shut_down = False
+
+    @classmethod
+    def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
+        """Load a model; keyword arguments are the fields of `EngineOptions`.
+
+        Raises: ConfigError, ModelError, CapacityError.
+        """
+        options = EngineOptions.from_kwargs(model, **kwargs)
+        from quire.engine.build import build_engine  # imports torch, and this file
+
+        return build_engine(options)
 
     # --- Requests -------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class OutputProcessor:
             if record.is_finished:
                 outputs.append(self._end(record, now_s))
             elif record.streams:
-                outputs.append(record.output())
+                outputs.append(record.output(finished=False))
         return outputs, stopped
 
     def end(self, request_id: str, reason: str, now_s: float) -> Output:
@@ -125,7 +125,7 @@ class OutputProcessor:
 
     def _end(self, record: "_Record", now_s: float) -> RequestOutput:
         self._forget(record)
-        output = record.output()
+        output = record.output(finished=True)
         output.metrics = record.metrics(now_s)
         return output
 
@@ -171,7 +171,7 @@ class _Record:
     @property
     def is_finished(self) -> bool:
         """Whether all sequences have ended."""
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return None not in [sequence.finish_reason for sequence in self.sequences]
 
     def note_token(self, now_s: float) -> None:
         """A token came at `now_s`."""
@@ -191,14 +191,14 @@ class _Record:
         for position, values in zip(range(start, stop), update.result.prompt_logprobs, strict=True):
             self.prompt_logprobs[position] = token_texts.describe(values)
 
-    def output(self) -> RequestOutput:
+    def output(self, *, finished: bool) -> RequestOutput:
         """All text and tokens so far."""
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=[sequence.snapshot() for sequence in self.sequences],
-            finished=self.is_finished,
+            finished=finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.request.num_cached_tokens,
         )

@@ -1,4 +1,4 @@
-"""`RotaryEmbedding`: positions to the cosines and sines that the `rope` kernel rotates by, once per step for all layers.
+"""`RotaryEmbedding`: positions to the cosines and sines that the `rope` kernel rotates by, once per step.
 
 Angles are computed from the positions: a table of a 128 k context would take 128 MB. Next to read:
 `kernels/rope/__init__.py` for the formula, `models/hf_config.py` for how configs are read.
@@ -28,7 +28,7 @@ class RopeConfig:
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
-    original_context_len: int = 8192
+    original_context_len: float = 8192.0
 
     def frequencies(self, head_size: int) -> torch.Tensor:
         """Angle per position of each pair: theta^(-2i / D), then scaled.
@@ -72,6 +72,6 @@ class RotaryEmbedding(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # nn.Module.to(dtype) would round the frequencies, and to_empty() lose them: only the device may change.
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.frequencies = self._exact_frequencies.to(self.frequencies.device)
         return self

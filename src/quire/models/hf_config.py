@@ -10,29 +10,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
-from quire.layers.rotary import RopeConfig
 from quire.types import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 IGNORED_FIELDS = frozenset(
-    # who wrote the file, and for which program
-    "architectures model_type auto_map transformers_version _name_or_path _commit_hash tokenizer_class is_llama_config "
-    "transformers.js_config unsloth_fixed unsloth_version "
-    # how others compute, store and train it
-    "dtype torch_dtype use_cache use_bfloat16 torchscript tf_legacy_loss attn_implementation _attn_implementation "
-    "_attn_implementation_autoset _flash_attn_2_enabled cache_implementation pretraining_tp chunk_size_feed_forward "
-    "gradient_checkpointing initializer_range attention_dropout hidden_dropout activation_dropout dropout layerdrop "
-    "output_attentions output_hidden_states return_dict is_decoder "
-    # tokens and generation: tokenizer and generation_config.json have these
-    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id prefix max_length "
-    "min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
-    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
-    "num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
-    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    # classification heads, which are not used
-    "id2label label2id num_labels problem_type finetuning_task task_specific_params".split()
-)
+    {
+        # who wrote the file, and for which program
+        "architectures", "model_type", "auto_map", "transformers_version", "_name_or_path", "_commit_hash",
+        "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+        # how others compute, store and train it
+        "dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "tf_legacy_loss", "attn_implementation",
+        "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "cache_implementation",
+        "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "initializer_range",
+        "attention_dropout", "hidden_dropout", "activation_dropout", "dropout", "layerdrop", "output_attentions",
+        "output_hidden_states", "return_dict", "is_decoder",
+        # tokens and generation: tokenizer and generation_config.json have these
+        "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
+        "prefix", "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
+        "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+        "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+        "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+        "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+        "begin_suppress_tokens",
+        # classification heads, which are not used
+        "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
+    }
+)  # fmt: skip
 """Fields that cannot change a decoder's hidden states or logits."""
-ROPE_KINDS = ("default", "linear", "llama3")
 
 
 class HFConfigReader:
@@ -77,7 +80,7 @@ class HFConfigReader:
     def number(self, name: str, default: float) -> float:
         """A finite number above 0."""
         value = self.raw(name)
-        return default if value is None else _positive(name, value)
+        return default if value is None else check_positive(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
@@ -104,6 +107,14 @@ class HFConfigReader:
                 f"the model's config has {name}={found!r}; Quire's {self.model_type} computes only {value!r}"
             )
 
+    def head_size(self, hidden_size: int, num_heads: int) -> int:
+        """`head_dim`, or where it is absent an equal share of the hidden size."""
+        head_size = self.optional_integer("head_dim")
+        if head_size is None:
+            check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+            return hidden_size // num_heads
+        return head_size
+
     def strings(self, name: str, length: int) -> list[str] | None:
         """A list of so many strings, or None if absent."""
         value = self.raw(name)
@@ -113,21 +124,8 @@ class HFConfigReader:
             raise ModelFileError(f"the model's config has {name}={str(value)[:60]}, which is not {length} strings")
         return value
 
-    def rope(self) -> RopeConfig:
-        """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5)."""
-        self.require("partial_rotary_factor", 1.0)
-        self.require("rope_interleaved", False)
-        theta = self.number("rope_theta", 10000.0)
-        values: dict[str, Any] = {}
-        for name in ("rope_scaling", "rope_parameters"):
-            found = self.raw(name) or {}
-            if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
-                raise UnsupportedModelError(f"the model's config has {name}={str(found)[:80]}; expected plain numbers")
-            values |= {key: value for key, value in found.items() if value is not None}
-        return _rope_config(theta, values)
-
     def finish(self) -> None:
-        """Raises: UnsupportedModelError naming a field that nobody read, which is neither null nor known as harmless."""
+        """Raises: UnsupportedModelError naming a field nobody read that is neither null nor known as harmless."""
         for name, value in self._fields.items():
             if name not in self._read and name not in IGNORED_FIELDS and value is not None:
                 raise UnsupportedModelError(
@@ -157,36 +155,8 @@ def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> Non
         )
 
 
-def _rope_config(theta: float, values: dict[str, Any]) -> RopeConfig:
-    """`values` is consumed. transformers 4 wrote `type` before it wrote `rope_type`, and sometimes writes both."""
-    old_kind = values.pop("type", "default")
-    kind = values.pop("rope_type", old_kind)
-    if kind not in ROPE_KINDS:
-        raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
-    numbers = {"theta": _positive("rope_theta", values.pop("rope_theta", theta))}
-    if values.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
-    original_context_len = values.pop("original_max_position_embeddings", None)
-    names = {"linear": {"factor": "factor"}, "llama3": {
-        "factor": "factor", "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor",
-    }}.get(kind, {})  # fmt: skip
-    for name, ours in names.items():
-        if name not in values:
-            raise ModelFileError(f"the model's config lacks {name} among its rope parameters, which {kind} needs")
-        numbers[ours] = _positive(name, values.pop(name))
-    if values:
-        name, value = next(iter(values.items()))
-        raise UnsupportedModelError(f"rope parameter {name}={value!r} is not supported with rope_type {kind!r}")
-    if kind != "llama3":
-        return RopeConfig(kind=kind, **numbers)
-    if original_context_len is None:
-        raise ModelFileError("the model's config lacks original_max_position_embeddings, which llama3 needs")
-    return RopeConfig(
-        kind=kind, original_context_len=int(_positive("original_max_position_embeddings", original_context_len)), **numbers
-    )
-
-
-def _positive(name: str, value: Any) -> float:
+def check_positive(name: str, value: Any) -> float:
+    """The value as a number. Raises: ModelFileError unless it is finite and above 0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise ModelFileError(f"the model's config has {name}={value!r}, which is not a number above 0")
     return float(value)

@@ -1,8 +1,7 @@
-"""Llama 1, 2 and 3 and what has its shape (SmolLM2, TinyLlama): RMS norm, rotary attention with grouped KV heads, SwiGLU.
+"""Llama 1, 2, 3 and models of its shape (SmolLM2, TinyLlama): RMS norm, rotary attention, grouped KV heads, SwiGLU.
 
-To vary it from outside, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `norm_class` or `Config`,
-or override a `build_…` method; `mistral.py`, `qwen2.py` and `qwen3.py` do just that.
-Next to read: `layers/attention.py`.
+To vary it, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `norm_class` or `Config`, or override a
+`build_…` method; `mistral.py`, `qwen2.py` and `qwen3.py` do just that. Next to read: `layers/attention.py`.
 """
 
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from quire.layers.linear import Linear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
 from quire.models.hf_config import HFConfigReader, attention_specs, check_divides
+from quire.models.hf_rope import read_rope
 from quire.types import KVCacheSpec
 
 
@@ -55,12 +55,10 @@ class LlamaConfig:
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """The fields; a variant changes or adds some."""
-        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-        num_layers, num_kv_heads = reader.integer("num_hidden_layers"), reader.integer("num_key_value_heads", num_heads)
-        head_size = reader.optional_integer("head_dim")
-        if head_size is None:
-            check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
-            head_size = hidden_size // num_heads
+        hidden_size, num_layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
+        num_heads = reader.integer("num_attention_heads")
+        num_kv_heads = reader.integer("num_key_value_heads", num_heads)
+        head_size = reader.head_size(hidden_size, num_heads)
         check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
         check_divides("2, the size of a rotated pair", 2, "head_dim", head_size)
         reader.choice("hidden_act", "silu", ["silu", "swish"])
@@ -76,7 +74,7 @@ class LlamaConfig:
             "context_len": reader.integer("max_position_embeddings"),
             "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
             "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
-            "rope": reader.rope(),
+            "rope": read_rope(reader),
             "windows": (None,) * num_layers,
             "qkv_bias": attention_bias,
             "output_bias": attention_bias,
@@ -97,9 +95,8 @@ class LlamaAttention(nn.Module):
         num_projected_heads = config.num_heads + 2 * config.num_kv_heads
         self.qkv_proj = Linear(config.hidden_size, num_projected_heads * config.head_size, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size, bias=config.output_bias)
-        self.attention = Attention(
-            layer_index, config.num_heads, config.num_kv_heads, config.head_size, window=config.windows[layer_index]
-        )
+        window = config.windows[layer_index]
+        self.attention = Attention(layer_index, self.num_heads, self.num_kv_heads, self.head_size, window=window)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
@@ -193,7 +190,7 @@ class LlamaForCausalLM(nn.Module):
         rotation = self.rotary(batch.positions)  # cos, sin [T, D]
         for layer in self.layers:
             x = layer(x, rotation, batch)  # [T, E]
-        return self.norm(x)
+        return self.norm(x)  # [T, E]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""

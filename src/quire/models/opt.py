@@ -1,4 +1,4 @@
-"""OPT: learned positions, layer norms before or after, biases everywhere, ReLU; embeddings may have a width of their own.
+"""OPT: learned positions, layer norms before or after each block, biases, ReLU, embeddings of a width of their own.
 
 Next to read: `layers/attention.py`.
 """

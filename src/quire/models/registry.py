@@ -18,7 +18,8 @@ from quire.config import ModelConfig, canonical_dtype
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError, nearest
 from quire.types import KVCacheGroup, KVCacheSpec
 
-NOT_MODELS = ("__init__", "registry", "hf_config")
+NOT_MODELS = ("_", "hf_", "registry")
+"""Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
 GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become defaults of `SamplingParams`."""
@@ -51,13 +52,13 @@ class ModelRegistry:
 
         Raises: UnsupportedModelError listing what is supported; ModelFileError if the config names no architecture.
         """
-        names = architectures_of(hf_config)
+        names = _architectures(hf_config)
         for name in names:
             if name in cls._registered:
                 return _load(name, cls._registered[name])
-        built_in = built_in_architectures_of(str(hf_config.get("model_type", "")))
+        by_file = _architectures_in(str(hf_config.get("model_type")))
         for name in names:
-            found = built_in.get(name) or _scan().get(name)
+            found = by_file.get(name) or _scan().get(name)
             if found is not None:
                 return found
         for name in names:
@@ -87,17 +88,17 @@ class ModelRegistry:
         generation_config: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> ModelConfig:
-        """What the engine must know of a model. `overrides` replace fields of `hf_config` first; None removes one.
+        """What the engine must know of a model. `overrides` replace fields of `hf_config` first.
 
         Raises: UnsupportedModelError, ModelFileError.
         """
         merged = {**hf_config, **(overrides or {})}
-        merged = {name: value for name, value in merged.items() if value is not None or name not in (overrides or {})}
         generation = generation_config or {}
         model_class = cls.resolve(merged)
         config = model_class.Config.from_hf(merged)
+        bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
-            architecture=next((name for name in architectures_of(merged)), model_class.__name__),
+            architecture=_architectures(merged)[0],
             hf_config=merged,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -109,9 +110,94 @@ class ModelRegistry:
             num_parameters=count_parameters(model_class, config),
             kv_cache_groups=group_layers(config.kv_specs()),
             checkpoint_dtype=_checkpoint_dtype(merged),
-            bos_token_id=_token_ids("bos_token_id", generation, merged)[:1][0]
-            if _token_ids("bos_token_id", generation, merged)
-            else None,
+            bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
-            generation_defaults={name: generation[name] for name in GENERATION_FIELDS if name in generation},
+            generation_defaults={
+                name: generation[name] for name in GENERATION_FIELDS if generation.get(name) is not None
+            },
         )
+
+
+def model_types() -> list[str]:
+    """The model files of this package; imports none."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
+
+
+def count_parameters(model_class: ModelClass, config: Any) -> int:
+    """How many values the model's weights have, tied ones once; allocates none of them."""
+    with torch.device("meta"):
+        model = model_class(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
+    """Layers of equal spec share a group; groups are in the order of their first layers."""
+    layers: dict[KVCacheSpec, list[int]] = {}
+    for index, spec in enumerate(specs):
+        layers.setdefault(spec, []).append(index)
+    return tuple(KVCacheGroup(tuple(indices), spec) for spec, indices in layers.items())
+
+
+@functools.cache
+def _architectures_in(model_type: str) -> Mapping[str, ModelClass]:
+    """The ARCHITECTURES of one file; empty if there is no such file."""
+    if model_type not in model_types():
+        return {}
+    found: Mapping[str, ModelClass] = importlib.import_module(f"quire.models.{model_type}").ARCHITECTURES
+    return found
+
+
+def _scan() -> dict[str, ModelClass]:
+    """All built-in architectures; imports every model file."""
+    return {name: found for model_type in model_types() for name, found in _architectures_in(model_type).items()}
+
+
+def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
+    """The names in `architectures`, or without that field what the model type's file has."""
+    names = hf_config.get("architectures")
+    if not names:
+        names = list(_architectures_in(str(hf_config.get("model_type"))))
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ModelFileError(
+            f"the model's config names no architecture: architectures={hf_config.get('architectures')!r}, "
+            f"model_type={hf_config.get('model_type')!r}; name one with hf_overrides={{'architectures': […]}}"
+        )
+    return names
+
+
+def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
+    if not isinstance(model_class, str):
+        return model_class
+    module_name, _, class_name = model_class.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedModelError(f"{architecture} is registered as {model_class}, which fails: {error}") from error
+    _check_model_class(architecture, found)
+    return found
+
+
+def _check_model_class(architecture: str, model_class: ModelClass) -> None:
+    needed = ("Config", "stacked_params", "renames", "forward", "compute_logits")
+    missing = [name for name in needed if not hasattr(model_class, name)]
+    if missing or not isinstance(model_class, type):
+        raise ConfigError(
+            f"{model_class!r} for {architecture} is not a model class: it lacks {', '.join(missing) or 'a type'}; "
+            "subclass quire.models.llama.LlamaForCausalLM, or see CONTRIBUTING.md"
+        )
+
+
+def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:
+    """The type that the weights are stored in; bfloat16 where the config does not say, or names none Quire computes."""
+    name = hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16"
+    return canonical_dtype(str(name).removeprefix("torch.")) or "bfloat16"
+
+
+def _token_ids(name: str, generation_config: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Token ids of this field; generation_config.json has the last word, as in Transformers."""
+    value = generation_config.get(name)
+    value = hf_config.get(name) if value is None else value
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        raise ModelFileError(f"the model's config has {name}={value!r}, which is not a token id or a list of them")
+    return tuple(ids)

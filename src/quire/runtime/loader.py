@@ -16,6 +16,7 @@ from torch import nn
 
 from quire.config import EngineConfig
 from quire.errors import ModelFileError
+from quire.layers.linear import pack_weights
 from quire.models.registry import ModelRegistry
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.weights.checkpoint import Checkpoint
@@ -45,10 +46,11 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint, progress: Progress 
     parameters = dict(model.named_parameters())
     if config.options.load_format == "dummy":
         fill_with_random(parameters, config.options.seed)
-        return model
-    aliases = dict(model.named_parameters(remove_duplicate=False))
-    placements = plan_placements(model, parameters, aliases.keys() - parameters.keys(), checkpoint.tensors)
-    _fill(parameters, placements, dtype, progress or ignore_progress)
+    else:
+        aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+        placements = plan_placements(model, parameters, aliases, checkpoint.tensors)
+        _fill(parameters, placements, dtype, progress or ignore_progress)
+    pack_weights(model)
     return model
 
 

@@ -7,7 +7,8 @@ Next to read: `token_bytes.py` (which tokenizers work byte by byte), `stop_strin
 """
 
 import codecs
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from quire.text.token_bytes import ByteDecoding
 from quire.text.tokenizer import Tokenizer
@@ -30,13 +31,14 @@ class IncrementalDetokenizer:
     ) -> None:
         """`skip_special_tokens` leaves out tokens that mark structure, such as the end of a turn."""
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        visible_prompt = [token_id for token_id in prompt_token_ids if token_id not in self._skipped]
+        # From its end: only the last few tokens of a long prompt are looked at.
+        visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in self._skipped)
         decoding = tokenizer.byte_decoding
         self._stream: _ByteStream | _WindowStream
         if decoding is not None:
-            self._stream = _ByteStream(tokenizer, decoding, visible_prompt)
+            self._stream = _ByteStream(tokenizer, decoding, visible)
         else:
-            self._stream = _WindowStream(tokenizer, visible_prompt)
+            self._stream = _WindowStream(tokenizer, visible)
 
     def append(self, token_id: int) -> str:
         """Take the next token and return the text it completes; "" while a character is incomplete."""
@@ -52,11 +54,11 @@ class IncrementalDetokenizer:
 class _ByteStream:
     """For tokenizers whose tokens stand for bytes: exact, and constant work for each token."""
 
-    def __init__(self, tokenizer: Tokenizer, decoding: ByteDecoding, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, decoding: ByteDecoding, reversed_prompt: Iterable[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = b""
-        for token_id in reversed(prompt_token_ids):
+        for token_id in reversed_prompt:
             tail = self._token_bytes(token_id) + tail
             if len(tail) >= _MAX_INCOMPLETE_BYTES:
                 break
@@ -79,9 +81,9 @@ class _ByteStream:
 class _WindowStream:
     """For any other decoder: decode the last few tokens with and without the new ones, and return the difference."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, reversed_prompt: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._window = list(prompt_token_ids[-_WINDOW_CONTEXT_LEN:])
+        self._window = list(itertools.islice(reversed_prompt, _WINDOW_CONTEXT_LEN))[::-1]
         self._context_len = len(self._window)
         self._context_text = self._decode()
 

@@ -42,12 +42,7 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
         raise _no_tokenizer(path)
     _add_configured_tokens(path, backend, config, roles)
     roles = {name: token for name, token in roles.items() if backend.token_to_id(token) is not None}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        add_bos_and_eos(
-            backend,
-            bos=roles.get("bos_token") if config.get("add_bos_token") else None,
-            eos=roles.get("eos_token") if config.get("add_eos_token") else None,
-        )
+    _follow_flags(path, backend, config, roles)
     return TokenizerParts(
         backend=backend,
         bos_token_id=backend.token_to_id(roles["bos_token"]) if "bos_token" in roles else None,
@@ -55,6 +50,20 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
         template_variables=roles,
         chat_templates=_read_chat_templates(path, config),
     )
+
+
+def _follow_flags(
+    path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, str]
+) -> None:
+    """Let `add_bos_token` and `add_eos_token` decide where tokenizer.json does not. Mutates: `backend`."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    # Models of these classes (DeepSeek-V2) rely on the flags with a tokenizer.json that adds nothing itself.
+    by_class = str(config.get("tokenizer_class")).startswith(("Llama", "CodeLlama", "Gemma", "Cohere"))
+    if by_class or not (path / "tokenizer.json").is_file():
+        bos = roles.get("bos_token") if config.get("add_bos_token", by_class) else None
+        eos = roles.get("eos_token") if config.get("add_eos_token", False) else None
+        add_bos_and_eos(backend, bos=bos, eos=eos)
 
 
 def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:

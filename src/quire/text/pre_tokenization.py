@@ -58,7 +58,6 @@ class PreTokenization:
 _GPT2_RULES = PreTokenization((_GPT2,))
 _SINGLE_DIGITS = PreTokenization((r"\p{N}", _GPT2))
 _LLAMA3_RULES = PreTokenization((_LLAMA3,), ignore_merges=True, adds_bos=True)
-_LLAMA3_MERGED = PreTokenization((_LLAMA3,))
 _QWEN2_RULES = PreTokenization((_QWEN2,), composes=True)
 _GPT4O_RULES = PreTokenization((_GPT4O,))
 
@@ -67,26 +66,15 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "gpt-2": _GPT2_RULES,
     "phi-2": _GPT2_RULES,
-    "mpt": _GPT2_RULES,
-    "olmo": _GPT2_RULES,
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
-    "codeshell": _SINGLE_DIGITS,
     "llama3": _LLAMA3_RULES,
     "llama-v3": _LLAMA3_RULES,
     "llama-bpe": _LLAMA3_RULES,
-    "falcon3": _LLAMA3_RULES,
-    "pixtral": _LLAMA3_RULES,
-    "lfm2": _LLAMA3_RULES,
-    "dbrx": _LLAMA3_MERGED,
-    "smaug-bpe": _LLAMA3_MERGED,
-    "chatglm-bpe": _LLAMA3_MERGED,
-    "glm4": PreTokenization((_LLAMA3,), ignore_merges=True),
+    "smaug-bpe": PreTokenization((_LLAMA3,)),
     "qwen2": _QWEN2_RULES,
-    "deepseek-r1-qwen": _QWEN2_RULES,
-    "megrez": _QWEN2_RULES,
-    "stablelm2": PreTokenization((_QWEN2,)),
+    "deepseek-r1-qwen": PreTokenization((_QWEN2,)),
     "qwen35": PreTokenization((_QWEN35,), composes=True),
     "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, adds_bos=True),
     "gpt-4o": _GPT4O_RULES,

@@ -22,12 +22,13 @@ MAX_OUTPUT_CHARACTERS = 4 * 2**20
 """The rendered chat, and any one value on the way."""
 MAX_PRINTED_CHARACTERS = 8 * MAX_OUTPUT_CHARACTERS
 """All text printed, into macros and block assignments too."""
-MAX_STEPS = 1_000_000
+MAX_STEPS = 300_000
 """Loop rounds and calls."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 _MAX_LIST_LEN = 100_000
 _MAX_WIDTH = 10_000
 _MAX_INTEGER_BITS = 4096
+_MAX_JSON_INDENT = 100
 _WIDE_FIELD = re.compile(r"%(\([^)]*\))?[-+ #.\d]*(\*|\d{5,})|\{[^{}]*:[^{}]*\d{5,}|\{[^{}]+\{")
 """Fields of `%` and of `str.format` that are five digits wide or take their width from an argument."""
 
@@ -41,8 +42,8 @@ class _Budget:
     """What one rendering has left."""
 
     deadline_s: float
-    num_steps: int = MAX_STEPS
-    num_characters: int = MAX_PRINTED_CHARACTERS
+    num_steps: int
+    num_characters: int
 
     def step(self) -> None:
         self.num_steps -= 1
@@ -63,7 +64,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("template_budget", default=None
 @contextmanager
 def template_budget() -> Iterator[None]:
     """Give what is rendered inside a fresh budget."""
-    token = _budget.set(_Budget(time.monotonic() + MAX_SECONDS))
+    token = _budget.set(_Budget(time.monotonic() + MAX_SECONDS, MAX_STEPS, MAX_PRINTED_CHARACTERS))
     try:
         yield
     finally:
@@ -146,7 +147,7 @@ def check_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]
             _check_width(argument)
     elif name == "replace" and len(args) >= 2:
         _check_replacement(text, args[0], args[1])
-    elif name == "format":
+    elif name in ("format", "format_map"):
         _check_format(text)
     elif name == "join" and args:
         parts = list(args[0])
@@ -178,8 +179,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Not Jinja2's own filter, which escapes <, > and & for HTML.
-    if indent is not None and len(" " * indent if isinstance(indent, int) else indent) > 100:
-        raise TemplateLimitError(f"it indents JSON by {indent!r}, more than 100")
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > _MAX_JSON_INDENT:
+        raise TemplateLimitError(f"it indents JSON by {width}, more than {_MAX_JSON_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -212,9 +214,10 @@ def _check_center(_text: str, width: int = 80) -> None:
     _check_width(width)
 
 
-def _check_indent(text: str, width: int | str = 4, **_options: Any) -> None:
-    _check_width(width if isinstance(width, int) else len(width))
-    _bounded(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+def _check_indent(text: str, width: int | str = 4, first: object = None, blank: object = None) -> None:
+    width_len = width if isinstance(width, int) else len(width)
+    _check_width(width_len)
+    _bounded(len(text) + (text.count("\n") + 1) * width_len)
 
 
 def _check_replace_filter(text: str, old: str, new: str, count: int | None = None) -> None:

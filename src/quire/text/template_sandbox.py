@@ -28,7 +28,7 @@ from quire.text.template_bounds import (
 )
 
 _REMOVED_FILTERS = ("urlize", "wordwrap", "xmlattr", "pprint", "random")
-_UNBOUNDED_METHODS = frozenset({"expandtabs", "translate", "format_map"})
+_UNBOUNDED_METHODS = frozenset({"expandtabs", "translate"})
 
 
 class TemplateRefusalError(jinja2.TemplateError):
@@ -45,7 +45,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.finalize = count_printed
         self.concatenate = concatenate
         self.count_text = count_text
-        self.count_round = count_round
+        self.next_round = _next_round
         self.filters.update(BOUNDED_FILTERS)
         for name in _REMOVED_FILTERS:
             del self.filters[name]
@@ -114,7 +114,7 @@ class _Instrument(NodeTransformer):
         self._buffer_depth += buffers
         self.generic_visit(node)
         self._buffer_depth -= buffers
-        node.body.insert(0, nodes.ExprStmt(_environment_call("count_round", []), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_environment_call("next_round", []), lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -140,6 +140,10 @@ class _Instrument(NodeTransformer):
 
 def _environment_call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+
+
+def _next_round() -> None:
+    """Called once a loop round; `BoundedEnvironment.call` counts it like any call."""
 
 
 def _raise_exception(message: str) -> None:

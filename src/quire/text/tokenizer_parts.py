@@ -29,6 +29,10 @@ class TokenizerParts:
 
 def add_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
     """Make `backend` put these tokens around each text; None adds nothing. Mutates: `backend`."""
-    single = [f"{bos}:0"] * (bos is not None) + ["$A:0"] + [f"{eos}:0"] * (eos is not None)
-    used = [(token, backend.token_to_id(token)) for token in {bos, eos} if token is not None]
+    single, used = ["$A"], []
+    # Named by role: the template's own syntax cannot hold every token's text.
+    for role, token in (("bos", bos), ("eos", eos)):
+        if token is not None:
+            single.insert(0 if role == "bos" else len(single), role)
+            used.append({"id": role, "ids": [backend.token_to_id(token)], "tokens": [token]})
     backend.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=used)

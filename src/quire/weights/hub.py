@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError, UnsupportedModelError
-from quire.weights.model_cache import cache_write_error, hub_cache_directory
+from quire.weights.model_cache import cache_write_error, find_hub_snapshot, hub_cache_directory
 from quire.weights.progress import Progress, ignore_progress
 
 DIRECTORY_PATTERNS = (
     "*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt",
 )  # fmt: skip
+LIST_TIMEOUT_S = 10
 SUBDIRECTORY_PATTERNS = ("*/*.json", "*/*.safetensors", "*/*.model")
 """Not fetched: other formats and precisions of the same model."""
 _HUB_ID = re.compile(
@@ -61,48 +62,69 @@ def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, o
 
     Raises: ModelNotFoundError, DownloadError or UnsupportedModelError, each with what to do.
     """
+    if offline or is_offline():
+        return _choose(source, _cached(source, "this is offline mode"))
     import huggingface_hub
 
     try:
-        patterns: tuple[str, ...] = DIRECTORY_PATTERNS
-        offline = offline or is_offline()
-        if source.file is not None:
-            patterns = (source.file,)
-        elif not offline:
-            patterns = _patterns_for(source)
+        names = _list_files(source)
+        if names is None:
+            return _choose(source, _cached(source, "the Hugging Face hub cannot be reached"))
         snapshot = huggingface_hub.snapshot_download(
             source.repository,
             revision=source.revision,
             cache_dir=hub_cache_directory(),
-            allow_patterns=list(patterns),
-            ignore_patterns=list(SUBDIRECTORY_PATTERNS),
-            local_files_only=offline,
+            allow_patterns=_patterns(source, names),
+            ignore_patterns=None if source.file else list(SUBDIRECTORY_PATTERNS),
             tqdm_class=_progress_bar_class(f"downloading {source.repository}", progress),
         )
     except ModelError:
         raise
     except Exception as error:
-        raise _explain(error, source, offline=offline) from error
+        raise _explain(error, source) from error
     return _choose(source, Path(snapshot))
 
 
-def _patterns_for(source: HubSource) -> tuple[str, ...]:
-    """What to fetch of a repository. An empty tuple of patterns is never returned."""
+def _cached(source: HubSource, why: str) -> Path:
+    snapshot = find_hub_snapshot(source.repository, source.revision or "main")
+    if snapshot is None:
+        revision = f" at revision {source.revision}" if source.revision else ""
+        raise DownloadError(
+            f"'{source.repository}'{revision} is not in the cache {hub_cache_directory()}, and {why}; run `quire pull "
+            f"{source.repository}` once with a network, or pass the path of a local model"
+        )
+    return snapshot
+
+
+def _list_files(source: HubSource) -> list[str] | None:
+    """The files of the repository; None when the hub cannot be reached or is ill.
+
+    Raises: whatever huggingface_hub raises for a refusal.
+    """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        names = huggingface_hub.HfApi().list_repo_files(source.repository, revision=source.revision)
-    except HfHubHTTPError:
+        info = huggingface_hub.HfApi().model_info(source.repository, revision=source.revision, timeout=LIST_TIMEOUT_S)
+    except HfHubHTTPError as error:
+        if error.response.status_code >= 500:
+            return None
         raise
-    except OSError:
-        # No network: snapshot_download then looks into the cache, and explains if nothing is there.
-        return DIRECTORY_PATTERNS
-    if any(re.fullmatch(r"model.*\.safetensors", name) for name in names):
-        return DIRECTORY_PATTERNS
+    except Exception:
+        # Which class a failed connection has depends on the HTTP library below huggingface_hub, and on its version.
+        return None
+    return [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _patterns(source: HubSource, names: list[str]) -> list[str]:
+    """What to fetch of a repository with these files."""
+    if source.file is not None:
+        return [source.file]
+    if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in names):
+        return list(DIRECTORY_PATTERNS)
     models = [name for name in names if name.endswith(".gguf")]
     if len(models) == 1:
-        return (models[0],)
+        return models
     if models:
         raise _ambiguous(source, models)
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
@@ -141,7 +163,7 @@ def _ambiguous(source: HubSource, models: list[str]) -> ModelNotFoundError:
     )
 
 
-def _explain(error: Exception, source: HubSource, *, offline: bool) -> ModelError:
+def _explain(error: Exception, source: HubSource) -> ModelError:
     """An error of huggingface_hub, or of the network below it, as one line with the next step."""
     from huggingface_hub import errors
 
@@ -160,16 +182,10 @@ def _explain(error: Exception, source: HubSource, *, offline: bool) -> ModelErro
         return ModelNotFoundError(
             f"{name} has no revision '{source.revision}'; branches, tags and commits are accepted"
         )
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        why = "this is offline mode" if offline else "the Hugging Face hub cannot be reached"
-        return DownloadError(
-            f"{name} is not, or not completely, in the cache {hub_cache_directory()}, and {why}; run `quire pull "
-            f"{source.repository}` once with a network, or pass the path of a local model"
-        )
     if isinstance(error, errors.HfHubHTTPError):
         return DownloadError(f"the Hugging Face hub refused {name}: {_first_line(error)}")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return cache_write_error(error)
+        return cache_write_error(error, hub_cache_directory(), "HF_HUB_CACHE")
     return DownloadError(f"could not fetch {name} from the Hugging Face hub: {_first_line(error)}; try again")
 
 

@@ -107,7 +107,7 @@ class CacheEntry:
                 progress("waiting for another process that fetches the same model", 0, None)
                 lock.acquire()
         except OSError as error:
-            raise cache_write_error(error) from error
+            raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
         try:
             # Whatever lies here was left by a process that was killed: it held this lock.
             shutil.rmtree(self.partial_directory, ignore_errors=True)
@@ -115,7 +115,7 @@ class CacheEntry:
                 self.staged_directory.mkdir(parents=True)
                 yield
             except OSError as error:
-                raise cache_write_error(error) from error
+                raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
         finally:
             shutil.rmtree(self.partial_directory, ignore_errors=True)
             lock.release()
@@ -136,12 +136,25 @@ class CacheEntry:
                 os.replace(self.directory, self.staged_directory)
 
 
-def cache_write_error(error: OSError) -> DownloadError:
-    """What to tell the user when the cache cannot be written."""
+def cache_write_error(error: OSError, directory: Path, variable: str) -> DownloadError:
+    """What to tell the user when a cache cannot be written; `variable` chooses another place for it."""
     return DownloadError(
-        f"cannot write the cache in {cache_directory()}: {error.strerror or error}; free space there, or set "
-        "QUIRE_CACHE_DIR to another directory"
+        f"cannot write the cache in {directory}: {error.strerror or error}; free space there, or set "
+        f"{variable} to another directory"
     )
+
+
+def find_hub_snapshot(repository: str, revision: str) -> Path | None:
+    """The files of a hub repository in the hub's cache; `revision` is a branch, tag or full commit."""
+    if ".." in revision or revision.startswith("/"):
+        return None
+    directory = hub_cache_directory() / ("models--" + repository.replace("/", "--"))
+    try:
+        commit = (directory / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        commit = revision
+    snapshot = directory / "snapshots" / commit
+    return snapshot if commit and "/" not in commit and _subdirectory_exists(snapshot) else None
 
 
 def list_cached() -> list[CachedModel]:
@@ -217,6 +230,13 @@ def _read_manifest(directory: Path) -> Manifest | None:
     texts = (manifest.name, manifest.origin, manifest.file_name)
     is_sound = all(isinstance(text, str) for text in texts) and Path(manifest.file_name).name == manifest.file_name
     return manifest if is_sound else None
+
+
+def _subdirectory_exists(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _subdirectories(directory: Path) -> list[Path]:

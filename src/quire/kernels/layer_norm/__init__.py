@@ -13,9 +13,7 @@ KERNEL = Kernel(
 )
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
-) -> torch.Tensor:
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """Shift each row to mean 0 and scale it to variance 1, then apply `weight` and `bias` where given.
 
     out[…, i] = (x[…, i] - mean) / sqrt(variance + epsilon) · weight[i] + bias[i]     (Ba et al. 2016)

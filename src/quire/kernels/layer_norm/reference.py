@@ -3,9 +3,7 @@
 import torch
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
-) -> torch.Tensor:
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """See `kernels.layer_norm.layer_norm`."""
     wide = x if x.dtype == torch.float64 else x.float()
     centred = wide - wide.mean(dim=-1, keepdim=True)

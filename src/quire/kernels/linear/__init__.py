@@ -5,9 +5,7 @@ import torch
 from quire.kernels.linear import packed, reference
 from quire.kernels.registry import Kernel
 
-KERNEL = Kernel(
-    "linear", "linear", {"reference": reference.linear, "packed": packed.linear}, preferred={"*": "packed"}
-)
+KERNEL = Kernel("linear", "linear", {"reference": reference.linear, "packed": packed.linear}, preferred={"*": "packed"})
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

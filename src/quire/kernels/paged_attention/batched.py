@@ -36,10 +36,8 @@ def _attend_decodes(
 ) -> None:
     """One query of each of r requests, in one call over keys padded to length S. Mutates: out."""
     num_requests, length = bucket.num_requests, bucket.length
-    if bucket.requests is None:
-        chosen = queries[:num_requests]  # [r, K, G, D]
-    else:
-        chosen = queries.index_select(0, bucket.requests)
+    requests = bucket.requests
+    chosen = queries[:num_requests] if requests is None else queries.index_select(0, requests)  # [r, K, G, D]
     kv = _gather(kv_cache, bucket.rows, queries.dtype).view(2, num_requests, length, *kv_cache.shape[3:])
     k, v = kv.transpose(2, 3)  # [r, K, S, D]
     group_size = chosen.shape[2]
@@ -48,10 +46,10 @@ def _attend_decodes(
         chosen = functional.pad(chosen, (0, 0, 0, 1))
     attended = functional.scaled_dot_product_attention(chosen, k, v, attn_mask=bucket.mask, scale=scale)
     attended = attended[:, :, :group_size]
-    if bucket.requests is None:
+    if requests is None:
         out[:num_requests] = attended
     else:
-        out.index_copy_(0, bucket.requests, attended)
+        out.index_copy_(0, requests, attended)
 
 
 def _attend_prefill(

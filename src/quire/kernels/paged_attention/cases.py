@@ -59,9 +59,7 @@ def make_arguments(
             block = int(table[request, position // block_size])
             kv_cache[block, :, position % block_size] = values[position]
     num_tokens = sum(new for new, _ in requests)
-    step = CaseStep(
-        (table,), tuple(new for new, _ in requests), tuple(seq_lens), sum(new == 1 for new, _ in requests)
-    )
+    step = CaseStep((table,), tuple(new for new, _ in requests), tuple(seq_lens), sum(new == 1 for new, _ in requests))
     return {
         "q": random(num_tokens, heads + 1, head_size, seed=9)[:, :heads],
         "kv_cache": kv_cache,
@@ -77,7 +75,7 @@ def plain(
 ) -> torch.Tensor:
     """Softmax attention per request with all keys of the request gathered and repeated, in q's own dtype."""
     block_size, kv_heads = kv_cache.shape[2:4]
-    outs = []
+    outs: list[torch.Tensor] = []
     for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):
         positions = torch.arange(seq_len, device=q.device)
         blocks = step.block_tables[group_index][request].long()[positions // block_size]
@@ -116,7 +114,12 @@ CASES = (
     ),
     *(
         Case(name, lambda heads=heads: make_arguments(MIXED, heads=heads[0], kv_heads=heads[1]))  # type: ignore[misc]
-        for name, heads in {"multi-head": (3, 3), "group of 3": (6, 2), "group of 7": (14, 2), "one KV head": (8, 1)}.items()
+        for name, heads in {
+            "multi-head": (3, 3),
+            "group of 3": (6, 2),
+            "group of 7": (14, 2),
+            "one KV head": (8, 1),
+        }.items()
     ),
 )
 

@@ -5,9 +5,7 @@ import torch
 from quire.kernels.registry import Kernel
 from quire.kernels.rope import batched, reference
 
-KERNEL = Kernel(
-    "rope", "rope", {"reference": reference.rope, "batched": batched.rope}, preferred={"*": "batched"}
-)
+KERNEL = Kernel("rope", "rope", {"reference": reference.rope, "batched": batched.rope}, preferred={"*": "batched"})
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,120 @@
+"""The whole way with a real engine and a tiny model: an answer, and every refusal as one line with its exit code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.command_line import call, call_process, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_an_answer(tiny: str) -> None:
+    arguments = ("run", tiny, "Hi there", "--max-tokens", "5", "--temperature", "0", "--dtype", "float32")
+    value = parsed(call(*arguments, "--json", "--logprobs", "2"))
+    assert value["num_prompt_tokens"] == len("<user>Hi there<a>")
+    assert len(value["token_ids"]) == 5
+    assert value["finish_reason"] == "length"
+    logprobs = value["completions"][0]["logprobs"]
+    assert [position[0]["token_id"] for position in logprobs] == value["token_ids"]
+    result = call(*arguments)
+    assert result.stdout == value["text"] + "\n"
+    assert "[length] prompt 17 tok · 5 new" in result.stderr
+    assert "ctx 22/128 (17%)" in result.stderr
+
+
+def test_decisions_are_shown_on_request(tiny: str) -> None:
+    result = call("run", "-v", tiny, "Hi there", "--max-tokens", "1")
+    assert "  device = cpu" in result.stderr
+    assert "total: " in result.stderr
+
+
+def test_prompt_logprobs_in_json(tiny: str) -> None:
+    value = parsed(call("run", tiny, "Hi", "--raw", "--max-tokens", "1", "--prompt-logprobs", "0", "--json"))
+    assert value["prompt_logprobs"][0] is None
+    assert value["prompt_logprobs"][1][0]["text"] == "i"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "label", "words"),
+    [
+        (["--max-model-len", "1M"], 2, "invalid_option", ["max_model_len", "1048576", "128"]),
+        (["--kv-cache-memory-bytes", "1KiB"], 4, "out_of_memory", ["--kv-cache-memory-bytes"]),
+        (["--max-model-len", "8"], 2, "context_length_exceeded", ["17", "8"]),
+        (["--device", "cuda:99"], 2, "invalid_option", ["cuda:99"]),
+        (["--device", "tpu"], 2, "invalid_option", ["tpu", "cpu"]),
+        (["--logit-bias", "9999=1"], 2, "invalid_parameter", ["logit_bias", "9999", "257"]),
+        (["--logprobs", "50"], 2, "invalid_parameter", ["logprobs", "50", "20"]),
+        (["--chat-template", "{{ x"], 2, "chat_template_error", []),
+        (["--chat-template", "nowhere.jinja"], 2, "invalid_option", ["nowhere.jinja"]),
+        (["--revision", "main"], 2, "invalid_option", ["revision"]),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    arguments: list[str], code: int, label: str, words: list[str], tiny: str
+) -> None:
+    result = call("run", "-q", tiny, "Hi there", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith(f"error[{label}]: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["run", "bench"])
+def test_models_that_cannot_be_read(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00\x05\x00")
+    unknown = make_tiny_directory(tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
+    text = ["Hi there"] if verb == "run" else []
+    for model, named in (
+        (tmp_path / "missing.gguf", "missing.gguf"),
+        (tmp_path / "empty", "empty"),
+        (tmp_path / "cut.gguf", "cut.gguf"),
+        (unknown, "NoSuchForCausalLM"),
+        ("smolm2", "'smollm2'"),
+    ):
+        result = call(verb, "-q", str(model), *text)
+        assert (result.exit_code, result.stdout) == (3, ""), result.stderr
+        assert result.stderr.startswith("error[model_")
+        assert result.stderr.count("\n") == 1
+        assert named in result.stderr
+
+
+def test_bench_of_a_real_engine(tiny: str) -> None:
+    value = parsed(call("bench", tiny, "-p", "8,16", "-n", "4", "-c", "1,3", "-r", "1", "--json"))
+    assert [row["test"] for row in value["results"]] == ["pp8", "pp16", "tg4", "tg4@3"]
+    assert all(row["mean_tokens_per_s"] > 0 for row in value["results"])
+
+
+@pytest.mark.slow
+def test_no_traceback_in_a_users_shell(tiny: str) -> None:
+    result = call_process("run", tiny, "Hi there", "--max-model-len", "1M")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_chat_on_a_terminal(tiny: str) -> None:
+    pty = pytest.importorskip("pty")
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "run", tiny, "--max-tokens", "3", "--color", "never"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(terminal)
+    os.write(controller, b"Hi\n/stats\n/exit\n")
+    errors = process.communicate(timeout=120)[1]
+    os.close(controller)
+    assert process.returncode == 0, errors
+    assert "[length] prompt 11 tok · 3 new" in errors
+    assert "turns: 1" in errors

@@ -1,0 +1,86 @@
+"""`quire bench`: the table, the JSON, and what is refused."""
+
+import pytest
+from tests.cli.command_line import FakeEngine, call, parsed
+
+from quire.cli import bench
+
+SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
+
+
+def test_table(engines: list[FakeEngine]) -> None:
+    result = call("bench", *SMALL)
+    assert result.exit_code == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    assert len({len(line) for line in lines}) == 1, "columns align"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)"]
+    assert [row[5] for row in cells[2:]] == ["pp4", "tg3", "tg3@2"]
+    assert all(row[:5] == ["smollm2", "1.5M", "float32", "cpu", "2"] and "±" in row[6] for row in cells[2:])
+    assert engines[0].config.options.enable_prefix_caching is False
+
+
+def test_json(engines: list[FakeEngine]) -> None:
+    value = parsed(call("bench", *SMALL, "--json"))
+    assert value["schema"] == "quire.bench/1"
+    assert {"model", "num_parameters", "dtype", "device", "num_threads", "version", "commit"} <= set(value)
+    assert [row["test"] for row in value["results"]] == ["pp4", "tg3", "tg3@2"]
+    row = value["results"][2]
+    assert (row["num_prompt_tokens"], row["num_generated_tokens"], row["num_streams"]) == (1, 3, 2)
+    assert len(row["samples_tokens_per_s"]) == 2
+    assert row["mean_tokens_per_s"] == pytest.approx(sum(row["samples_tokens_per_s"]) / 2)
+
+
+def test_warm_up_is_one_repetition_more(engines: list[FakeEngine]) -> None:
+    call("bench", "-p", "4", "-n", "0", "-r", "2")
+    call("bench", "-p", "4", "-n", "0", "-r", "2", "--no-warm-up")
+    assert [len(engine.prompts) for engine in engines] == [3, 2]
+
+
+def test_enough_sequences_for_the_largest_concurrency(engines: list[FakeEngine]) -> None:
+    call("bench", "-p", "0", "-n", "2", "-c", "300", "-r", "1", "--no-warm-up")
+    assert engines[0].config.options.max_num_seqs == 300
+    result = call("bench", "-c", "300", "--max-num-seqs", "8")
+    assert result.exit_code == 2
+    assert "300" in result.stderr
+    assert "8" in result.stderr
+
+
+def test_a_row_longer_than_the_context_is_refused_with_numbers(engines: list[FakeEngine]) -> None:
+    result = call("bench", "-p", "4K", "-n", "2")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "pp4096 needs a context of 4097 tokens, max_model_len is 2048" in result.stderr
+
+
+def test_nothing_to_measure() -> None:
+    assert call("bench", "-p", "0", "-n", "0").exit_code == 2
+    assert call("bench", "one", "two").exit_code == 2
+
+
+def test_peer_column_and_ratio(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Peer:
+        name = "hf"
+
+        def measure(self, case: object, prompts: object) -> float:
+            return 1.0
+
+    monkeypatch.setattr(bench, "_peer_side", lambda config, output: Peer())
+    result = call("bench", *SMALL, "--peer", "hf")
+    header = next(line for line in result.stdout.splitlines() if line.startswith("| model"))
+    assert "hf tok/s" in header
+    assert "quire / hf" in header
+    row = parsed(call("bench", *SMALL, "--peer", "hf", "--json"))["results"][0]
+    assert row["peer"]["name"] == "hf"
+    assert row["ratio"] == pytest.approx(row["mean_tokens_per_s"])
+
+
+def test_commit_of_a_checkout_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = bench.source_commit()
+    assert commit is None or commit.replace("-dirty", "").isalnum()
+
+    def fail(*arguments: object, **settings: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(bench.subprocess, "run", fail)
+    assert bench.source_commit() is None

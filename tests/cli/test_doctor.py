@@ -1,0 +1,81 @@
+"""`quire doctor`: healthy, unhealthy, and checks that break."""
+
+from pathlib import Path
+
+import pytest
+from tests.cli.command_line import call, parsed
+
+from quire.cli import doctor
+from quire.cli.doctor import CHECKS, NOTE, OK, PROBLEM, Finding, run_check
+
+
+def test_every_check_finds_something_here() -> None:
+    for name, check in CHECKS.items():
+        finding = run_check(name, check)
+        assert finding.name == name
+        assert finding.status in (OK, NOTE, PROBLEM)
+        assert finding.found
+        assert finding.status == OK or finding.advice or finding.found.startswith("the check failed")
+
+
+def test_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor, "CHECKS", {"a": lambda: Finding("a", OK, "fine"), "b": lambda: Finding("b", NOTE, "so", "do")}
+    )
+    result = call("doctor")
+    assert result.exit_code == 0
+    assert result.stdout == "✓ a  fine\n· b  so  → do\n"
+    assert "no problems" in result.stderr
+    assert parsed(call("doctor", "--json"))["healthy"] is True
+
+
+def test_a_problem_exits_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"a": lambda: Finding("a", PROBLEM, "bad", "fix it"), "b": lambda: 1 / 0})
+    result = call("doctor")
+    assert result.exit_code == 6
+    assert "✗ a  bad  → fix it" in result.stdout
+    assert "ZeroDivisionError" in result.stdout
+    assert "2 problems" in result.stderr
+    result = call("doctor", "--json")
+    assert result.exit_code == 6
+    assert parsed(result) == {
+        "schema": "quire.doctor/1",
+        "healthy": False,
+        "checks": [
+            {"name": "a", "status": "problem", "found": "bad", "advice": "fix it"},
+            {
+                "name": "b",
+                "status": "problem",
+                "found": "the check failed: ZeroDivisionError: division by zero",
+                "advice": "",
+            },
+        ],
+    }
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    finding = doctor.check_cache()
+    assert finding.status == PROBLEM
+    assert "QUIRE_CACHE_DIR" in finding.advice
+
+
+def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    finding = doctor.check_hub()
+    assert "token set" in finding.found
+    assert "secret" not in finding.found
+    assert finding.status == NOTE
+
+
+def test_versions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE), (None, PROBLEM)):
+        monkeypatch.setattr(doctor, "package_version", lambda name, version=version: version)
+        assert doctor.check_torch().status == status
+
+
+def test_the_model_is_missing_from_an_empty_cache() -> None:
+    finding = doctor.check_model()
+    assert (finding.status, finding.advice) == (NOTE, "quire pull smollm2")

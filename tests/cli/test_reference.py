@@ -1,0 +1,44 @@
+"""`docs/cli.md` is what the commands say."""
+
+from pathlib import Path
+
+import pytest
+
+from quire.cli.exit_codes import ExitCode
+from quire.cli.main import VERBS
+from quire.cli.reference import main, render
+from quire.config import EngineOptions
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_fresh() -> None:
+    assert main(["--check", str(ROOT / "docs" / "cli.md")]) == 0, "run: python -m quire.cli.reference"
+
+
+def test_the_page_has_verbs_options_variables_and_codes() -> None:
+    text = render()
+    for verb in VERBS:
+        assert f"\n## quire {verb}\n" in text
+    for code in ExitCode:
+        assert f"\n| {int(code)} | " in text
+    for name in EngineOptions.__dataclass_fields__:
+        assert f"`QUIRE_{name.upper()}`" in text
+        assert f"--{name.replace('_', '-')} " in text or f"]{name.replace('_', '-')}`" in text
+
+
+def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = render()
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "77")
+    assert render() == text
+
+
+def test_a_stale_page_is_found_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "docs" / "cli.md"
+    assert main(["--check", str(page)]) == 1
+    assert main([str(page)]) == 0
+    assert main(["--check", str(page)]) == 0
+    page.write_text(page.read_text() + "edited")
+    assert main(["--check", str(page)]) == 1
+    assert "is stale" in capsys.readouterr().err

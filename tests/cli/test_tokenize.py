@@ -1,0 +1,71 @@
+"""`quire tokenize` with a real tokenizer."""
+
+from pathlib import Path
+
+import pytest
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+from quire.cli.local_model import open_model, open_tokenizer
+from quire.cli.output import Output
+from quire.cli.tokenize import token_text
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def test_json_round_trip(tiny: str) -> None:
+    value = parsed(call("tokenize", tiny, "Hi ü", "--json"))
+    assert value["schema"] == "quire.tokenize/1"
+    assert value["num_tokens"] == len(value["ids"]) == 5
+    assert [token["text"] for token in value["tokens"]] == ["H", "i", " ", "<C3>", "<BC>"]
+
+
+def test_ids_alone_are_on_one_line(tiny: str) -> None:
+    value = parsed(call("tokenize", tiny, "Hi", "--json"))
+    result = call("tokenize", tiny, "Hi", "--ids")
+    assert result.stdout == " ".join(map(str, value["ids"])) + "\n"
+    assert "2 tokens" in result.stderr
+
+
+def test_table_quotes_the_text(tiny: str) -> None:
+    lines = call("tokenize", tiny, 'a "').stdout.splitlines()
+    assert [line.split(maxsplit=2)[0::2] for line in lines[1:]] == [["0", '"a"'], ["1", '" "'], ["2", '"\\""']]
+
+
+def test_text_from_stdin(tiny: str) -> None:
+    assert parsed(call("tokenize", tiny, "--json", stdin="Hi\n"))["text"] == "Hi"
+
+
+def test_template(tiny: str) -> None:
+    value = parsed(call("tokenize", tiny, "Hi", "--template", "--system", "S", "--json"))
+    assert value["text"] == "<system>S<user>Hi<a>"
+
+
+def test_model_flag_and_a_plain_word(tiny: str) -> None:
+    assert parsed(call("tokenize", "--model", tiny, "hello", "--json"))["text"] == "hello"
+
+
+def test_system_needs_the_template(tiny: str) -> None:
+    assert call("tokenize", tiny, "Hi", "--system", "S").exit_code == 2
+
+
+def test_missing_tokenizer_is_named(tiny: str) -> None:
+    result = call("tokenize", tiny, "Hi", "--tokenizer", "nowhere/tokenizer.json")
+    assert result.exit_code == 2
+    assert "nowhere/tokenizer.json" in result.stderr
+
+
+def test_token_text_of_every_token_is_printable(tiny: str) -> None:
+    tokenizer = open_tokenizer(open_model(tiny, None, Output()))
+    for token_id in range(tokenizer.vocab_size):
+        token_text(tokenizer, token_id).encode()
+
+
+@pytest.mark.model
+def test_default_model(smollm2_path: Path) -> None:
+    value = parsed(call("tokenize", str(smollm2_path), "Hello wörld 😀", "--json"))
+    assert value["ids"] == [19556, 267, 29989, 400, 40303, 218]
+    assert value["tokens"][4]["text"] == " <F0><9F><98>"

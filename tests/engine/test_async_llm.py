@@ -1,0 +1,356 @@
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
+
+from quire import AsyncLLM as PUBLIC_ASYNC_LLM
+from quire.engine.async_llm import AsyncLLM
+from quire.errors import ConfigError, DuplicateRequestError, EngineDeadError, PromptError, QueueFullError
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import RequestOutput
+
+LIMIT_S = 60
+"""No scenario takes a second; this turns a hang into a failure."""
+
+
+def play(scenario: Callable[..., Awaitable[None]], *arguments: Any, **options: Any) -> None:
+    """Run `scenario(llm, executor)`; then everything must be free again."""
+    engine, executor = make_engine(*arguments, **options)
+    llm = AsyncLLM.from_engine(engine)
+
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(llm, executor), LIMIT_S)
+
+    try:
+        asyncio.run(bounded())
+    finally:
+        llm.shutdown()
+    assert_all_home(engine)
+    assert executor.is_shut_down
+
+
+async def collect(llm: AsyncLLM, *arguments: Any, **options: Any) -> list[RequestOutput]:
+    return [output async for output in llm.generate(*arguments, **options)]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Holds the engine in the middle of a step until the test has done what must come in between."""
+
+    def __init__(self, executor: ScriptedExecutor, *, at_step: int) -> None:
+        self._is_reached, self._is_open = threading.Event(), threading.Event()
+        self._at_step = at_step
+        executor.in_step = self._hold
+
+    def _hold(self, step: int) -> None:
+        if step == self._at_step:
+            self._is_reached.set()
+            assert self._is_open.wait(LIMIT_S)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self._is_reached.wait, LIMIT_S)
+
+    async def open_after(self, llm: AsyncLLM, num_commands: int) -> None:
+        """Open once so many commands wait for the engine."""
+        await wait_until(lambda: len(llm._inbox) >= num_commands)
+        self._is_open.set()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+def test_the_public_name() -> None:
+    assert PUBLIC_ASYNC_LLM is AsyncLLM
+    with pytest.raises(ConfigError, match="max_model_len"):
+        AsyncLLM(max_model_length=3)
+
+
+def test_outputs_grow_and_the_last_one_is_finished() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        outputs = await collect(llm, "p", SamplingParams(max_tokens=30))
+        texts = [output.outputs[0].text for output in outputs]
+        assert texts[-1] == "hello"
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        (last,) = await collect(llm, "p", SamplingParams(max_tokens=30), streams=False)
+        assert last.outputs[0].text == "hello"
+
+    play(scenario, saying("hello"))
+
+
+def test_default_params_and_ids() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        outputs = await asyncio.gather(collect(llm, "p"), collect(llm, "p"))
+        assert outputs[0][-1].request_id != outputs[1][-1].request_id
+        assert len(outputs[0][-1].outputs[0].token_ids) == 16
+        assert llm.get_default_sampling_params().temperature == 0.5
+
+    play(scenario)
+
+
+def test_a_slow_reader_gets_the_latest_output() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        outputs = []
+        async for output in llm.generate("p", SamplingParams(max_tokens=40), "r"):
+            outputs.append(output)
+            await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
+        assert len(outputs) <= 3
+        assert len(outputs[-1].outputs[0].token_ids) == 40
+
+    play(scenario)
+
+
+def test_mistakes_reach_the_caller_who_made_them() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        good = asyncio.create_task(collect(llm, "good", SamplingParams(max_tokens=5), "good"))
+        with pytest.raises(PromptError):
+            await collect(llm, "")
+        assert len((await good)[-1].outputs[0].token_ids) == 5
+
+    play(scenario)
+
+
+def test_a_second_request_with_the_same_id_fails_alone() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=3)
+        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
+        await gate.reached()
+        second = asyncio.create_task(collect(llm, "p", None, "same"))
+        await gate.open_after(llm, 1)
+        with pytest.raises(DuplicateRequestError):
+            await second
+        assert (await first)[-1].outputs[0].finish_reason == "length"
+        assert (await collect(llm, "p", None, "same"))[-1].finished
+
+    play(scenario)
+
+
+def test_a_full_queue_refuses() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=1)
+        tasks = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=20)))]
+        await gate.reached()
+        tasks += [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=20))) for _ in range(5)]
+        await gate.open_after(llm, 5)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(item) for item in ended].count(QueueFullError) == 4
+        assert [type(item) for item in ended].count(list) == 2
+
+    play(scenario, max_num_waiting=1, max_num_seqs=1)
+
+
+def test_abort_gives_a_last_output() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=4)
+        task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100), "r"))
+        await gate.reached()
+        abort = asyncio.create_task(llm.abort(["r", "unknown"]))
+        await gate.open_after(llm, 1)
+        await abort
+        outputs = await task
+        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("way", ["break", "cancel", "aclose"])
+def test_leaving_early_aborts(way: str) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=4)
+        if way == "cancel":
+            task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
+            await gate.reached()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        elif way == "break":
+            async for _ in llm.generate("p", SamplingParams(max_tokens=100)):
+                break
+        else:
+            stream = llm.generate("p", SamplingParams(max_tokens=100))
+            await anext(stream)
+            await stream.aclose()
+        await gate.open_after(llm, 1)
+        await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
+        assert executor.num_steps == 4, "the step that ran was the last"
+
+    play(scenario)
+
+
+def test_encode() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        (output,) = [item async for item in llm.encode("abc", PoolingParams(), "r")]
+        assert output.outputs.embedding == [3.0, 99.0]
+
+    play(scenario)
+
+
+def test_fifty_requests_with_random_cancels_end_once_each() -> None:
+    ends: list[str] = []
+
+    async def follow(llm: AsyncLLM, number: int) -> str:
+        params = SamplingParams(n=1 + number % 2, max_tokens=1 + number % 25, seed=number)
+        last = None
+        async for output in llm.generate(f"prompt {number}", params, f"r{number}"):
+            assert last is None or not last.finished, "nothing comes after the end"
+            last = output
+        assert last is not None
+        assert last.finished
+        return str(last.outputs[0].finish_reason)
+
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        numbers = random.Random(3)
+        executor.in_step = lambda step: time.sleep(0.0003)
+
+        async def one(number: int) -> None:
+            await asyncio.sleep(numbers.random() * 0.02)
+            task = asyncio.create_task(follow(llm, number))
+            if number % 3 == 0:
+                await asyncio.sleep(numbers.random() * 0.02)
+                task.cancel()
+            elif number % 5 == 0:
+                await asyncio.sleep(numbers.random() * 0.02)
+                await llm.abort(f"r{number}")
+            try:
+                ends.append(await task)
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+
+        await asyncio.gather(*(one(number) for number in range(50)))
+        await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
+
+    play(scenario, num_blocks=60, max_num_seqs=8)
+    assert len(ends) == 50
+    assert set(ends) <= {"length", "cancelled", "abort"}
+    assert ends.count("length") >= 25
+
+
+def test_two_event_loops_at_once() -> None:
+    engine, _ = make_engine()
+    llm = AsyncLLM.from_engine(engine)
+    found: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        outputs = asyncio.run(collect(llm, f"p{number}", SamplingParams(max_tokens=20, seed=number)))
+        found[number] = outputs[-1].outputs[0].text
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    llm.shutdown()
+    assert len(set(found.values())) == 4
+    assert_all_home(engine)
+
+
+def test_a_loop_that_is_gone_ends_its_requests() -> None:
+    engine, executor = make_engine()
+    gate = Gate(executor, at_step=4)
+    llm = AsyncLLM.from_engine(engine)
+    loop = asyncio.new_event_loop()
+    stream = llm.generate("p", SamplingParams(max_tokens=100))
+    loop.run_until_complete(anext(stream))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    gate.open()
+    until = time.monotonic() + LIMIT_S
+    while engine.has_unfinished_requests() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert executor.num_steps == 4
+    llm.shutdown()
+    assert_all_home(engine)
+
+
+def test_a_dead_engine_fails_everyone_with_its_cause() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        def fail(step: int) -> None:
+            time.sleep(0.001)
+            if step > 5:
+                raise ZeroDivisionError("kernel")
+
+        executor.in_step = fail
+        assert llm.is_running
+        tasks = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100))) for _ in range(3)]
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(ended, EngineDeadError)
+            assert isinstance(ended.__cause__, ZeroDivisionError)
+        assert llm.errored
+        assert not llm.is_running
+        assert isinstance(llm.dead_error, EngineDeadError)
+        with pytest.raises(EngineDeadError, match="kernel"):
+            await llm.check_health()
+        with pytest.raises(EngineDeadError, match="kernel"):
+            await collect(llm, "p")
+        await llm.abort("anything")
+
+    play(scenario)
+
+
+def test_shutdown_ends_requests_and_refuses_new_ones() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=3)
+        task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
+        await gate.reached()
+        shutdown = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+        await wait_until(lambda: not llm.is_running)
+        gate.open()
+        await shutdown
+        assert (await task)[-1].outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await collect(llm, "p")
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await llm.check_health()
+        assert not llm.is_running
+
+    play(scenario)
+
+
+def test_an_idle_engine_takes_no_steps() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        await collect(llm, "p", SamplingParams(max_tokens=3))
+        num_steps = llm.llm_engine.scheduler._step_id
+        await asyncio.sleep(0.05)
+        assert llm.llm_engine.scheduler._step_id == num_steps
+
+    play(scenario)
+
+
+def test_reset_prefix_cache_waits_for_its_turn() -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        await collect(llm, "a" * 20, SamplingParams(max_tokens=1))
+        gate = Gate(executor, at_step=4)
+        task = asyncio.create_task(collect(llm, "b" * 20, SamplingParams(max_tokens=50)))
+        await gate.reached()
+        reset = asyncio.create_task(llm.reset_prefix_cache())
+        await gate.open_after(llm, 1)
+        assert not await reset
+        await task
+        assert await llm.reset_prefix_cache()
+        assert (await collect(llm, "a" * 20, SamplingParams(max_tokens=1)))[-1].num_cached_tokens == 0
+
+    play(scenario)
+
+
+def test_llm_and_async_llm_share_nothing() -> None:
+    first, second = (AsyncLLM.from_engine(make_engine()[0]) for _ in range(2))
+
+    async def both() -> None:
+        results = await asyncio.gather(collect(first, "p", None, "same"), collect(second, "p", None, "same"))
+        assert results[0][-1].outputs[0].text == results[1][-1].outputs[0].text
+
+    asyncio.run(both())
+    first.shutdown()
+    assert second.is_running
+    second.shutdown()

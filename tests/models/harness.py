@@ -1,0 +1,140 @@
+"""Run a model by hand: a KV pool, block tables, one `ForwardBatch` per step, and weights copied from Transformers.
+
+It stands in for the scheduler and the runtime, so that a model's test fails only for the model's own faults.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.layers.forward_batch import ForwardBatch
+from quire.models.registry import ModelRegistry, group_layers
+
+
+def build_model(hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Our model for a config, with a checkpoint's tensors copied in. Every parameter must be covered."""
+    model_class = ModelRegistry.resolve(hf_config)
+    model = model_class(model_class.Config.from_hf(hf_config)).eval()
+    renamed = {}
+    for name, tensor in state.items():
+        for prefix, replacement in model.renames.items():
+            if name.startswith(prefix):
+                name = replacement + name.removeprefix(prefix)
+                break
+        renamed[name] = tensor
+    for name, parameter in model.named_parameters():
+        module_name, _, leaf = name.rpartition(".")
+        parent, _, stacked = module_name.rpartition(".")
+        parts = model.stacked_params.get(stacked)
+        if parts is None:
+            parameter.data = renamed[name].clone()
+        else:
+            parameter.data = torch.cat([renamed[f"{parent}.{part}.{leaf}"] for part in parts])
+    return model
+
+
+@dataclass
+class Stream:
+    """One request: its tokens, how many of them are in the cache, and its blocks per KV cache group."""
+
+    token_ids: list[int]
+    block_ids: list[list[int]]
+    num_computed: int = 0
+
+
+@dataclass
+class Runner:
+    """A model with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
+
+    model: nn.Module
+    block_size: int = 4
+    num_blocks: int = 64
+    scatter: int = 0
+    sequences: list[Stream] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        dtype = next(self.model.parameters()).dtype
+        shape = (self.num_blocks, config.num_layers, 2, self.block_size, config.num_kv_heads, config.head_size)
+        self.pool = torch.full(shape, torch.nan, dtype=dtype)
+        self.groups = group_layers(config.kv_specs())
+        self.free = (
+            torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
+        ).tolist()
+
+    def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
+        """A new request, which may start with the computed blocks of another."""
+        blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
+        sequence = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
+        self.sequences.append(sequence)
+        return sequence
+
+    def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
+        """Compute the next tokens of each request: (request, how many). Returns logits [tokens, V] per request."""
+        order = sorted(range(len(work)), key=lambda index: work[index][1] > 1)
+        scheduled = [work[index] for index in order]
+        batch = self.make_batch(scheduled)
+        with torch.inference_mode():
+            logits = self.model.compute_logits(self.model(batch.token_ids, batch))
+        for sequence, count in scheduled:
+            sequence.num_computed += count
+        parts = dict(zip(order, logits.split([count for _, count in scheduled]), strict=True))
+        return [parts[index] for index in range(len(work))]
+
+    def make_batch(self, scheduled: Sequence[tuple[Stream, int]]) -> ForwardBatch:
+        """Give out blocks and lay out one step; requests with one token must come first."""
+        counts = [count for _, count in scheduled]
+        seq_lens = [sequence.num_computed + count for sequence, count in scheduled]
+        spans = [range(sequence.num_computed, end) for (sequence, _), end in zip(scheduled, seq_lens, strict=True)]
+        for (sequence, _), seq_len in zip(scheduled, seq_lens, strict=True):
+            for ids in sequence.block_ids:
+                while len(ids) * self.block_size < seq_len:
+                    ids.append(self.free.pop())
+        tables, slots = [], []
+        for group in range(len(self.groups)):
+            ids = [sequence.block_ids[group] for sequence, _ in scheduled]
+            longest = max(map(len, ids))
+            tables.append(torch.tensor([row + [0] * (longest - len(row)) for row in ids], dtype=torch.int32))
+            slots.append(
+                torch.tensor(
+                    [
+                        row[position // self.block_size] * self.block_size + position % self.block_size
+                        for row, span in zip(ids, spans, strict=True)
+                        for position in span
+                    ]
+                )
+            )
+        layer_groups = {layer: index for index, group in enumerate(self.groups) for layer in group.layer_indices}
+        tokens = [s.token_ids[position] for (s, _), span in zip(scheduled, spans, strict=True) for position in span]
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        return ForwardBatch(
+            token_ids=torch.tensor(tokens),
+            positions=torch.tensor([position for span in spans for position in span]),
+            query_start_loc=starts.int(),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            block_tables=tuple(tables),
+            slot_mapping=tuple(slots),
+            logit_rows=starts[1:] - 1,
+            kv_caches=tuple(self.pool[:, layer] for layer in range(self.pool.shape[1])),
+            layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
+            query_lens_list=tuple(counts),
+            seq_lens_list=tuple(seq_lens),
+            num_decodes=sum(count == 1 for count in counts),
+            block_size=self.block_size,
+        )
+
+    def run(self, sequence: Stream, chunk: int | None = None) -> torch.Tensor:
+        """All of a request's remaining tokens, in chunks. Returns logits [tokens, V]."""
+        logits = []
+        while sequence.num_computed < len(sequence.token_ids):
+            left = len(sequence.token_ids) - sequence.num_computed
+            logits += self.step([(sequence, min(chunk or left, left))])
+        return torch.cat(logits)
+
+
+def random_tokens(length: int, vocab_size: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed * 1009 + length)
+    return torch.randint(0, vocab_size, (length,), generator=generator).tolist()

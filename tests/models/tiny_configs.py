@@ -1,0 +1,99 @@
+"""Small Hugging Face configs of every model type: what `test_conformance.py` compares with Transformers.
+
+A new file `models/<model_type>.py` needs an entry here; without one the conformance test fails and says so.
+"""
+
+from typing import Any
+
+BASE = {
+    "vocab_size": 53,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+QWEN = {**LLAMA, "tie_word_embeddings": True}
+OPT = {
+    "vocab_size": 53,
+    "hidden_size": 48,
+    "ffn_dim": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "word_embed_proj_dim": 48,
+}
+
+TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "groups of 2": LLAMA,
+        "multi-head, tied": {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        "one KV head": {**LLAMA, "num_key_value_heads": 1},
+        "groups of 3, odd sizes": {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10},
+        "all biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        "theta": {**LLAMA, "rope_theta": 500.0},
+        "linear rope scaling": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        "llama3 rope scaling": {**LLAMA, "rope_theta": 10000.0, "rope_scaling": LLAMA3_ROPE},
+        "rope parameters of transformers 5": {**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 700.0}},
+    },
+    "mistral": {
+        "short window": {**LLAMA, "sliding_window": 5},
+        "window of one block": {**LLAMA, "sliding_window": 4, "head_dim": 16},
+        "no window": {**LLAMA, "sliding_window": None},
+        "window of 4096 by default": LLAMA,
+    },
+    "qwen2": {
+        "plain": QWEN,
+        "untied, one KV head": {**QWEN, "tie_word_embeddings": False, "num_key_value_heads": 1},
+        "window in the upper layer": {
+            **QWEN, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1,
+        },
+        "layer types": {
+            **QWEN,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "window switched off": {**QWEN, "use_sliding_window": False, "sliding_window": 3, "max_window_layers": 1},
+    },
+    "qwen3": {
+        "head size of its own": {**QWEN, "head_dim": 16},
+        "biases, untied": {**QWEN, "head_dim": 12, "attention_bias": True, "tie_word_embeddings": False},
+        "groups of 4, window": {
+            **QWEN,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 0,
+        },
+    },
+    "opt": {
+        "norm before": OPT,
+        "norm after, narrow embeddings": {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32},
+        "gelu, untied": {**OPT, "activation_function": "gelu", "tie_word_embeddings": False},
+        "no biases": {**OPT, "enable_bias": False},
+        "norms without weights": {**OPT, "layer_norm_elementwise_affine": False},
+        "no final norm": {**OPT, "_remove_final_layer_norm": True},
+    },
+}  # fmt: skip
+
+
+def full_config(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as a `config.json` has them."""
+    architectures = {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "opt": "OPTForCausalLM",
+    }
+    return {"model_type": model_type, "architectures": [architectures[model_type]], **fields}
