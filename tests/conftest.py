@@ -4,6 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+# A slow machine is not a failure.
+settings.register_profile("quire", deadline=None)
+settings.load_profile("quire")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,15 +27,6 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def oracle(smollm2_path: Path) -> Any:
-    """Transformers' model, reading the same GGUF."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
-    )
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
     with LLM(str(smollm2_path), dtype="float32", max_model_len=2304, max_num_seqs=32, max_logprobs=-1) as llm:
         yield llm
@@ -49,7 +40,7 @@ def text_ids(llm: LLM) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 65, 257, 1000, 2000])
-def test_logits_equal_transformers(llm: LLM, oracle: Any, text_ids: list[int], length: int) -> None:
+def test_logits_equal_transformers(llm: LLM, smollm2_reference: Any, text_ids: list[int], length: int) -> None:
     """All logits of the prompt within 1e-4 of the largest one."""
     from tests.models.harness import Runner
 
@@ -57,30 +48,30 @@ def test_logits_equal_transformers(llm: LLM, oracle: Any, text_ids: list[int], l
     runner = Runner(model, block_size=32, num_blocks=-(-length // 32) + 2)
     ours = runner.run(runner.add(text_ids[:length]), chunk=512)
     with torch.inference_mode():
-        theirs = oracle(torch.tensor([text_ids[:length]])).logits[0]
+        theirs = smollm2_reference(torch.tensor([text_ids[:length]])).logits[0]
     for first in range(0, length, 256):
         expected = theirs[first : first + 256]
         worst = (ours[first : first + 256] - expected).abs().max() / expected.abs().max()
         assert worst <= 1e-4
 
 
-def test_greedy_text_equals_transformers(llm: LLM, oracle: Any) -> None:
+def test_greedy_text_equals_transformers(llm: LLM, smollm2_reference: Any) -> None:
     """64 tokens on 20 prompts, ours in one batch, theirs one by one."""
     outputs = llm.generate(QUESTIONS, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)
     for question, output in zip(QUESTIONS, outputs, strict=True):
         prompt = torch.tensor([output.prompt_token_ids])
-        expected = oracle.generate(prompt, max_new_tokens=64, do_sample=False, pad_token_id=2)[0, prompt.shape[1] :]
-        expected_ids = expected.tolist()
+        generated = smollm2_reference.generate(prompt, max_new_tokens=64, do_sample=False, pad_token_id=2)
+        expected_ids = generated[0, prompt.shape[1] :].tolist()
         assert output.outputs[0].token_ids == expected_ids[: len(output.outputs[0].token_ids)], question
         assert len(output.outputs[0].token_ids) == len(expected_ids), question
 
 
-def test_prompt_logprobs_equal_transformers(llm: LLM, oracle: Any, text_ids: list[int]) -> None:
+def test_prompt_logprobs_equal_transformers(llm: LLM, smollm2_reference: Any, text_ids: list[int]) -> None:
     prompt = text_ids[:300]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=3, logprobs=3)
     output = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
     with torch.inference_mode():
-        expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        expected = smollm2_reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
     for position, found in enumerate(output.prompt_logprobs[1:], start=1):
@@ -93,26 +84,25 @@ def test_prompt_logprobs_equal_transformers(llm: LLM, oracle: Any, text_ids: lis
             assert item.rank == 1 + (row > row[token_id]).sum().item()
 
 
-def test_embeddings_equal_transformers(llm: LLM, oracle: Any, text_ids: list[int]) -> None:
+def test_embeddings_equal_transformers(llm: LLM, smollm2_reference: Any, text_ids: list[int]) -> None:
     from quire.sampling_params import PoolingParams
 
     prompt = text_ids[:500]
     with torch.inference_mode():
-        hidden = oracle.model(torch.tensor([prompt])).last_hidden_state[0]
+        hidden = smollm2_reference.model(torch.tensor([prompt])).last_hidden_state[0]
     for pooling, expected in (("last", hidden[-1]), ("mean", hidden.mean(0))):
         params = PoolingParams(pooling=pooling, normalize=False)
         found = torch.tensor(llm.encode({"prompt_token_ids": prompt}, params, use_tqdm=False)[0].outputs.embedding)
         assert (found - expected).abs().max() / expected.abs().max() <= 1e-4
 
 
-def test_default_dtype_stays_close(smollm2_path: Path, oracle: Any, text_ids: list[int]) -> None:
+def test_default_dtype_stays_close(smollm2_path: Path, smollm2_reference: Any, text_ids: list[int]) -> None:
     """bf16: mean KL divergence from fp32 over 512 positions at most twice that of Transformers in bf16."""
-    from tests.models.harness import Runner
-
     from quire.runtime.hardware import detect_hardware
     from quire.runtime.loader import load_model
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.sources import resolve_source
+    from tests.models.harness import Runner
 
     prompt = text_ids[:512]
     checkpoint = open_checkpoint(resolve_source(str(smollm2_path)))
@@ -120,7 +110,7 @@ def test_default_dtype_stays_close(smollm2_path: Path, oracle: Any, text_ids: li
     config = resolve(EngineOptions(dtype="bfloat16", device="cpu"), detect_hardware("cpu"), model_config)
     runner = Runner(load_model(config, checkpoint), block_size=32, num_blocks=20)
     with torch.inference_mode():
-        reference = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        reference = smollm2_reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
         plain = transformers.AutoModelForCausalLM.from_pretrained(
             smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.bfloat16
         )

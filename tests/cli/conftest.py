@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.cli.command_line import FakeEngine
 
 from quire.cli.output import Output
 from quire.config import EngineOptions
+from tests.cli.command_line import FakeEngine
 
 
 @pytest.fixture(autouse=True)

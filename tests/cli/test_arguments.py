@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.cli.command_line import FakeEngine, call
 
 from quire.cli.arguments import ModelAndText, names_a_model, read_text, split_arguments
+from tests.cli.command_line import FakeEngine, call
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.cli.command_line import call, call_process, parsed
 from tests.cli.tiny_directory import make_tiny_directory
 

@@ -1,9 +1,9 @@
 """`quire bench`: the table, the JSON, and what is refused."""
 
 import pytest
-from tests.cli.command_line import FakeEngine, call, parsed
 
 from quire.cli import bench
+from tests.cli.command_line import FakeEngine, call, parsed
 
 SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
 

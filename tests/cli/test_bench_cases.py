@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from tests.cli.command_line import FakeEngine
 
 from quire.cli import bench_cases
 from quire.cli.bench_cases import BenchCase, EngineSide, Measurement, measure_interleaved, random_prompts
 from quire.config import EngineOptions
+from tests.cli.command_line import FakeEngine
 
 
 def test_names_and_order() -> None:

@@ -4,12 +4,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tests.cli.tiny_directory import make_tiny_directory
 
 from quire.cli.bench_cases import BenchCase
 from quire.cli.bench_peer import TransformersSide
 from quire.errors import ConfigError
 from quire.weights.sources import resolve_source
+from tests.cli.tiny_directory import make_tiny_directory
 
 
 @pytest.mark.slow

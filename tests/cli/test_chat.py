@@ -5,11 +5,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.cli.command_line import FakeEngine
 
 from quire.cli.chat import COMMANDS, Chat
 from quire.cli.output import Output
 from quire.config import EngineOptions
+from tests.cli.command_line import FakeEngine
 
 
 class Typist:

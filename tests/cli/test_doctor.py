@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.cli.command_line import call, parsed
 
 from quire.cli import doctor
 from quire.cli.doctor import CHECKS, NOTE, OK, PROBLEM, Finding, run_check
+from tests.cli.command_line import call, parsed
 
 
 def test_every_check_finds_something_here() -> None:

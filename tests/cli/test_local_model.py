@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.cli.tiny_directory import make_tiny_directory
 
 from quire.cli.local_model import open_model, open_tokenizer
 from quire.cli.output import Output
 from quire.errors import ConfigError, ModelError
+from tests.cli.tiny_directory import make_tiny_directory
 
 
 def test_tokenizer_of_the_model_or_of_another_place(tmp_path: Path) -> None:

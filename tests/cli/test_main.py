@@ -7,10 +7,10 @@ import time
 
 import click
 import pytest
-from tests.cli.command_line import call, call_process
 
 from quire.cli.main import VERBS, cli
 from quire.errors import MemoryCapacityError, ModelFileError, QuireError
+from tests.cli.command_line import call, call_process
 
 HEAVY = ("torch", "numpy", "rich", "transformers", "tokenizers", "jinja2", "psutil")
 

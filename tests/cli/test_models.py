@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.cli.command_line import call, parsed
-from tests.cli.tiny_directory import make_tiny_directory
 
 from quire.weights import model_cache
 from quire.weights.model_cache import CachedModel
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from tests.cli.command_line import FakeEngine
 
 from quire.cli.output import Output
 from quire.cli.session import (
@@ -20,6 +19,7 @@ from quire.config import EngineOptions
 from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from quire.types import CompletionOutput, RequestOutput
+from tests.cli.command_line import FakeEngine
 
 
 def generation(num_prompt: int, num_new: int, *, cached: int = 0, decode_s: float = 1.0) -> Generation:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.cli.command_line import call, call_process, parsed
 from tests.cli.tiny_directory import CONFIG, TEMPLATE, make_tiny_directory
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tests.cli.command_line import call, parsed
-from tests.cli.tiny_directory import make_tiny_directory
 
 from quire.cli.local_model import open_model, open_tokenizer
 from quire.cli.output import Output
 from quire.cli.tokenize import token_text
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
 
 
 @pytest.fixture(scope="module")

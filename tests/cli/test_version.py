@@ -1,9 +1,8 @@
 """`quire version`."""
 
-from tests.cli.command_line import call, parsed
-
 from quire import __version__
 from quire.cli.version import package_version
+from tests.cli.command_line import call, parsed
 
 
 def test_version() -> None:

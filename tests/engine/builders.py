@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
-from tests.fakes import FakeExecutor
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
@@ -23,6 +22,7 @@ from quire.types import (
     StepResult,
     TokenLogprobs,
 )
+from tests.fakes import FakeExecutor
 
 EOS = 256
 VOCAB_SIZE = 260

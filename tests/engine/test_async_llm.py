@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 from quire import AsyncLLM as PUBLIC_ASYNC_LLM
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import ConfigError, DuplicateRequestError, EngineDeadError, PromptError, QueueFullError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.types import RequestOutput
+from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 LIMIT_S = 60
 """No scenario takes a second; this turns a hang into a failure."""

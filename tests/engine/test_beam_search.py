@@ -2,7 +2,6 @@ import math
 import random
 
 import pytest
-from tests.engine.builders import EOS, VOCAB_SIZE, Logprobs, assert_all_home, assert_forgotten, make_engine
 
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
@@ -10,6 +9,7 @@ from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterEr
 from quire.events import EventKind
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.types import BeamSearchOutput
+from tests.engine.builders import EOS, VOCAB_SIZE, Logprobs, assert_all_home, assert_forgotten, make_engine
 
 LETTERS = [*range(97, 103), EOS]
 

@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
-from tests.cli.tiny_directory import make_tiny_directory
 
 from quire import LLM, AsyncLLM, LLMEngine
 from quire.config import EngineOptions
 from quire.engine.build import build_engine, read_chat_template
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from tests.cli.tiny_directory import make_tiny_directory
 
 PROMPTS = ["hello", "a longer prompt with some words", "ab" * 30, "x"]
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -1,12 +1,12 @@
 from typing import Any
 
 import pytest
-from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
 from quire.engine.input_processor import InputProcessor
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.types import Request
+from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
 
 def make(options: dict[str, Any] | None = None, **scheduler: Any) -> InputProcessor:

@@ -3,7 +3,6 @@ import signal
 from typing import Any
 
 import pytest
-from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 from quire import LLM as PUBLIC_LLM
 from quire.engine.llm import LLM
@@ -17,6 +16,7 @@ from quire.errors import (
     RequestError,
 )
 from quire.sampling_params import PoolingParams, SamplingParams
+from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 
 def make(*arguments: Any, **options: Any) -> tuple[LLM, ScriptedExecutor]:

@@ -5,19 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.builders import (
-    EOS,
-    ScriptedExecutor,
-    assert_all_home,
-    assert_forgotten,
-    byte_tokenizer,
-    finals,
-    make_config,
-    make_engine,
-    mixing,
-    run,
-    saying,
-)
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import (
@@ -32,6 +19,19 @@ from quire.events import EventKind
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.recording import RecordingScheduler, replay
 from quire.types import PoolingRequestOutput, RequestOutput
+from tests.engine.builders import (
+    EOS,
+    ScriptedExecutor,
+    assert_all_home,
+    assert_forgotten,
+    byte_tokenizer,
+    finals,
+    make_config,
+    make_engine,
+    mixing,
+    run,
+    saying,
+)
 
 
 def test_one_request_from_prompt_to_end() -> None:

@@ -1,9 +1,9 @@
 import math
 
 import pytest
-from tests.engine.builders import VOCAB_SIZE, assert_all_home, finals, make_engine, mixing, run, saying
 
 from quire.sampling_params import SamplingParams
+from tests.engine.builders import VOCAB_SIZE, assert_all_home, finals, make_engine, mixing, run, saying
 
 
 def following(known: list[int]) -> list[float]:

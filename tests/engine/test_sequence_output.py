@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.builders import EOS, byte_tokenizer
 
 from quire.engine.sequence_output import SequenceOutput
 from quire.engine.token_texts import TokenTexts
 from quire.sampling_params import SamplingParams
 from quire.types import Request, RequestResult, RequestStatus, TokenLogprobs
+from tests.engine.builders import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

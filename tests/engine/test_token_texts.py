@@ -1,7 +1,6 @@
-from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
-
 from quire.engine.token_texts import TokenTexts
 from quire.types import Logprob, TokenLogprobs
+from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
 
 
 def test_tokens_alone_have_their_text_and_special_ones_too() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.sampling.builders import new_request, params, sample_all
 
 from quire.errors import EngineError
 from quire.types import NewRequest
+from tests.sampling.builders import new_request, params, sample_all
 
 pytestmark = [
     pytest.mark.gpu,

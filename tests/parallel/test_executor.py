@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime.tiny_llama import tiny_llama
-from tests.runtime.tiny_model import run_to_end
 
 from quire.config import EngineOptions
 from quire.errors import EngineDeadError
@@ -19,6 +17,8 @@ from quire.text.tokenizer import load_tokenizer_gguf
 from quire.types import Request, SchedulerOutput
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import ModelFiles
+from tests.runtime.tiny_llama import tiny_llama
+from tests.runtime.tiny_model import run_to_end
 
 LENGTHS = (3, 17, 40, 1)
 NUM_TOKENS = 12

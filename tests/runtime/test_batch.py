@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.builders import make_config
 
 from quire.runtime.batch import StepBatch, build_batch
 from quire.runtime.cache_engine import CacheEngine
@@ -21,6 +20,7 @@ from quire.types import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from tests.runtime.builders import make_config
 
 GROUPS = (
     KVCacheGroup((0,), FullAttentionSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.runtime.builders import make_config
 
 from quire.runtime.cache_engine import CacheEngine
 from quire.types import BlockCopy, FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from tests.runtime.builders import make_config
 
 FULL = FullAttentionSpec(num_kv_heads=2, head_size=4, dtype_bytes=4)
 WINDOW = SlidingWindowSpec(num_kv_heads=1, head_size=4, dtype_bytes=4, window=8)

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.builders import make_config
-from tests.runtime.tiny_model import ONE_GROUP
 from torch import nn
 
 from quire.config import EngineOptions
@@ -16,6 +14,8 @@ from quire.errors import ModelFileError
 from quire.models.registry import ModelRegistry
 from quire.runtime import loader
 from quire.runtime.loader import load_model, part_names, plan_placements, target_of
+from tests.runtime.builders import make_config
+from tests.runtime.tiny_model import ONE_GROUP
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 RENAMES = {"transformer.": "model."}

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.builders import make_config
-from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
 
 from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
@@ -15,6 +13,8 @@ from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import KVCacheGroup, Request, RequestResult, SchedulerOutput, StepResult
+from tests.runtime.builders import make_config
+from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
 
 MODEL = TinyModel()
 

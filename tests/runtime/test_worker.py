@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.tiny_llama import tiny_llama
-from tests.runtime.tiny_model import run_to_end
 
 from quire.runtime.worker import Worker
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import BlockTableUpdate, NewRequest, Request, ScheduledRequest, SchedulerOutput
+from tests.runtime.tiny_llama import tiny_llama
+from tests.runtime.tiny_model import run_to_end
 
 TOKENS = [(5 * i * i + 3 * i + 7) % 97 for i in range(37)]
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.builders import EXAMPLE, params
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from quire.sampling.filters import (
@@ -14,6 +13,7 @@ from quire.sampling.filters import (
     is_filtered,
     tempered_probabilities,
 )
+from tests.sampling.builders import EXAMPLE, params
 
 COMBINATIONS: list[dict[str, Any]] = [
     {},
@@ -83,6 +83,11 @@ def test_top_p_counts_what_top_k_left() -> None:
 def test_min_p_is_relative_to_the_largest() -> None:
     assert of_example(min_p=0.3) == pytest.approx([0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0, 0], abs=1e-6)
     assert of_example(min_p=1) == [1, 0, 0, 0, 0]
+
+
+def test_min_p_keeps_what_equals_the_limit() -> None:
+    found = filtered_probabilities(torch.tensor([[2.0, 1.0, 2.0]]), [params(min_p=1)])
+    assert found.tolist() == [[0.5, 0.0, 0.5]]
 
 
 def test_temperature_sharpens_and_flattens() -> None:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.builders import EXAMPLE
 
 from quire.sampling import logprobs as logprobs_module
 from quire.sampling.logprobs import prompt_logprobs, raw_logprobs, token_logprobs
 from quire.types import TokenLogprobs
+from tests.sampling.builders import EXAMPLE
 
 EXAMPLE_ROW = EXAMPLE.log()[None, :]
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 from scipy import stats
-from tests.sampling.builders import params
 
 from quire.sampling.filters import filtered_probabilities
 from quire.sampling.nucleus import draw_from_nucleus, ranked_before
+from tests.sampling.builders import params
 
 
 def test_ranked_before() -> None:

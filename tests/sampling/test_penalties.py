@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.builders import params
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.sampling.penalties import TokenCounts, apply_logit_bias, apply_penalties
+from tests.sampling.builders import params
 
 VOCAB_SIZE = 30
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40)

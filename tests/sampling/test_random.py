@@ -73,7 +73,10 @@ def test_draw_shares_the_unit_interval_by_weight() -> None:
     assert all(before <= after for before, after in pairwise(columns.tolist()))
 
 
-def test_draw_stays_inside_at_the_largest_sums() -> None:
-    weights = torch.zeros(1, 9, dtype=torch.int64)
-    weights[0, 4] = 2**62
-    assert draw(weights, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [4]
+@given(st.lists(st.integers(1, 2**62), min_size=1, max_size=20))
+def test_draw_stays_inside_whatever_the_sum(totals: list[int]) -> None:
+    totals += [2**bit + step for bit in range(1, 62) for step in (-1, 0, 1)]
+    weights = torch.zeros(len(totals), 3, dtype=torch.int64)
+    weights[:, 1] = torch.tensor(totals)
+    numbers = torch.full((len(totals),), 1 - 2**-53, dtype=torch.float64)
+    assert draw(weights, numbers).tolist() == [1] * len(totals)

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params, sample_all, sample_one
 
 from quire.errors import EngineError
 from quire.sampling.filters import filtered_probabilities
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
+from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params, sample_all, sample_one
 
 LOGITS = EXAMPLE.log()
 GREEDY = {"temperature": 0.0}

@@ -3,10 +3,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.text.builders import TEXTS, byte_level_tokenizer, sentencepiece_tokenizer, word_piece_tokenizer
 
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
+from tests.text.builders import TEXTS, byte_level_tokenizer, sentencepiece_tokenizer, word_piece_tokenizer
 
 BYTEWISE = [byte_level_tokenizer, sentencepiece_tokenizer]
 IDS = st.lists(st.integers(0, 620), max_size=30)

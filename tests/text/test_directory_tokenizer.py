@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from tests.text.builders import TEXTS, byte_level_backend, byte_level_metadata
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory
+from tests.text.builders import TEXTS, byte_level_backend, byte_level_metadata
 
 
 def write(path: Path, **files: Any) -> Path:

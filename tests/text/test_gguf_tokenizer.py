@@ -7,6 +7,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
+from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
+from quire.weights.gguf_file import read_gguf
 from tests.text.builders import (
     SPECIAL_TOKENS,
     TEXTS,
@@ -17,12 +23,6 @@ from tests.text.builders import (
     sentencepiece_pieces,
     sentencepiece_tokenizer,
 )
-from tokenizers import pre_tokenizers
-
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
-from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
-from quire.weights.gguf_file import read_gguf
 
 
 @given(TEXTS)

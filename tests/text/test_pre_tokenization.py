@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 import tokenizers
 from hypothesis import given, settings
-from tests.text.builders import TEXTS
 from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.text.pre_tokenization import PRE_TOKENIZATIONS, build_byte_level, check_merges, find_pre_tokenization
 from quire.text.token_bytes import byte_level_alphabet, byte_level_bytes
+from tests.text.builders import TEXTS
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -1,10 +1,10 @@
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.text.builders import byte_level_backend
 from tokenizers import decoders, models
 
 from quire.text.token_bytes import byte_decoding, byte_level_alphabet, byte_level_bytes
+from tests.text.builders import byte_level_backend
 
 
 def decoding_of(decoder: decoders.Decoder | None) -> object:

@@ -5,16 +5,16 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+
+from quire.errors import ChatTemplateError, PromptError
+from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts
 from tests.text.builders import (
     byte_level_backend,
     byte_level_tokenizer,
     sentencepiece_tokenizer,
     word_piece_tokenizer,
 )
-
-from quire.errors import ChatTemplateError, PromptError
-from quire.text.tokenizer import Tokenizer
-from quire.text.tokenizer_parts import TokenizerParts
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -126,3 +126,12 @@ def test_importing_is_light() -> None:
     code = "import sys, quire.text.tokenizer; print([m for m in ('torch','numpy','jinja2') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_token_alone_keeps_the_space_it_brings() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    token_ids = tokenizer.encode("the fox", add_special_tokens=False)
+    assert "".join(map(tokenizer.token_text, token_ids)) == " the fox"
+    assert tokenizer.decode(token_ids) == "the fox"
+    words = word_piece_tokenizer()
+    assert [words.token_text(token_id) for token_id in words.encode("fox !")] == ["fox", "!"]

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tests.weights.gguf_builder import NUM_HEADS, NUM_KV_HEADS, TinyModel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import ModelFiles
+from tests.weights.gguf_builder import NUM_HEADS, NUM_KV_HEADS, TinyModel
 
 
 def open_gguf(path: Path) -> Checkpoint:

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
-from tests.weights.gguf_builder import random_rows
 
 from quire.weights import dequantize as dequantize_module
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import dequantize
+from tests.weights.gguf_builder import random_rows
 
 FORMATS = list(BLOCK_FORMATS)
 
@@ -37,7 +37,16 @@ def test_random_bytes_decode_to_the_bits_of_gguf(format_name: str, shape: tuple[
 def test_pieces_join_without_seams(format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = random_rows(format_name, 5, 7)
     monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_PIECE", 1024)
+    monkeypatch.setattr(dequantize_module, "_SERIAL_COPY_LEN", 1000)
     assert_same_bits(dequantize(raw, format_name, torch.float32), reference(raw, format_name))
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_share_the_rows(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = random_rows("Q4_K", 37, 5)
+    monkeypatch.setattr(dequantize_module, "WEIGHTS_PER_PIECE", 1024)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    assert_same_bits(dequantize(raw, "Q4_K", torch.float32), reference(raw, "Q4_K"))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

@@ -3,12 +3,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
 from quire.weights.rope_factors import llama3_factors
+from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 
 def config_of(path: Path, model: TinyModel) -> dict[str, Any]:

@@ -6,6 +6,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.gguf_file import read_gguf
 from tests.weights.gguf_builder import (
     ARRAY,
     BOOL,
@@ -18,10 +22,6 @@ from tests.weights.gguf_builder import (
     string,
     tensor_info,
 )  # fmt: skip
-
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.gguf_file import read_gguf
 
 HUGE = 2**63
 U32_7 = struct.pack("<I", 7)

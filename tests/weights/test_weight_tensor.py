@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.weights.gguf_builder import random_rows
 
 from quire.errors import UnsupportedModelError
 from quire.weights.weight_tensor import MappedTensor, WeightTensor
+from tests.weights.gguf_builder import random_rows
 
 
 def test_reordered_rows_keep_their_blocks() -> None:

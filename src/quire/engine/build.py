@@ -47,7 +47,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     with times.phase("source"):
         files = resolve_source(options.model, revision=options.revision, progress=progress)
     with times.phase("checkpoint"):
-        checkpoint = open_checkpoint(files)
+        checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     with times.phase("decisions"):
         model = ModelRegistry.make_model_config(
             checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides

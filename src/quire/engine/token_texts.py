@@ -23,7 +23,7 @@ class TokenTexts:
         if found is None:
             if self._tokenizer is None:
                 return ""
-            found = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            found = self._tokenizer.token_text(token_id)
             self._texts[token_id] = found
         return found
 

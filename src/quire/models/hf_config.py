@@ -37,6 +37,10 @@ IGNORED_FIELDS = frozenset(
 )  # fmt: skip
 """Fields that cannot change a decoder's hidden states or logits."""
 
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000
+"""More is a corrupted file; building so many would look like a hang."""
+
 
 class HFConfigReader:
     """One config's fields, and which of them have been read.
@@ -60,18 +64,20 @@ class HFConfigReader:
         self._read.add(name)
         return self._fields.get(name)
 
-    def optional_integer(self, name: str) -> int | None:
-        """An integer of at least 1, or None if absent."""
+    def optional_integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
+        """An integer from `minimum` to `maximum`, or None if absent."""
         value = self.raw(name)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelFileError(f"the model's config has {name}={value!r}, which is not a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise ModelFileError(
+                f"the model's config has {name}={value!r}, which is not an integer from {minimum} to {maximum}"
+            )
         return value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 1; required unless there is a default."""
-        value = self.optional_integer(name)
+    def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_SIZE) -> int:
+        """An integer from 1 to `maximum`; required unless there is a default."""
+        value = self.optional_integer(name, maximum=maximum)
         value = default if value is None else value
         if value is None:
             raise ModelFileError(f"the model's config lacks {name}, which a {self.model_type} model needs")

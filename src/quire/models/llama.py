@@ -19,7 +19,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.models.hf_config import HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
 from quire.models.hf_rope import read_rope
 from quire.types import KVCacheSpec
 
@@ -55,14 +55,14 @@ class LlamaConfig:
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """The fields; a variant changes or adds some."""
-        hidden_size, num_layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
+        hidden_size = reader.integer("hidden_size")
+        num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
         num_heads = reader.integer("num_attention_heads")
         num_kv_heads = reader.integer("num_key_value_heads", num_heads)
         head_size = reader.head_size(hidden_size, num_heads)
         check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
         check_divides("2, the size of a rotated pair", 2, "head_dim", head_size)
         reader.choice("hidden_act", "silu", ["silu", "swish"])
-        attention_bias = reader.flag("attention_bias", False)
         return {
             "vocab_size": reader.integer("vocab_size"),
             "hidden_size": hidden_size,
@@ -76,8 +76,8 @@ class LlamaConfig:
             "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
             "rope": read_rope(reader),
             "windows": (None,) * num_layers,
-            "qkv_bias": attention_bias,
-            "output_bias": attention_bias,
+            "qkv_bias": reader.flag("attention_bias", False),
+            "output_bias": reader.flag("attention_bias", False),
             "mlp_bias": reader.flag("mlp_bias", False),
         }
 

@@ -16,7 +16,7 @@ from quire.layers.embedding import Embedding
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.layers.norms import LayerNorm
-from quire.models.hf_config import HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
 from quire.types import KVCacheSpec
 
 POSITION_OFFSET = 2
@@ -53,12 +53,13 @@ class OPTConfig:
         check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
         reader.raw("init_std")
         norm_before = reader.flag("do_layer_norm_before", True)
+        removes_final_norm = reader.flag("_remove_final_layer_norm", False)
         config = cls(
             vocab_size=reader.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=reader.integer("ffn_dim"),
             embedding_size=reader.integer("word_embed_proj_dim", hidden_size),
-            num_layers=reader.integer("num_hidden_layers"),
+            num_layers=reader.integer("num_hidden_layers", maximum=MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_size=hidden_size // num_heads,
@@ -66,7 +67,7 @@ class OPTConfig:
             tie_word_embeddings=reader.flag("tie_word_embeddings", True),
             activation=reader.choice("activation_function", "relu", tuple(ACTIVATIONS)),
             norm_before=norm_before,
-            final_norm=norm_before and not reader.flag("_remove_final_layer_norm", False),
+            final_norm=norm_before and not removes_final_norm,
             norm_affine=reader.flag("layer_norm_elementwise_affine", True),
             bias=reader.flag("enable_bias", True),
         )

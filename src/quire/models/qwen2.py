@@ -38,9 +38,8 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
     """Per layer its window: as `layer_types` says; else the layers from `max_window_layers` on have one."""
     uses_windows = reader.flag("use_sliding_window", False)
     window = reader.optional_integer("sliding_window") or DEFAULT_WINDOW
-    # 0 is a fair value here: windows from the first layer on.
-    first = reader.raw("max_window_layers")
-    first = DEFAULT_MAX_WINDOW_LAYERS if first is None else int(first)
+    first = reader.optional_integer("max_window_layers", minimum=0)
+    first = DEFAULT_MAX_WINDOW_LAYERS if first is None else first
     types = reader.strings("layer_types", num_layers)
     if types is None:
         types = [SLIDING if index >= first else FULL for index in range(num_layers)]

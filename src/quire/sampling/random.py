@@ -66,6 +66,6 @@ def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """
     cumulative = weights.cumsum(dim=-1)
     totals = cumulative[:, -1]
-    # The product may round up to the total itself, which lies past the last column.
-    targets = torch.minimum((numbers * totals).to(torch.int64), totals - 1)
+    # At most 1 - 2**-53 times the total: rounded to fp64, that is still less than the total.
+    targets = (numbers * totals).to(torch.int64)
     return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]

@@ -103,6 +103,12 @@ class Tokenizer:
         self._bytes_of[token_id] = raw
         return raw
 
+    def token_text(self, token_id: int) -> str:
+        """One token alone, with the leading space it brings in a text; U+FFFD where it is part of a character."""
+        if self.byte_decoding is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
     def id_to_token(self, token_id: int) -> str | None:
         """The piece as the vocabulary writes it ("Ġthe", "<0x0A>"); None outside the vocabulary."""
         if not 0 <= token_id < self.vocab_size:

@@ -63,7 +63,7 @@ def open_checkpoint(files: ModelFiles, *, with_tensors: bool = True) -> Checkpoi
 def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     file = read_gguf(files.path)
     config = translate_config(file)
-    generation_config = translate_generation_config(file, config["vocab_size"])
+    generation_config = {**files.recommended_sampling, **translate_generation_config(file, config["vocab_size"])}
     tensors = _named_tensors(file, config) if with_tensors else {}
     return Checkpoint(files, "gguf", config, generation_config, file.metadata, tensors)
 

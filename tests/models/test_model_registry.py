@@ -1,0 +1,149 @@
+"""`ModelRegistry`: models found by file, registered from outside, and turned into a `ModelConfig`."""
+
+import importlib.metadata
+from typing import Any
+
+import pytest
+import transformers
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
+
+from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import ModelRegistry, model_types
+from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+
+
+class Outside(LlamaForCausalLM):
+    """A model of another package."""
+
+
+@pytest.fixture(autouse=True)
+def forget_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRegistry, "_registered", {})
+
+
+def test_files_are_models() -> None:
+    assert set(model_types()) >= {"llama", "mistral", "qwen2", "qwen3", "opt"}
+    assert "registry" not in model_types()
+    assert not any(name.startswith("hf_") for name in model_types())
+
+
+def test_built_in_architectures_are_listed() -> None:
+    expected = {"LlamaForCausalLM", "MistralForCausalLM", "OPTForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    assert set(ModelRegistry.supported()) >= expected
+
+
+@pytest.mark.parametrize(
+    "hf_config",
+    [
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "of its own"},
+        {"architectures": ["LlamaForCausalLM"]},
+        {"model_type": "llama"},
+        {"architectures": None, "model_type": "llama"},
+        {"architectures": ["SomethingElse", "LlamaForCausalLM"]},
+    ],
+)
+def test_architecture_or_model_type_finds_the_class(hf_config: dict[str, Any]) -> None:
+    assert ModelRegistry.resolve(hf_config) is LlamaForCausalLM
+
+
+def test_unknown_architecture_lists_what_there_is_and_the_nearest() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"did you mean 'LlamaForCausalLM'.*OPTForCausalLM"):
+        ModelRegistry.resolve({"architectures": ["LamaForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    "hf_config",
+    [{}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}, {"model_type": "registry"},
+     {"model_type": "../llama"}, {"architectures": [3]}, {"architectures": {"a": 1}}],
+)  # fmt: skip
+def test_no_architecture_is_an_error(hf_config: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError, match="names no architecture"):
+        ModelRegistry.resolve(hf_config)
+
+
+def test_a_registered_class_wins_over_the_built_in_one() -> None:
+    ModelRegistry.register_model("LlamaForCausalLM", Outside)
+    assert ModelRegistry.resolve({"architectures": ["LlamaForCausalLM"]}) is Outside
+
+
+def test_a_class_can_be_registered_by_name() -> None:
+    ModelRegistry.register_model("OutsideForCausalLM", f"{__name__}:Outside")
+    assert ModelRegistry.resolve({"architectures": ["OutsideForCausalLM"]}).__name__ == "Outside"
+    assert "OutsideForCausalLM" in ModelRegistry.supported()
+
+
+@pytest.mark.parametrize("target", ["no_such_module:Class", "quire.models.llama:NoSuchClass"])
+def test_a_registered_name_that_cannot_be_imported_is_an_error(target: str) -> None:
+    ModelRegistry.register_model("Broken", target)
+    with pytest.raises(UnsupportedModelError, match=f"Broken is registered as {target}"):
+        ModelRegistry.resolve({"architectures": ["Broken"]})
+
+
+@pytest.mark.parametrize("target", ["no colon", "too:many:colons", int, LlamaForCausalLM.__init__])
+def test_what_is_no_model_class_cannot_be_registered(target: Any) -> None:
+    with pytest.raises(ConfigError):
+        ModelRegistry.register_model("Bad", target)
+
+
+def test_installed_packages_bring_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = importlib.metadata.EntryPoint("PluginForCausalLM", f"{__name__}:Outside", "quire.models")
+    points = importlib.metadata.EntryPoints([point])
+    monkeypatch.setattr("quire.models.registry.entry_points", points.select)
+    assert ModelRegistry.resolve({"architectures": ["PluginForCausalLM"]}).__name__ == "Outside"
+    assert "PluginForCausalLM" in ModelRegistry.supported()
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
+def test_parameters_are_counted_as_transformers_counts_them(model_type: str) -> None:
+    for fields in TINY_CONFIGS[model_type].values():
+        oracle = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[model_type](**fields))
+        config = ModelRegistry.make_model_config(full_config(model_type, fields))
+        assert config.num_parameters == oracle.num_parameters()
+
+
+def test_model_config_of_a_model() -> None:
+    hf_config = full_config("llama", {**LLAMA, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float16"})
+    config = ModelRegistry.make_model_config(hf_config, {"eos_token_id": [7, 8], "temperature": 0.6, "max_length": 9})
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (53, 48, 2)
+    assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 12)
+    assert config.context_len == 128
+    assert config.kv_cache_groups == (KVCacheGroup((0, 1), FullAttentionSpec(2, 12, 1)),)
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
+    assert config.checkpoint_dtype == "float16"
+    assert config.generation_defaults == {"temperature": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, "bfloat16"), ({"torch_dtype": "float32"}, "float32"), ({"dtype": "torch.float16"}, "float16"),
+     ({"dtype": "float8_e4m3fn"}, "bfloat16")],
+)  # fmt: skip
+def test_checkpoint_dtype_in_all_spellings(fields: dict[str, Any], expected: str) -> None:
+    config = ModelRegistry.make_model_config(full_config("llama", {**LLAMA, **fields}))
+    assert config.checkpoint_dtype == expected
+
+
+def test_layers_of_equal_window_share_a_group() -> None:
+    config = ModelRegistry.make_model_config(full_config("qwen2", TINY_CONFIGS["qwen2"]["layer types"]))
+    assert config.kv_cache_groups == (
+        KVCacheGroup((0, 2), SlidingWindowSpec(2, 12, 1, 3)),
+        KVCacheGroup((1,), FullAttentionSpec(2, 12, 1)),
+    )
+
+
+def test_overrides_replace_fields() -> None:
+    hf_config = full_config("llama", {**LLAMA, "strange_field": 3})
+    overrides = {"strange_field": None, "max_position_embeddings": 64}
+    config = ModelRegistry.make_model_config(hf_config, {}, overrides)
+    assert config.context_len == 64
+    assert config.hf_config["strange_field"] is None
+    assert hf_config["strange_field"] == 3
+
+
+@pytest.mark.parametrize("value", [-1, "two", [1, "x"], True, 2.5])
+def test_bad_token_ids_are_named(value: Any) -> None:
+    with pytest.raises(ModelFileError, match="eos_token_id"):
+        ModelRegistry.make_model_config(full_config("llama", {**LLAMA, "eos_token_id": value}))
