@@ -20,7 +20,7 @@ class EventKind(enum.Enum):
     ALLOCATE = "allocate"  # block_ids
     SHARE = "share"  # block_ids (prefix hit or fork)
     COPY = "copy"  # source_id, target_id
-    EVICT = "evict"  # block_id
+    EVICT = "evict"  # block_ids
     PREEMPT = "preempt"  # num_computed_tokens
     STEP = "step"  # step_id, num_tokens, num_requests, duration_s, schedule_s, execute_s, output_s
     FINISH = "finish"  # reason, num_output_tokens

@@ -221,9 +221,9 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     copies: tuple[BlockCopy, ...]
     preempted_ids: tuple[str, ...]
-    """Forget these: they come back as `new_requests`."""
+    """Forget these, before anything else: they come back as `new_requests`."""
     finished_ids: tuple[str, ...]
-    """Forget these: they finished or were aborted since the last step."""
+    """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
 
     @property
     def num_tokens(self) -> int:

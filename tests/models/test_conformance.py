@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.models.harness import Runner, Stream, build_model, random_tokens
-from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 from quire.models.registry import ModelRegistry, model_types
 from quire.types import SlidingWindowSpec
+from tests.models.harness import Runner, Stream, build_model, random_tokens
+from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 TOLERANCE = 1e-4
 """Largest difference from Transformers' logits, relative to the largest logit, in fp32."""

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.models.harness import Runner, build_model, random_tokens
-from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from torch import fx
 from torch.nn import functional
 
+from quire.kernels import registry
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import linear
@@ -22,6 +21,8 @@ from quire.layers.linear import Linear, pack_weights
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
+from tests.models.harness import Runner, build_model, random_tokens
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 KERNELS = (linear, rms_norm, layer_norm, rope, write_kv, paged_attention, silu_and_mul)
 TOKENS = random_tokens(11, 53)
@@ -149,3 +150,22 @@ def test_packed_weights_give_the_same_logits(model_type: str, dtype: torch.dtype
     found = after.run(after.add(TOKENS))
     assert expected.dtype == dtype
     assert (found - expected).abs().max() <= 8 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
+def test_reference_kernels_give_the_same_logits(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QUIRE_KERNELS=reference swaps every kernel in the whole model, to find the one at fault."""
+    fields = next(iter(TINY_CONFIGS[model_type].values()))
+    oracle = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[model_type](**fields))
+    model = build_model(full_config(model_type, fields), oracle.state_dict())
+    found = []
+    for setting in ("", "reference"):
+        monkeypatch.setenv("QUIRE_KERNELS", setting)
+        registry.forget_choices()
+        runner = Runner(model)
+        stream = runner.add(TOKENS)
+        found.append(torch.cat([*runner.step([(stream, 7)]), runner.run(stream, 1)]))
+    monkeypatch.undo()
+    registry.forget_choices()
+    assert (found[0] - found[1]).abs().max() <= 1e-5 * found[0].abs().max()
+    assert not torch.equal(found[0], found[1])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import transformers
-from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, full_config
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.layers.rotary import RopeConfig
 from quire.models.registry import ModelRegistry
+from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, full_config
 
 CASES = [(model_type, name) for model_type, configs in TINY_CONFIGS.items() for name in configs]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import transformers
-from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry, model_types
 from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 
 class Outside(LlamaForCausalLM):

@@ -1,5 +1,6 @@
 """Small configs and requests, a driver that steps a scheduler through a `FakeExecutor`, and the run-alone reference."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,9 +49,9 @@ def make_request(
     params: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Request:
-    """`prompt`: token ids, or a length: then ids that no request with another name has."""
+    """`prompt`: token ids, or a length: then ids that requests of other names do not have."""
     if isinstance(prompt, int):
-        start = 1000 * sum(ord(letter) << 8 * index for index, letter in enumerate(request_id))
+        start = zlib.crc32(request_id.encode()) % 100_000 * 1000
         prompt = list(range(start, start + prompt))
     sampling = SamplingParams(n=n, max_tokens=max_tokens, **(params or {}))
     fields = {"sampling": sampling, "max_tokens": max_tokens, "arrival_time_s": 1.0, **fields}

@@ -147,20 +147,25 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     assert all(output.new_requests == () for output in preempting)
 
 
-def test_a_victim_that_already_had_its_share_leaves_the_step() -> None:
-    # Under priority the victim may stand anywhere: "low" runs first, and gives way to "high" in the same step.
-    config = make_config(num_blocks=7, policy="priority", max_num_batched_tokens=64, enable_prefix_caching=False)
-    driver = Driver(config)
-    low, high = make_request("low", 8, 12, priority=1), make_request("high", 8, 12, priority=0, seed=1)
+def test_a_victim_that_already_had_its_share_leaves_the_step_and_its_budget() -> None:
+    # Four run on a budget of three, so that "last.1" gets no token until "high" takes a block from "low".
+    driver = Driver(make_config(num_blocks=8, policy="priority", max_num_batched_tokens=3))
+    low = make_request("low", 1, 12, priority=2)
+    high = make_request("high", 2, 12, priority=0, seed=1)
+    last = make_request("last", 1, 12, priority=1, n=2, seed=2)
+    requests = [low, high, last, *last.siblings]
     driver.add(low)
     driver.step()
     driver.add(high)
+    driver.step()
+    driver.add(last)
     driver.run()
-    assert low.num_preemptions > 0
-    assert high.num_preemptions == 0
-    for output in driver.outputs:
-        assert not set(output.preempted_ids) & {item.request_id for item in output.scheduled}
-    assert [low.output_token_ids, high.output_token_ids] == [run_alone(low, 256), run_alone(high, 256)]
+    at = next(index for index, output in enumerate(driver.outputs) if output.preempted_ids)
+    assert [item.request_id for item in driver.outputs[at - 1].scheduled] == ["low", "high", "last"]
+    assert driver.outputs[at].preempted_ids == ("low",)
+    assert [item.request_id for item in driver.outputs[at].scheduled] == ["high", "last", "last.1"]
+    for request in requests:
+        assert request.output_token_ids == run_alone(request, 256)
 
 
 def test_pooling_requests_finish_with_their_prompt() -> None:

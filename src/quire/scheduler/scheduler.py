@@ -127,11 +127,15 @@ class Scheduler:
             self._requests.wait(child)
 
     def append_token(self, request_id: str, token_id: int) -> None:
-        """Give a request that awaits an external token its next token (beam search). No stop rule is applied."""
+        """Give a request that awaits an external token its next token (beam search). No stop rule is applied.
+
+        Raises: EngineError if it does not wait for one; MemoryCapacityError if it would outgrow the whole KV cache.
+        """
         request = self._requests.by_id.get(request_id)
         if request is None or not (_is_idle(request) or request_id in self._requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
-        check_sequence_fits(request, request.num_tokens + 1, self.config, self._blocks)
+        # Unlike a sampled last token this one will be computed, so there must be room for one more.
+        check_sequence_fits(request, request.num_tokens + 2, self.config, self._blocks)
         request.output_token_ids.append(token_id)
         if self._requests.parked.pop(request_id, None) is not None:
             self._requests.wait(request)
@@ -222,12 +226,13 @@ class Scheduler:
                 break
             if request.status is not RequestStatus.RUNNING:  # preempted in this step
                 continue
-            num_tokens = plan.chunk_len(request.num_tokens - request.num_computed_tokens)
-            if num_tokens == 0:
+            num_left = request.num_tokens - request.num_computed_tokens
+            if num_left == 0:  # its next token is not chosen yet
                 continue
+            num_tokens = plan.chunk_len(num_left)
             copies = self._allocate_or_preempt(request, num_tokens, plan)
             if copies is not None:
-                self._give(request, num_tokens, copies, plan)
+                self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[BlockCopy, ...] | None:
         while (copies := self._blocks.allocate(request, num_tokens)) is None:
@@ -279,13 +284,13 @@ class Scheduler:
         copies = self._blocks.allocate(request, num_tokens)
         if copies is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
-        self._give(request, num_tokens, copies, plan)
+        self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
         return _Admission.ADMITTED
 
-    def _give(self, request: Request, num_tokens: int, copies: tuple[BlockCopy, ...], plan: StepPlan) -> None:
-        plan.add(share := Share(request, num_tokens, copies))
+    def _give(self, share: Share, plan: StepPlan) -> None:
+        plan.add(share)
         if not share.catches_up:
-            plan.add_partial(request, self._blocks.num_missing(request))
+            plan.add_partial(share.request, self._blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         leaders = [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]
@@ -293,7 +298,7 @@ class Scheduler:
             for sibling in self._requests.release_siblings(leader):
                 sibling.num_cached_tokens = leader.num_cached_tokens
                 self._fork_running(leader, sibling, leader.num_tokens)
-                plan.add(Share(sibling, 0, logits_from=leader.request_id))
+                plan.add(Share(sibling, 0, catches_up=True, logits_from=leader.request_id))
 
     def _fork_running(self, parent: Request, child: Request, num_computed_tokens: int) -> None:
         child.num_computed_tokens = num_computed_tokens

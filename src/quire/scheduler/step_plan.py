@@ -9,19 +9,18 @@ from quire.config import SchedulerConfig
 from quire.types import BlockCopy, Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
-    """What one request gets of a step."""
+    """What one request gets of a step.
+
+    catches_up: all known tokens are computed after this step; then the request samples.
+    """
 
     request: Request
     num_tokens: int
+    catches_up: bool
     copies: tuple[BlockCopy, ...] = ()
     logits_from: str | None = None
-
-    @property
-    def catches_up(self) -> bool:
-        """Whether all known tokens are computed after this step: then the request samples."""
-        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
 
 
 class StepPlan:

@@ -1,0 +1,58 @@
+"""The executor is told everything once, and nothing that it need not know."""
+
+from quire.sampling_params import SamplingParams
+from tests.scheduler.builders import Driver, make_config, make_request
+
+
+def test_a_new_request_comes_whole_and_then_in_single_tokens() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    request = make_request("a", 10, 3, seed=9, eos_token_ids=frozenset({5, 3}), bad_words_token_ids=((1, 2),))
+    request.sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+    driver.add(request)
+    driver.run()
+    (new,) = driver.outputs[0].new_requests
+    assert new.token_ids == tuple(request.prompt_token_ids)
+    assert (new.num_prompt_tokens, new.seed, new.eos_token_ids) == (10, 9, (3, 5))
+    assert (new.sampling, new.bad_words_token_ids, new.forked_from) == (request.sampling, ((1, 2),), None)
+    told = [item.new_token_ids for output in driver.outputs for item in output.scheduled]
+    first, second, _ = request.output_token_ids
+    assert told == [(), (), (first,), (second,)]
+
+
+def test_a_preempted_request_comes_back_with_its_generated_tokens() -> None:
+    driver = Driver(make_config(num_blocks=9))
+    requests = {name: make_request(name, 8, 16) for name in "ab"}
+    driver.add(*requests.values())
+    driver.run()
+    at, output = next((at, output) for at, output in enumerate(driver.outputs) if output.preempted_ids)
+    (name,) = output.preempted_ids
+    again = next(new for later in driver.outputs[at:] for new in later.new_requests if new.request_id == name)
+    num_generated = len(again.token_ids) - again.num_prompt_tokens
+    assert num_generated > 0
+    request = requests[name]
+    assert list(again.token_ids) == request.prompt_token_ids + request.output_token_ids[:num_generated]
+
+
+def test_requests_the_executor_never_saw_are_not_forgotten() -> None:
+    driver = Driver(make_config(max_num_seqs=1))
+    driver.add(make_request("a", 4, 3), make_request("never", 4, 3))
+    driver.step()
+    driver.scheduler.abort(["never"])
+    driver.run()
+    driver.add(make_request("b"))
+    driver.run()
+    assert [name for output in driver.outputs for name in output.finished_ids] == ["a"]
+    assert driver.executor.known_ids == {"b"}
+
+
+def test_news_waits_for_a_step_that_computes() -> None:
+    driver = Driver(make_config())
+    driver.add(make_request("a", 4, 3))
+    driver.step()
+    driver.scheduler.abort(["a"])
+    empty = driver.scheduler.schedule()
+    assert (empty.scheduled, empty.finished_ids) == ((), ())
+    driver.add(make_request("a", 6, 1))
+    driver.step()
+    assert driver.outputs[-1].finished_ids == ("a",)
+    assert [new.request_id for new in driver.outputs[-1].new_requests] == ["a"]

@@ -1,0 +1,217 @@
+"""`n > 1` and beams: blocks are shared, the first writer copies, and each sequence goes its own way."""
+
+import pytest
+
+from quire.errors import DuplicateRequestError, EngineError
+from quire.events import EventKind, EventLog
+from quire.scheduler.scheduler import Scheduler
+from quire.types import RequestStatus
+from tests.fakes import chain_all, token_after
+from tests.scheduler.builders import VOCAB_SIZE, Driver, make_beam, make_config, make_request, run_alone
+
+
+def test_siblings_are_forked_in_the_step_that_completes_the_prompt() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    leader = make_request("a", 10, 4, n=3)
+    siblings = list(leader.siblings)
+    driver.add(leader)
+    assert driver.shares() == {"a": 8}
+    assert driver.scheduler.num_running == 1
+    updates = driver.step()
+    output = driver.outputs[-1]
+    assert [(item.request_id, item.num_tokens, item.logits_from) for item in output.scheduled] == [
+        ("a", 2, None),
+        ("a.1", 0, "a"),
+        ("a.2", 0, "a"),
+    ]
+    assert [new.forked_from for new in output.new_requests] == ["a", "a"]
+    assert [update.request.request_id for update in updates] == ["a", "a.1", "a.2"]
+    tables = [item.block_table_updates[0].block_ids for item in output.scheduled[1:]]
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 3
+    driver.run()
+    assert [request.output_token_ids for request in (leader, *siblings)] == [
+        run_alone(request, 256) for request in (leader, *siblings)
+    ]
+    assert driver.all_blocks_are_home
+
+
+def test_all_but_the_last_writer_copy_the_shared_block() -> None:
+    config = make_config()
+    events = EventLog()
+    driver = Driver(config, Scheduler(config, events))
+    driver.add(make_request("a", 10, 3, n=3))
+    driver.step()
+    driver.step()
+    copies = driver.outputs[-1].copies
+    assert len(copies) == 2
+    assert copies[0].source_id == copies[1].source_id
+    assert len({copy.target_id for copy in copies}) == 2
+    assert [event.request_id for event in events.of(EventKind.COPY)] == ["a", "a.1"]
+    driver.run()
+    assert len(events.of(EventKind.COPY)) == 2
+
+
+def test_full_blocks_are_shared_without_any_copy() -> None:
+    driver = Driver(make_config())
+    driver.add(make_request("a", 8, 3, n=4))
+    driver.run()
+    assert all(output.copies == () for output in driver.outputs)
+
+
+def test_a_leader_waits_for_seats_for_all_its_siblings() -> None:
+    driver = Driver(make_config(max_num_seqs=3, max_num_batched_tokens=6))
+    driver.add(make_request("b", 4, 5), make_request("a", 8, 2, n=3), make_request("c", 4, 5))
+    assert driver.shares() == {"b": 4}
+    while driver.scheduler.get("b"):
+        assert set(driver.shares()) == {"b"}
+    assert driver.shares() == {"a": 6}
+    # The seats of the siblings are taken although they do not run yet.
+    assert driver.shares() == {"a": 2, "a.1": 0, "a.2": 0}
+
+
+def test_siblings_that_wait_in_their_leader_end_with_it() -> None:
+    for status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
+        driver = Driver(make_config(max_num_batched_tokens=4))
+        leader = make_request("a", 10, n=3)
+        members = [leader, *leader.siblings]
+        driver.add(leader)
+        driver.step()
+        ended = driver.scheduler.finish("a", status)
+        driver.scheduler.check_integrity()
+        assert ended == members
+        assert {request.status for request in members} == {status}
+        assert driver.all_blocks_are_home
+
+
+def test_a_waiting_sibling_can_be_aborted_alone() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=4))
+    leader = make_request("a", 10, n=3)
+    driver.add(leader)
+    driver.step()
+    assert [request.request_id for request in driver.scheduler.abort(["a.1"])] == ["a.1"]
+    driver.run()
+    assert [item.request_id for output in driver.outputs for item in output.scheduled if item.num_tokens == 0] == [
+        "a.2"
+    ]
+
+
+def test_siblings_survive_preemption_of_any_of_them() -> None:
+    config = make_config(num_blocks=12)
+    driver = Driver(config)
+    leader = make_request("a", 10, 20, n=4)
+    members = [leader, *leader.siblings]
+    driver.add(leader)
+    driver.run()
+    assert sum(request.num_preemptions for request in members) > 0
+    assert [request.output_token_ids for request in members] == [run_alone(request, 256) for request in members]
+
+
+def next_of(driver: Driver, request_id: str) -> int:
+    """Step until the beam has sampled."""
+    for _ in range(50):
+        for update in driver.step():
+            if update.request.request_id == request_id:
+                assert update.result.token_id is not None
+                return update.result.token_id
+    raise AssertionError(f"{request_id} did not sample")
+
+
+def test_a_beam_waits_for_its_token() -> None:
+    driver = Driver(make_config())
+    beam = make_beam("a", 6)
+    driver.add(beam)
+    next_of(driver, "a")
+    assert beam.output_token_ids == []
+    assert driver.shares() == {}
+    driver.scheduler.append_token("a", 3)
+    assert next_of(driver, "a") == token_after(chain_all([*beam.prompt_token_ids, 3]), 0, VOCAB_SIZE)
+    driver.scheduler.finish("a", RequestStatus.FINISHED_LENGTH)
+    assert driver.all_blocks_are_home
+
+
+def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
+    driver = Driver(make_config())
+    driver.add(make_beam("a", 6))
+    next_of(driver, "a")
+    child = make_beam("b", 6)
+    child.prompt_token_ids = driver.scheduler.get("a").prompt_token_ids  # type: ignore[union-attr]
+    driver.scheduler.fork("a", child)
+    driver.scheduler.check_integrity()
+    driver.scheduler.append_token("b", 4)
+    driver.scheduler.append_token("a", 3)
+    updates = {update.request.request_id: update.result.token_id for update in driver.step()}
+    output = driver.outputs[-1]
+    assert [(new.request_id, new.forked_from) for new in output.new_requests] == [("b", "a")]
+    assert output.new_requests[0].token_ids[-1] == 4
+    assert len(output.copies) == 1
+    prompt = child.prompt_token_ids
+    assert updates == {
+        "a": token_after(chain_all([*prompt, 3]), 0, VOCAB_SIZE),
+        "b": token_after(chain_all([*prompt, 4]), 0, VOCAB_SIZE),
+    }
+
+
+def test_a_beam_whose_parent_has_gone_goes_on() -> None:
+    driver = Driver(make_config())
+    driver.add(make_beam("a", 6))
+    next_of(driver, "a")
+    child = make_beam("b", driver.scheduler.get("a").prompt_token_ids)  # type: ignore[union-attr]
+    driver.scheduler.fork("a", child)
+    driver.scheduler.append_token("b", 4)
+    driver.scheduler.abort(["a"])
+    assert next_of(driver, "b") == token_after(chain_all([*child.prompt_token_ids, 4]), 0, VOCAB_SIZE)
+    assert driver.outputs[-1].new_requests[0].forked_from is None
+    assert driver.outputs[-1].copies == ()
+
+
+def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> None:
+    # Each beam needs three of four blocks; all must sample before any gets its token.
+    driver = Driver(make_config(num_blocks=5, enable_prefix_caching=False))
+    beams = {name: make_beam(name, 12, 3) for name in "abc"}
+    driver.add(*beams.values())
+    for _ in range(2):
+        sampled: dict[str, int | None] = dict.fromkeys(beams)
+        for _ in range(20):
+            for update in driver.step():
+                assert sampled[update.request.request_id] is None
+                sampled[update.request.request_id] = update.result.token_id
+        for name, token_id in sampled.items():
+            known = beams[name].prompt_token_ids + beams[name].output_token_ids
+            assert token_id == token_after(chain_all(known), 0, VOCAB_SIZE)
+            driver.scheduler.append_token(name, token_id)
+            driver.scheduler.check_integrity()
+    assert driver.scheduler.num_waiting > 0
+    assert len(driver.scheduler.abort(beams)) == 3
+    assert driver.all_blocks_are_home
+
+
+def test_a_fork_without_a_seat_recomputes_later() -> None:
+    driver = Driver(make_config(max_num_seqs=1))
+    parent = make_beam("a", 6)
+    driver.add(parent)
+    next_of(driver, "a")
+    child = make_beam("b", parent.prompt_token_ids)
+    driver.scheduler.fork("a", child)
+    driver.scheduler.append_token("b", 9)
+    driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED)
+    assert next_of(driver, "b") == token_after(chain_all([*parent.prompt_token_ids, 9]), 0, VOCAB_SIZE)
+
+
+def test_misuse_of_forks_is_named() -> None:
+    driver = Driver(make_config())
+    beam = make_beam("a", 6)
+    driver.add(beam)
+    with pytest.raises(EngineError, match="does not wait for a token"):
+        driver.scheduler.append_token("a", 1)
+    next_of(driver, "a")
+    with pytest.raises(EngineError, match="'nobody': unknown"):
+        driver.scheduler.fork("nobody", make_beam("b", 6))
+    with pytest.raises(EngineError, match="tokens of its own"):
+        driver.scheduler.fork("a", make_request("b", beam.prompt_token_ids, output_token_ids=[1]))
+    with pytest.raises(DuplicateRequestError):
+        driver.scheduler.fork("a", make_beam("a", beam.prompt_token_ids))
+    driver.scheduler.append_token("a", 1)
+    driver.scheduler.schedule()
+    with pytest.raises(EngineError, match="in flight"):
+        driver.scheduler.fork("a", make_beam("b", beam.prompt_token_ids))

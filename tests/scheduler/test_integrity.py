@@ -1,0 +1,84 @@
+"""The audit finds each kind of damage."""
+
+from collections.abc import Callable
+
+import pytest
+
+from quire.errors import EngineError
+from quire.scheduler.blocks import BlockManager
+from quire.scheduler.integrity import check_blocks
+from tests.scheduler.builders import make_config, make_request
+
+
+def busy_manager() -> BlockManager:
+    blocks = BlockManager(make_config(windows=(None, 5)))
+    for name in "ab":
+        request = make_request(name, 20)
+        blocks.admit(request, blocks.find_prefix(request))
+        assert blocks.allocate(request, 20) is not None
+        request.num_computed_tokens = 20
+        blocks.register(request)
+    blocks.forget("b")
+    return blocks
+
+
+def lose_a_block(blocks: BlockManager) -> None:
+    blocks.owned["a"].tables[0].pop()
+
+
+def share_without_counting(blocks: BlockManager) -> None:
+    blocks.owned["a"].tables[0][1] = blocks.owned["a"].tables[1][1]
+
+
+def own_a_free_block(blocks: BlockManager) -> None:
+    blocks.owned["a"].tables[0][1] = blocks.pool.free_ids()[0]
+
+
+def release_twice(blocks: BlockManager) -> None:
+    blocks.pool.release(blocks.owned["a"].tables[0][0], holds_prefix=False)
+
+
+def take_for_nobody(blocks: BlockManager) -> None:
+    blocks.pool.take(1)
+
+
+def punch_a_hole(blocks: BlockManager) -> None:
+    block_id = blocks.owned["a"].tables[0][2]
+    blocks.pool.release(block_id, holds_prefix=True)
+    blocks.owned["a"].tables[0][2] = 0
+
+
+def repeat_a_block(blocks: BlockManager) -> None:
+    table = blocks.owned["a"].tables[0]
+    blocks.pool.share(table[0])
+    blocks.pool.release(table[1], holds_prefix=True)
+    table[1] = table[0]
+
+
+def misfile_a_prefix(blocks: BlockManager) -> None:
+    key = next(iter(blocks.cache._block_ids))
+    blocks.cache._block_ids[key] += 1
+
+
+DAMAGE: list[tuple[Callable[[BlockManager], None], str]] = [
+    (lose_a_block, "has 1 references and 0 owners"),
+    (share_without_counting, "has 1 references and 2 owners"),
+    (own_a_free_block, "is free and owned"),
+    (release_twice, "has 0 references and 1 owners"),
+    (take_for_nobody, "referenced blocks are not 100"),
+    (punch_a_hole, "null blocks are not the first 0"),
+    (repeat_a_block, "a block stands twice"),
+    (misfile_a_prefix, "is found as"),
+]
+
+
+def test_a_sound_manager_passes() -> None:
+    check_blocks(busy_manager())
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=[damage.__name__ for damage, _ in DAMAGE])
+def test_damage_is_found(damage: Callable[[BlockManager], None], message: str) -> None:
+    blocks = busy_manager()
+    damage(blocks)
+    with pytest.raises(EngineError, match=message):
+        check_blocks(blocks)

@@ -1,0 +1,137 @@
+import random
+
+import pytest
+
+from quire.config import SchedulerConfig
+from quire.errors import ConfigError
+from quire.scheduler.policy import WaitingQueue, make_policy
+from quire.types import Request
+from tests.scheduler.builders import Driver, make_config, make_request
+
+
+def admission_order(config: SchedulerConfig, requests: list[Request]) -> list[str]:
+    """One request at a time, so that the order of admission is the order of the queue."""
+    driver = Driver(config)
+    driver.add(*requests)
+    driver.run()
+    return [new.request_id for output in driver.outputs for new in output.new_requests]
+
+
+def test_fcfs_is_the_order_of_arrival() -> None:
+    requests = [make_request(name, length) for name, length in (("c", 30), ("a", 2), ("b", 9))]
+    assert admission_order(make_config(max_num_seqs=1), requests) == ["c", "a", "b"]
+
+
+def test_priority_is_smaller_first_and_equals_by_arrival() -> None:
+    requests = [make_request(name, 4, priority=value) for name, value in (("x", 1), ("y", 0), ("z", 1), ("w", 0))]
+    assert admission_order(make_config(max_num_seqs=1, policy="priority"), requests) == ["y", "w", "x", "z"]
+
+
+def test_sjf_is_the_shortest_prompt_first() -> None:
+    requests = [make_request(name, length) for name, length in (("c", 30), ("a", 9), ("b", 2), ("d", 9))]
+    assert admission_order(make_config(max_num_seqs=1, policy="sjf"), requests) == ["b", "a", "d", "c"]
+
+
+def test_sjf_counts_waiting_as_shortness() -> None:
+    config = make_config(max_num_seqs=1, policy="sjf", sjf_ageing_tokens_per_s=10.0)
+    young, old = make_request("young", 20, arrival_time_s=5.0), make_request("old", 59, arrival_time_s=1.0)
+    assert admission_order(config, [young, old]) == ["old", "young"]
+    young, old = make_request("young", 20, arrival_time_s=5.0), make_request("old", 61, arrival_time_s=1.0)
+    assert admission_order(config, [young, old]) == ["young", "old"]
+
+
+def steps_until_done(config: SchedulerConfig, patient: Request, stream: object, limit: int) -> int:
+    """Steps until `patient` ends while `stream(step)` adds a rival per step."""
+    driver = Driver(config)
+    driver.add(patient)
+    for step in range(1, limit):
+        driver.add(stream(step))  # type: ignore[operator]
+        driver.step()
+        if driver.scheduler.get(patient.request_id) is None:
+            return step
+    raise AssertionError(f"{patient.request_id} starved for {limit} steps")
+
+
+@pytest.mark.parametrize("threshold", [0, 4])
+def test_a_long_prompt_does_not_starve_under_sjf_with_ageing(threshold: int) -> None:
+    config = make_config(
+        max_num_seqs=1, policy="sjf", sjf_ageing_tokens_per_s=1.0, num_blocks=41, long_prefill_token_threshold=threshold
+    )
+    # A shorter rival arrives every second and each takes at least four steps: more than the engine can do.
+    steps = steps_until_done(
+        config,
+        make_request("long", 100, 4, arrival_time_s=1.0),
+        lambda step: make_request(f"s{step}", 30, 4, arrival_time_s=1.0 + step),
+        limit=1000,
+    )
+    assert steps > 200
+
+
+def test_without_ageing_it_does() -> None:
+    config = make_config(max_num_seqs=2, policy="sjf", sjf_ageing_tokens_per_s=0.0)
+    rivals = [make_request("s0", 30, 4), make_request("s00", 30, 4)]
+    driver = Driver(config)
+    driver.add(*rivals, make_request("long", 100, 4))
+    for step in range(1, 200):
+        driver.add(make_request(f"s{step}", 30, 4), make_request(f"t{step}", 30, 4))
+        driver.step()
+    assert "long" not in {item.request_id for output in driver.outputs for item in output.scheduled}
+
+
+def test_nothing_starves_among_equal_priorities() -> None:
+    config = make_config(max_num_seqs=2, policy="priority", num_blocks=31)
+    steps = steps_until_done(
+        config,
+        make_request("first", 100, 10, priority=1),
+        lambda step: make_request(f"s{step}", 20, 5, priority=1, arrival_time_s=1.0 + step),
+        limit=200,
+    )
+    assert steps < 60
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
+def test_a_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> None:
+    config = make_config(policy=policy, num_blocks=21, max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    steps_until_done(
+        config,
+        make_request("big", 70, 8),
+        lambda step: make_request(f"s{step}", 6, 6, arrival_time_s=1.0 + step / 10),
+        limit=600,
+    )
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(ConfigError, match="'lottery' is not one of fcfs"):
+        make_policy(make_config(policy="lottery"))
+
+
+def test_the_queue_is_a_sorted_list() -> None:
+    rng = random.Random(3)
+    queue, model = WaitingQueue(), {}
+    for step in range(3000):
+        action = rng.random()
+        if action < 0.55 or not model:
+            request = make_request(f"r{step}", 1)
+            key = (rng.randrange(20), step)
+            queue.push(request, key)
+            model[key] = request
+        elif action < 0.75:
+            key = min(model)
+            assert queue.first() is model[key]
+            assert queue.pop() is model.pop(key)
+        else:
+            request = model.pop(rng.choice(sorted(model)))
+            assert queue.remove(request)
+            assert not queue.remove(request)
+        assert len(queue) == len(model)
+        assert bool(queue) == bool(model)
+    assert sorted(item.request_id for item in queue) == sorted(item.request_id for item in model.values())
+
+
+def test_a_removed_request_is_not_confused_with_a_later_one_of_its_name() -> None:
+    queue = WaitingQueue()
+    gone, later = make_request("a", 1), make_request("a", 1)
+    queue.push(gone, (1, 1))
+    queue.remove(gone)
+    queue.push(later, (2, 2))
+    assert queue.pop() is later

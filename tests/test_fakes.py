@@ -1,0 +1,115 @@
+"""The fake executor refuses what a real one would compute wrongly."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.sampling_params import SamplingParams
+from quire.types import BlockCopy, BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
+from tests.fakes import FakeExecutor, FakeExecutorError, chain_all, token_after
+from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request
+
+
+def new_request(name: str, tokens: tuple[int, ...], **fields: object) -> NewRequest:
+    return NewRequest(name, tokens, len(tokens), SamplingParams(), None, (), 0, **fields)  # type: ignore[arg-type]
+
+
+def item(name: str, start: int, num: int, update: tuple[int, tuple[int, ...]], **fields: object) -> ScheduledRequest:
+    values: dict[str, object] = {"samples": True, "new_token_ids": (), **fields}
+    return ScheduledRequest(name, start, num, block_table_updates=(BlockTableUpdate(*update),), **values)  # type: ignore[arg-type]
+
+
+def output(*scheduled: ScheduledRequest, **fields: object) -> SchedulerOutput:
+    values: dict[str, object] = {"new_requests": (), "copies": (), "preempted_ids": (), "finished_ids": ()}
+    return SchedulerOutput(1, scheduled=scheduled, **{**values, **fields})  # type: ignore[arg-type]
+
+
+PROMPT = (1, 2, 3, 4, 5)
+FIRST = output(item("a", 0, 5, (0, (1, 2))), new_requests=(new_request("a", PROMPT),))
+SECOND = output(item("a", 5, 1, (2, ()), new_token_ids=(9,)))
+OTHER = new_request("b", PROMPT)
+
+
+def executor() -> FakeExecutor:
+    """One that knows "a": five tokens in blocks 1 and 2 of four."""
+    fake = FakeExecutor(make_config())
+    assert fake.execute_model(FIRST).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+    return fake
+
+
+def test_the_next_token_depends_on_all_tokens() -> None:
+    result = executor().execute_model(SECOND)
+    assert result.results[0].token_id == token_after(chain_all([*PROMPT, 9]), 0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (FIRST, "already known"),
+        (output(item("x", 0, 5, (0, (1, 2)))), "not known"),
+        (output(finished_ids=("x",)), "told to forget 'x'"),
+        (replace(SECOND, finished_ids=("a",)), "'a' is scheduled but not known"),
+        (output(item("a", 5, 1, (3, ()), new_token_ids=(9,))), "update at 3 of 2"),
+        (output(item("a", 5, 1, (1, (500,)), new_token_ids=(9,))), "no such block"),
+        (output(item("a", 5, 1, (1, ()), new_token_ids=(9,))), "has no block 1"),
+        (output(item("a", 5, 1, (1, (0,)), new_token_ids=(9,))), "has no block 1"),
+        (output(item("a", 5, 1, (1, (3,)), new_token_ids=(9,))), "writes position 5|never written"),
+        (output(item("a", 5, 1, (1, (1,)), new_token_ids=(9,))), "shared by 2"),
+        (output(item("a", 6, 1, (2, ()), new_token_ids=(9, 9))), "positions skipped"),
+        (output(item("a", 5, 1, (2, ()))), "tokens up to 6 are not known"),
+        (output(item("a", 5, 1, (2, ()), new_token_ids=(9,), samples=False)), "samples=False"),
+        (output(item("a", 5, 0, (2, ()))), "without tokens"),
+        (replace(SECOND, copies=(BlockCopy(0, 7, 8),)), "nothing to copy"),
+        (replace(SECOND, copies=(BlockCopy(0, 1, 8), BlockCopy(0, 2, 8))), "two copies into one block"),
+        (output(item("b", 4, 1, (0, (1, 2))), new_requests=(OTHER,)), "writes block 2 shared by 2"),
+        (output(item("b", 4, 1, (0, (3, 4))), new_requests=(OTHER,)), "never written"),
+        (
+            output(item("b", 4, 1, (0, (1, 4))), new_requests=(new_request("b", (7, 2, 3, 4, 5)),)),
+            r"\[1, 2, 3, 4\] is not \[7, 2, 3, 4\]",
+        ),
+        (replace(SECOND, new_requests=(new_request("b", PROMPT, forked_from="x"),)), "forked from nobody"),
+        (output(item("a", 5, 65, (2, ()))), "exceed the budget"),
+    ],
+)
+def test_wrong_steps_are_refused(step: SchedulerOutput, message: str) -> None:
+    with pytest.raises(FakeExecutorError, match=message):
+        executor().execute_model(step)
+
+
+def test_a_full_shared_block_may_be_read() -> None:
+    step = output(item("b", 4, 1, (0, (1, 4))), new_requests=(OTHER,))
+    assert executor().execute_model(step).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+
+
+def test_results_of_every_kind() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=6))
+    driver.add(
+        make_request("a", range(8), 2, params={"logprobs": 2, "prompt_logprobs": 1}), make_pooling_request("e", 9)
+    )
+    results = []
+    while driver.scheduler.has_unfinished:
+        results += [update.result for update in driver.step()]
+    prompt_logprobs = [logprobs for result in results for logprobs in result.prompt_logprobs]
+    prompt = driver.outputs[0].new_requests[0].token_ids
+    assert [logprobs.token_ids[0] for logprobs in prompt_logprobs] == list(prompt[1:])
+    assert {len(logprobs.token_ids) for logprobs in prompt_logprobs} == {2}
+    sampled = [result for result in results if result.token_id is not None]
+    assert [result.logprobs.token_ids[0] for result in sampled if result.logprobs] == [
+        result.token_id for result in sampled
+    ]
+    assert [len(result.embedding) for result in results if result.embedding] == [4]
+
+
+def test_tokens_may_be_scripted() -> None:
+    driver = Driver(make_config(), next_token=lambda request_id, tokens: len(tokens))
+    request = make_request("a", 5, 3)
+    driver.add(request)
+    driver.run()
+    assert request.output_token_ids == [5, 6, 7]
+
+
+def test_nothing_runs_after_shutdown() -> None:
+    fake = executor()
+    fake.shutdown()
+    with pytest.raises(FakeExecutorError, match="after shutdown"):
+        fake.execute_model(SECOND)
