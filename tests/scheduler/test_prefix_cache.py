@@ -96,6 +96,18 @@ def test_blocks_are_found_only_once_they_are_computed() -> None:
     assert later.num_cached_tokens == 16
 
 
+def test_a_block_that_is_known_but_not_computed_is_not_found() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=6, max_num_partial_prefills=2))
+    tokens = list(range(8))
+    driver.add(make_request("a", tokens))
+    assert driver.shares() == {"a": 6}
+    driver.add(other := make_request("b", [*tokens, 1]))
+    assert driver.shares() == {"a": 2, "b": 4}
+    assert other.num_cached_tokens == 4
+    driver.run()
+    assert other.output_token_ids == run_alone(other, 256)
+
+
 def test_salts_do_not_share() -> None:
     driver = Driver(make_config())
     tokens = list(range(17))

@@ -6,7 +6,7 @@ import pytest
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
-from quire.types import RequestStatus, StepResult
+from quire.types import RequestStatus, SchedulerOutput, StepResult
 from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
 
 
@@ -138,13 +138,33 @@ def test_preemption_recomputes_and_changes_no_token() -> None:
     assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_a_preempted_request_has_nothing_computed() -> None:
     driver = Driver(make_config(num_blocks=9))
-    driver.add(*(make_request(name, 8, 16) for name in "abcd"))
-    driver.run()
-    preempting = [output for output in driver.outputs if output.preempted_ids]
-    assert preempting
-    assert all(output.new_requests == () for output in preempting)
+    requests = [make_request(name, 8, 16) for name in "ab"]
+    driver.add(*requests)
+    while requests[1].status is not RequestStatus.PREEMPTED:
+        driver.step()
+    assert (requests[1].num_computed_tokens, requests[1].num_preemptions) == (0, 1)
+    assert (driver.scheduler.num_running, driver.scheduler.num_waiting) == (1, 1)
+    assert requests[1].output_token_ids
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    def run(short_at: int | None) -> list[SchedulerOutput]:
+        driver = Driver(make_config(num_blocks=9, policy="sjf"))
+        driver.add(make_request("a", 8, 16), make_request("b", 8, 16))
+        while driver.scheduler.has_unfinished:
+            if len(driver.outputs) == short_at:
+                driver.add(make_request("short", 2, 2))
+            driver.step()
+        return driver.outputs
+
+    at = next(at for at, output in enumerate(run(None)) if output.preempted_ids)
+    # The victim's blocks would do for "short", which comes before the victim in this policy.
+    outputs = run(at)
+    assert outputs[at].preempted_ids == ("b",)
+    assert outputs[at].new_requests == ()
+    assert [new.request_id for new in outputs[at + 1].new_requests] == ["short"]
 
 
 def test_a_victim_that_already_had_its_share_leaves_the_step_and_its_budget() -> None:
