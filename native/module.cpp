@@ -1,7 +1,7 @@
 // Python binding of the native ops: chooses an instruction set at import, takes raw addresses.
 //
-// QUIRE_ISA=scalar|avx2|avx512 overrides the choice. A set the processor lacks is an ImportError-free fallback:
-// the best one it has is used and `requested_isa_missing` says so.
+// QUIRE_ISA=scalar|avx2|avx512 overrides the choice. Where the processor lacks that set, the best one it has is used
+// and `requested_isa_missing` says so: a wrong setting must not keep the engine from starting.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 

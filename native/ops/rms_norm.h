@@ -1,8 +1,8 @@
 // RMSNorm (Zhang & Sennrich 2019, eq. 4), written once with 16-lane vectors and compiled for every instruction set.
 //
 // The order of additions is fixed by the 16 lanes, not by the hardware, and contraction is off (CMakeLists.txt):
-// every instruction set gives the same bits. T is float, or bfloat16 as its bits; sums are fp32. As in the reference,
-// the normalised value is rounded to T before it is multiplied by the weight.
+// every instruction set gives the same bits. T is float, or bfloat16 as its bits; all arithmetic is fp32, and only the
+// result is rounded to T.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -57,8 +57,7 @@ void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t wid
     }
     const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(width) + eps);
     for (int64_t i = 0; i < width; ++i) {
-      const float normalised = widen(narrow<T>(widen(x[i]) * scale));
-      out[i] = narrow<T>(normalised * widen(weight[i]));
+      out[i] = narrow<T>(widen(x[i]) * scale * widen(weight[i]));
     }
   }
 }

@@ -42,7 +42,7 @@ def test_setting_names_versions(setting: str, expected: dict[str, str]) -> None:
     [
         ("rms_nrom:reference", r"unknown operation 'rms_nrom' \(did you mean 'rms_norm'\?\)"),
         ("rms_norm:referenec", r"rms_norm has no version 'referenec' \(did you mean 'reference'\?\)"),
-        ("rms_norm:packed", "rms_norm has no version 'packed'.*it has batched, reference"),
+        ("rms_norm:packed", "rms_norm has no version 'packed'.*it has batched, native, reference"),
         ("referenec", r"no kernel has a version 'referenec' \(did you mean 'reference'\?\)"),
         ("rms_norm:", "rms_norm has no version ''"),
     ],
@@ -58,7 +58,8 @@ def test_unknown_operation_or_version_is_an_error_with_the_nearest(
 
 
 def test_environment_chooses_the_version_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KERNEL.on("cpu") is KERNEL.versions["batched"]
+    assert KERNEL.on("cpu") is KERNEL.versions["native"]
+    assert KERNEL.on("cuda") is KERNEL.versions["batched"]
     monkeypatch.setenv("QUIRE_KERNELS", "rms_norm:reference")
     registry.forget_choices()
     assert KERNEL.on("cpu") is KERNEL.versions["reference"]

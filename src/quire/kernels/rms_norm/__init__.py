@@ -3,13 +3,13 @@
 import torch
 
 from quire.kernels.registry import Kernel
-from quire.kernels.rms_norm import batched, reference
+from quire.kernels.rms_norm import batched, native, reference
 
 KERNEL = Kernel(
     "rms_norm",
     "rms_norm",
-    {"reference": reference.rms_norm, "batched": batched.rms_norm},
-    preferred={"*": "batched"},
+    {"reference": reference.rms_norm, "batched": batched.rms_norm, "native": native.rms_norm},
+    preferred={"cpu": "native", "*": "batched"},
 )
 
 
