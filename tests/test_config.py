@@ -18,7 +18,7 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_an_unknown_option_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"unknown option 'max_num_seq' \(did you mean 'max_num_seqs'\?\)"):
         EngineOptions.from_kwargs("smollm2", max_num_seq=4)
-    with pytest.raises(ConfigError, match="unknown option 'zzz'$"):
+    with pytest.raises(ConfigError, match=r"unknown option 'zzz'$"):
         EngineOptions.from_kwargs(zzz=1)
 
 

@@ -11,7 +11,7 @@ PRINTS = {
     "offline.py": "'The capital of France is' ->",
     "chat.py": "prompt tokens cached]",
     "async_stream.py": "'",
-    "step_by_step.py": "step 0: 16 tokens",
+    "step_by_step.py": "step 1: 16 tokens",
     "custom_model.py": "0.0",
 }
 

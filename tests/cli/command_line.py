@@ -83,9 +83,17 @@ class FakeEngine:
             device="cpu",
             hardware=SimpleNamespace(num_threads=2, name="a CPU"),
             model=SimpleNamespace(
-                architecture="FakeForCausalLM", num_parameters=1_500_000, vocab_size=256, generation_defaults={}
+                architecture="FakeForCausalLM",
+                num_parameters=1_500_000,
+                vocab_size=256,
+                generation_defaults={},
+                hidden_size=64,
+                num_layers=2,
+                num_heads=4,
+                head_size=16,
+                hf_config={},
             ),
-            scheduler=SimpleNamespace(max_model_len=options.max_model_len or 2048),
+            scheduler=SimpleNamespace(max_model_len=options.max_model_len or 2048, kv_cache_groups=()),
             decisions=(Decision("block_size", "32", "a CPU reads long runs"),),
         )
 

@@ -3,7 +3,15 @@
 import pytest
 
 from quire.cli import bench
+from quire.runtime.machine_limits import MachineLimits
 from tests.cli.command_line import FakeEngine, call, parsed
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known limits, found without a second of measuring."""
+    monkeypatch.setattr(bench, "_measure_limits", lambda config: MachineLimits(1e9, 1e12))
+
 
 SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
 
@@ -14,9 +22,10 @@ def test_table(engines: list[FakeEngine]) -> None:
     lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1, "columns align"
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)"]
+    assert cells[0] == ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
     assert [row[5] for row in cells[2:]] == ["pp4", "tg3", "tg3@2"]
     assert all(row[:5] == ["smollm2", "1.5M", "float32", "cpu", "2"] and "±" in row[6] for row in cells[2:])
+    assert all(row[7].endswith("%") for row in cells[2:])
     assert engines[0].config.options.enable_prefix_caching is False
 
 
@@ -25,7 +34,9 @@ def test_json(engines: list[FakeEngine]) -> None:
     assert value["schema"] == "quire.bench/1"
     assert {"model", "num_parameters", "dtype", "device", "num_threads", "version", "commit"} <= set(value)
     assert [row["test"] for row in value["results"]] == ["pp4", "tg3", "tg3@2"]
+    assert value["limits"] == {"read_bytes_per_s": 1e9, "flops_per_s": 1e12}
     row = value["results"][2]
+    assert row["share_of_limit"] == row["mean_tokens_per_s"] / row["limit_tokens_per_s"]
     assert (row["num_prompt_tokens"], row["num_generated_tokens"], row["num_streams"]) == (1, 3, 2)
     assert len(row["samples_tokens_per_s"]) == 2
     assert row["mean_tokens_per_s"] == pytest.approx(sum(row["samples_tokens_per_s"]) / 2)

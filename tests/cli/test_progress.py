@@ -6,22 +6,22 @@ import sys
 import pytest
 
 from quire.cli.output import Output
-from quire.cli.progress import LINE_INTERVAL_S, LineProgress, progress_text, show_progress
+from quire.cli.progress import LINE_INTERVAL_S, PATIENCE_S, LineProgress, progress_text, show_progress
 
 
 def test_a_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     progress = LineProgress(Output(), clock=lambda: now)
     for second in range(int(3 * LINE_INTERVAL_S)):
-        now = float(second)
+        now = PATIENCE_S + second
         progress("downloading", second, 100)
     progress("verifying", 0, None)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "downloading 1 B / 100 B (1%)",
-        "downloading 11 B / 100 B (11%)",
-        "downloading 21 B / 100 B (21%)",
+        "downloading 0 B / 100 B (0%)",
+        "downloading 10 B / 100 B (10%)",
+        "downloading 20 B / 100 B (20%)",
         "verifying",
     ]
 

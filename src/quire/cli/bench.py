@@ -4,6 +4,7 @@ Prints each row when it is measured, with the mean and standard deviation over r
 the speed of Hugging Face Transformers in the same run and the ratio. Next to read: `bench_cases.py`.
 """
 
+import dataclasses
 import random
 import subprocess
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from quire.cli.bench_cases import (
     measure_interleaved,
     random_prompts,
 )
+from quire.cli.bench_limits import tokens_per_s_limit
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.options import chosen_engine_options, engine_options
 from quire.cli.output import Output, format_count
@@ -33,12 +35,14 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
+    from quire.runtime.machine_limits import MachineLimits
 
 HELP = """Measure prompt processing and generation speed.
 
 ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
 the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
-sampling is greedy. Each row is the mean and the standard deviation over the repetitions.
+sampling is greedy. Each row is the mean and the standard deviation over the repetitions. "of limit" is the share
+of what this machine's memory and matrix units allow, both measured first, in the compute type.
 """
 EXAMPLES = ("quire bench", "quire bench smollm2 -p 512,2K -n 128 --concurrency 1,8,32 -r 5 --json")
 PROMPT_SEED = 20240229
@@ -89,12 +93,18 @@ def bench_command(
         sides: list[BenchSide] = [EngineSide(engine)]
         if peer is not None:
             sides.append(_peer_side(engine.config, output))
-        report = _Report(output, bench_header(engine.config), [side.name for side in sides], cases)
+        report = _Report(output, engine.config, _measure_limits(engine.config), [side.name for side in sides], cases)
         report.begin()
         for case in cases:
             prompts = _prompt_sets(engine, case, repetitions)
             report.row(measure_interleaved(sides, case, prompts, warm_up=warm_up))
         report.end()
+
+
+def _measure_limits(config: EngineConfig) -> "MachineLimits":
+    from quire.runtime.machine_limits import measure_limits
+
+    return measure_limits(config.device, config.dtype)
 
 
 def _check_lengths(cases: Sequence[BenchCase], config: EngineConfig) -> None:
@@ -152,18 +162,25 @@ class _Report:
     """Rows to stdout as they come, or one JSON object at the end."""
 
     def __init__(
-        self, output: Output, header: dict[str, Any], side_names: Sequence[str], cases: Sequence[BenchCase]
+        self,
+        output: Output,
+        config: EngineConfig,
+        limits: "MachineLimits",
+        side_names: Sequence[str],
+        cases: Sequence[BenchCase],
     ) -> None:
-        self._output, self._header, self._side_names = output, header, side_names
+        self._output, self._config, self._limits, self._side_names = output, config, limits, side_names
+        header = self._header = bench_header(config)
         self._fixed = [
             Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
             str(header["num_threads"]),
         ]  # fmt: skip
-        titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)"]
+        titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
         if len(side_names) > 1:
             titles += [f"{side_names[1]} tok/s", f"quire / {side_names[1]}"]
         self._titles = titles
-        example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, " " * SPEED_WIDTH, ""]
+        longest = max((case.name for case in cases), key=len)
+        example = [*self._fixed, longest, " " * SPEED_WIDTH, "", " " * SPEED_WIDTH, ""]
         self._widths = [max(len(title), len(cell)) for title, cell in zip(titles, example, strict=False)]
         self._results: list[dict[str, Any]] = []
 
@@ -172,15 +189,20 @@ class _Report:
         if self._output.json:
             return
         commit = f" ({self._header['commit']})" if self._header["commit"] else ""
-        self._output.result(f"quire {self._header['version']}{commit} · {self._header['hardware']}\n")
+        self._output.result(
+            f"quire {self._header['version']}{commit} · {self._header['hardware']} · "
+            f"reads {self._limits.read_bytes_per_s / 1e9:.1f} GB/s, multiplies {self._limits.flops_per_s / 1e12:.2f} "
+            f"TFLOP/s in {self._header['dtype']}\n"
+        )
         self._line(self._titles)
         self._line(["-" * width for width in self._widths])
 
     def row(self, measurements: Sequence[Measurement]) -> None:
         """One case, on all sides."""
         ours = measurements[0]
-        result = _result_json(ours)
-        cells = [*self._fixed, ours.case.name, _speed(ours)]
+        limit = tokens_per_s_limit(ours.case, self._config, self._limits)
+        result = {**_result_json(ours), "limit_tokens_per_s": limit, "share_of_limit": ours.mean / limit}
+        cells = [*self._fixed, ours.case.name, _speed(ours), f"{100 * ours.mean / limit:.0f}%"]
         for name, theirs in zip(self._side_names[1:], measurements[1:], strict=True):
             ratio = ours.mean / theirs.mean if theirs.mean else float("inf")
             result["peer"] = {"name": name, **_speeds_json(theirs)}
@@ -193,7 +215,8 @@ class _Report:
     def end(self) -> None:
         """The JSON object, if that is wanted."""
         if self._output.json:
-            self._output.result_json("quire.bench/1", {**self._header, "results": self._results})
+            limits = dataclasses.asdict(self._limits)
+            self._output.result_json("quire.bench/1", {**self._header, "limits": limits, "results": self._results})
 
     def _line(self, cells: Sequence[str]) -> None:
         padded = [

@@ -16,7 +16,7 @@ from quire.cli.output import Output, format_bytes
 from quire.weights.progress import Progress, ignore_progress
 
 LINE_INTERVAL_S = 10.0
-PATIENCE_S = 1.0
+PATIENCE_S = 3.0
 """What is done sooner needs no line."""
 
 

@@ -1,0 +1,56 @@
+"""The roofline, against figures worked out by hand for SmolLM2-135M in bf16."""
+
+import dataclasses
+
+import pytest
+
+from quire.cli.bench_cases import BenchCase
+from quire.cli.bench_limits import tokens_per_s_limit, work_of
+from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
+from quire.resolve import resolve
+from quire.runtime.machine_limits import MachineLimits
+from quire.types import FullAttentionSpec, KVCacheGroup
+
+PARAMETERS = 134_515_008
+HEAD = 49_152 * 576
+IN_LAYERS = PARAMETERS - HEAD
+
+
+@pytest.fixture
+def smollm2() -> EngineConfig:
+    model = ModelConfig(
+        architecture="LlamaForCausalLM", hf_config={"tie_word_embeddings": True}, vocab_size=49_152, hidden_size=576,
+        num_layers=30, num_heads=9, num_kv_heads=3, head_size=64, context_len=8192, num_parameters=PARAMETERS,
+        kv_cache_groups=(KVCacheGroup(tuple(range(30)), FullAttentionSpec(3, 64, 1)),),
+    )  # fmt: skip
+    hardware = Hardware("cpu", 2**34, 2**34, has_fast_bfloat16=True, num_threads=2)
+    return resolve(EngineOptions(), hardware, model)
+
+
+def test_a_decode_step_reads_weights_once_and_the_kv_of_every_stream(smollm2: EngineConfig) -> None:
+    work = work_of(BenchCase(480, 64, 32), smollm2)
+    assert work.num_tokens == 32
+    assert work.num_bytes == 2 * PARAMETERS + 32 * 512 * 23_040
+    assert work.num_flops == 32 * (2 * PARAMETERS + 4 * 30 * 576 * 512)
+
+
+def test_a_prompt_computes_the_head_once(smollm2: EngineConfig) -> None:
+    work = work_of(BenchCase(512, 0), smollm2)
+    assert work.num_tokens == 512
+    assert work.num_bytes == 2 * PARAMETERS
+    assert work.num_flops == 2 * IN_LAYERS * 512 + 2 * HEAD + 2 * 30 * 576 * 512**2
+
+
+def test_an_untied_embedding_is_not_read(smollm2: EngineConfig) -> None:
+    model = dataclasses.replace(smollm2.model, hf_config={}, num_parameters=PARAMETERS + HEAD)
+    untied = dataclasses.replace(smollm2, model=model)
+    assert work_of(BenchCase(1, 8), untied) == work_of(BenchCase(1, 8), smollm2)
+
+
+def test_the_slower_of_memory_and_arithmetic_binds(smollm2: EngineConfig) -> None:
+    one, prompt = BenchCase(1, 2), BenchCase(512, 0)
+    limits = MachineLimits(read_bytes_per_s=27e9, flops_per_s=1e12)
+    assert tokens_per_s_limit(one, smollm2, limits) == pytest.approx(100, rel=0.01)
+    assert tokens_per_s_limit(prompt, smollm2, limits) == pytest.approx(
+        512 / (work_of(prompt, smollm2).num_flops / 1e12)
+    )
