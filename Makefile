@@ -6,8 +6,9 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
+CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 
-.PHONY: run test check format bench docs clean help
+.PHONY: run test lint check format bench docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -19,19 +20,22 @@ test: $(VENV)/.installed-dev  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.installed-dev  ## everything CI checks: format, lint, types, tests, docs
+lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/quire pull --quiet
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+
+check: lint test  ## everything CI checks: format, lint, types, tests, docs
 
 format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: $(VENV)/.installed-dev  ## decode and prefill speed beside HF Transformers
-	$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+bench: $(VENV)/.installed-dev  ## speed beside HF Transformers, then the host's time per step
+	$(BIN)/quire bench -p 128,512,2048 -n 64 -d 128 -c 1,8,32,64 --peer hf $(ARGS)
+	$(BIN)/python benchmarks/host_step.py
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
@@ -42,16 +46,16 @@ clean:  ## remove the environment and build products
 # The venv's own pip is used as it is: users' pip configuration (mirrors, proxies) applies.
 $(VENV)/bin/python:
 	@echo "creating $(VENV)" >&2
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Quire needs Python 3.11 or newer; use make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	@echo "installing Quire and its dependencies (a few minutes the first time)" >&2
-	$(PIP) torch
-	$(PIP) -e .
+	@$(PIP) torch
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need" >&2
-	$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@

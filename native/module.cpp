@@ -37,10 +37,10 @@ const quire::OpTable* chosen = best();
 
 template <typename T>
 void call(quire::RmsNorm<T> op, uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width,
-          float eps) {
+          float epsilon) {
   nb::gil_scoped_release release;
   op(reinterpret_cast<const T*>(x), reinterpret_cast<const T*>(weight), reinterpret_cast<T*>(out), num_rows, width,
-     eps);
+     epsilon);
 }
 
 }  // namespace
@@ -55,17 +55,23 @@ NB_MODULE(_native, m) {
   }
   m.attr("requested_isa_missing") = missing;
   m.def("isa", [] { return std::string(chosen->isa); }, "The instruction set in use.");
-  m.def("isa_supported", [](const std::string& isa) { return supported(isa) != nullptr; }, nb::arg("isa"),
-        "Whether this processor has the instruction set.");
-  m.def("set_isa", [](const std::string& isa) {
-    const quire::OpTable* table = supported(isa);
-    if (table == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
-    chosen = table;
-  }, nb::arg("isa"), "Switch the instruction set; for tests.");
-  m.def("rms_norm_float32", [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width, float eps) {
-    call(chosen->rms_norm_float32, x, weight, out, rows, width, eps);
-  });
-  m.def("rms_norm_bfloat16", [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width, float eps) {
-    call(chosen->rms_norm_bfloat16, x, weight, out, rows, width, eps);
-  });
+  m.def(
+      "isa_supported", [](const std::string& isa) { return supported(isa) != nullptr; }, nb::arg("isa"),
+      "Whether this processor has the instruction set.");
+  m.def(
+      "set_isa",
+      [](const std::string& isa) {
+        const quire::OpTable* table = supported(isa);
+        if (table == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
+        chosen = table;
+      },
+      nb::arg("isa"), "Switch the instruction set; for tests.");
+  m.def("rms_norm_float32",
+        [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {
+          call(chosen->rms_norm_float32, x, weight, out, num_rows, width, epsilon);
+        });
+  m.def("rms_norm_bfloat16",
+        [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {
+          call(chosen->rms_norm_bfloat16, x, weight, out, num_rows, width, epsilon);
+        });
 }

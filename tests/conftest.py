@@ -1,5 +1,6 @@
 """Fixtures shared by all tests. The real model is fetched once per machine and only by tests marked `model`."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from hypothesis import settings
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,4 +1,5 @@
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,11 +38,44 @@ def test_an_unknown_option_is_an_error_with_the_nearest_name() -> None:
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold=-1 is not a number of at least 0"),
         ({"gpu_memory_utilization": 0.0}, r"gpu_memory_utilization=0.0 is not in \(0, 1\]"),
         ({"gpu_memory_utilization": 1.1}, r"gpu_memory_utilization=1.1 is not in \(0, 1\]"),
+        ({"gpu_memory_utilization": "0.9"}, r"gpu_memory_utilization='0.9' is not in \(0, 1\]"),
+        ({"sjf_ageing_tokens_per_s": float("nan")}, "sjf_ageing_tokens_per_s=nan is not a number of at least 0"),
+        ({"max_logprobs": -2}, "max_logprobs=-2 is not an integer of at least -1"),
+        ({"max_num_events": 10**30}, f"max_num_events={10**30} is above the limit of 2147483647"),
     ],
 )
 def test_a_bad_value_names_field_value_and_limit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineOptions.from_kwargs(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": 5}, "model=5 is not text$"),
+        ({"model": None}, "model=None is not text$"),
+        ({"dtype": ["float32"]}, r"dtype=\['float32'\] is not text"),
+        ({"dtype": None}, "dtype=None is not text"),
+        ({"device": 0}, "device=0 is not text"),
+        ({"tokenizer": 5}, "tokenizer=5 is not text or None"),
+        ({"chat_template": 5}, "chat_template=5 is not text or None"),
+        ({"seed": None}, "seed=None is not an integer"),
+        ({"seed": 1.5}, "seed=1.5 is not an integer"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching='no' is not true or false"),
+        ({"enforce_eager": 1}, "enforce_eager=1 is not true or false"),
+        ({"long_prefill_token_threshold": 1.5}, "long_prefill_token_threshold=1.5 is not an integer"),
+        ({"hf_overrides": "x"}, "hf_overrides='x' is not a mapping or None"),
+        ({"hf_overrides": {1: 2}}, r"hf_overrides=\{1: 2\} must have the names of config.json's fields as keys"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions(**changes)
+
+
+def test_paths_become_text() -> None:
+    options = EngineOptions.from_kwargs(Path("/models/one"), tokenizer=Path("/models/two"))
+    assert (options.model, options.tokenizer) == ("/models/one", "/models/two")
 
 
 def test_every_alias_is_a_dtype() -> None:

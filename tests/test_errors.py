@@ -1,4 +1,5 @@
 import inspect
+import pickle
 import re
 
 import pytest
@@ -93,6 +94,17 @@ def test_invalid_parameter_shortens_long_values_to_one_line() -> None:
     assert len(error.message) < 150
     assert "\n" not in error.message
     assert error.message.endswith("...")
+
+
+def test_invalid_parameter_shows_what_python_cannot_write() -> None:
+    error = InvalidParameterError("top_k", 10**5000, "smaller")
+    assert error.message == "top_k must be smaller, got a int too long to show"
+
+
+def test_invalid_parameter_reaches_another_process_whole() -> None:
+    error = pickle.loads(pickle.dumps(InvalidParameterError("top_p", 1.5, "a number in (0, 1]")))
+    assert (error.field, error.value, error.limit) == ("top_p", 1.5, "a number in (0, 1]")
+    assert error.message == "top_p must be a number in (0, 1], got 1.5"
 
 
 def test_nearest_suggests_only_what_is_close() -> None:

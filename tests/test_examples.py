@@ -12,7 +12,6 @@ PRINTS = {
     "chat.py": "prompt tokens cached]",
     "async_stream.py": "'",
     "step_by_step.py": "step 1: 16 tokens",
-    "custom_model.py": "0.0",
 }
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, PoolShape, format_bytes, resolve
+from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, resolve
 from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
 
 GIB = 2**30
@@ -121,15 +122,6 @@ def test_groups_share_pages_as_long_as_the_largest_group() -> None:
     assert config.scheduler.kv_cache_groups[1] == KVCacheGroup((1, 2, 4), replace(window, dtype_bytes=2))
 
 
-def test_sliding_window_needs_only_window_and_chunk() -> None:
-    window = SlidingWindowSpec(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)
-    shape = PoolShape((KVCacheGroup((0,), window),), block_size=16, max_num_batched_tokens=64)
-    assert shape.blocks_for(16) == 1
-    assert shape.blocks_for(10_000) == shape.blocks_for(20_000) == 13
-    assert shape.longest_in(14, 20_000) == 20_000
-    assert shape.longest_in(13, 20_000) == 12 * 16
-
-
 @pytest.mark.parametrize("blocks", [2, 3, 10, 100])
 def test_automatic_length_shrinks_to_the_pool(blocks: int) -> None:
     config = resolved(num_blocks_override=blocks)
@@ -155,6 +147,13 @@ def test_scheduler_options_are_passed_on() -> None:
     config = resolved(scheduling_policy="sjf", **chosen)
     assert {name: getattr(config.scheduler, name) for name in chosen} == chosen
     assert config.scheduler.policy == "sjf"
+
+
+def test_several_partial_prefills_share_the_budget() -> None:
+    config = resolved(max_num_partial_prefills=4)
+    assert config.scheduler.long_prefill_token_threshold == 512
+    assert "budget" in reason(config, "long_prefill_token_threshold")
+    assert resolved().scheduler.long_prefill_token_threshold == 0
 
 
 def test_pure_and_every_choice_has_a_reason() -> None:
@@ -188,7 +187,7 @@ SMALL_CPU = replace(OLD_CPU, available_memory_bytes=400_000_000)
             ConfigError,
             ["--max-num-batched-tokens 8192", "--max-model-len 1000"],
         ),
-        (SMALL_CPU, {}, MemoryCapacityError, ["514.98 MiB", "133.51 MiB", "--dtype bfloat16"]),
+        (SMALL_CPU, {}, MemoryCapacityError, ["515 MiB", "134 MiB", "--dtype bfloat16"]),
         (SMALL_CPU, {"dtype": "float32"}, MemoryCapacityError, ["--dtype bfloat16"]),
         (
             replace(OLD_GPU, available_memory_bytes=GIB),
@@ -222,7 +221,7 @@ SMALL_CPU = replace(OLD_CPU, available_memory_bytes=400_000_000)
         ),
         (CPU, {"num_blocks_override": 1}, MemoryCapacityError, ["--num-blocks-override 2"]),
         (CPU, {"kv_cache_memory_bytes": 5}, MemoryCapacityError, [f"--kv-cache-memory-bytes {2 * BLOCK_BYTES}"]),
-        (CPU, {"kv_cache_memory_bytes": 60 * GIB}, MemoryCapacityError, ["60.00 GiB", "--kv-cache-memory-bytes"]),
+        (CPU, {"kv_cache_memory_bytes": 60 * GIB}, MemoryCapacityError, ["60 GiB", "--kv-cache-memory-bytes"]),
         (CPU, {"num_blocks_override": 10**6}, MemoryCapacityError, ["--num-blocks-override"]),
     ],
 )
@@ -246,10 +245,3 @@ def test_a_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
 def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:
     with pytest.raises(MemoryCapacityError, match="of memory are missing"):
         resolved(replace(CPU, available_memory_bytes=270_000_000 + BLOCK_BYTES))
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"), [(5, "5 bytes"), (0, "0 bytes"), (1536, "1.50 KiB"), (3 * 2**40, "3.00 TiB")]
-)
-def test_format_bytes(num_bytes: int, text: str) -> None:
-    assert format_bytes(num_bytes) == text

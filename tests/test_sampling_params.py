@@ -37,7 +37,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
 
 NAN, INF = math.nan, math.inf
 INT_JUNK: list[Any] = ["1", 1.0, True, [1], NAN]
-NUMBER_JUNK: list[Any] = ["1", True, [1.0], None, NAN, INF, -INF]
+NUMBER_JUNK: list[Any] = ["1", True, [1.0], None, NAN, INF, -INF, 10**400]
 BOOL_JUNK: list[Any] = [0, 1, "true", None]
 
 # Field -> (bad values, what the limit must say).
@@ -51,9 +51,9 @@ BAD_VALUES: dict[str, tuple[list[Any], str]] = {
     "top_k": ([-2, None, *INT_JUNK], "integer of at least -1"),
     "min_p": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
     "seed": ([2**64, -(2**63) - 1, *INT_JUNK], "integer in"),
-    "stop": ([[""], ["a", ""], 5, [5], b"x", [b"x"], {"a"}], "list of"),
+    "stop": (["\ud800", [""], ["a", ""], 5, [5], b"x", [b"x"], {"a"}], "list of"),
     "stop_token_ids": ([5, "5", [-1], ["5"], [1.0], [True], [None], {5}], "list of token ids"),
-    "bad_words": ([[""], "x", 5, [5], ["x"] * 129], "strings"),
+    "bad_words": ([["\ud800"], [""], "x", 5, [5], ["x"] * 129], "strings"),
     "include_stop_str_in_output": (BOOL_JUNK, "true or false"),
     "ignore_eos": (BOOL_JUNK, "true or false"),
     "max_tokens": ([0, -1, *INT_JUNK], "integer of at least 1"),

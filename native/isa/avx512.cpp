@@ -1,7 +1,6 @@
-// The ops compiled with avx512's flags (CMakeLists.txt).
-#include "isa/table.h"
-#include "ops/rms_norm.h"
+// The ops compiled with the flags of avx512 (CMakeLists.txt).
+#include "isa/all_ops.h"
 
 namespace quire {
-const OpTable avx512_ops = {"avx512", rms_norm<float>, rms_norm<bfloat16_bits>};
+const OpTable avx512_ops = make_op_table("avx512");
 }  // namespace quire

@@ -1,7 +1,6 @@
-// The ops compiled with scalar's flags (CMakeLists.txt).
-#include "isa/table.h"
-#include "ops/rms_norm.h"
+// The ops compiled without flags of their own: what every processor runs.
+#include "isa/all_ops.h"
 
 namespace quire {
-const OpTable scalar_ops = {"scalar", rms_norm<float>, rms_norm<bfloat16_bits>};
+const OpTable scalar_ops = make_op_table("scalar");
 }  // namespace quire

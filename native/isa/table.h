@@ -6,9 +6,9 @@ namespace quire {
 
 using bfloat16_bits = uint16_t;
 
-// out[r] = x[r] * rsqrt(mean(x[r]^2) + eps) * weight; see ops/rms_norm.h for the rounding.
+// out[r] = x[r] * rsqrt(mean(x[r]^2) + epsilon) * weight; see ops/rms_norm.h for the rounding.
 template <typename T>
-using RmsNorm = void (*)(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float eps);
+using RmsNorm = void (*)(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float epsilon);
 
 struct OpTable {
   const char* isa;

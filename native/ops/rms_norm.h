@@ -38,7 +38,7 @@ inline bfloat16_bits narrow<bfloat16_bits>(float value) {
 constexpr int kLanes = 16;
 
 template <typename T>
-void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float eps) {
+void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float epsilon) {
   for (int64_t row = 0; row < num_rows; ++row, x += width, out += width) {
     float sums[kLanes] = {};
     const int64_t whole = width - width % kLanes;
@@ -55,7 +55,7 @@ void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t wid
     for (int half = kLanes / 2; half > 0; half /= 2) {
       for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
     }
-    const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(width) + eps);
+    const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(width) + epsilon);
     for (int64_t i = 0; i < width; ++i) {
       out[i] = narrow<T>(widen(x[i]) * scale * widen(weight[i]));
     }

@@ -6,9 +6,11 @@ fields of `EngineOptions`, so they cannot disagree. No tensors, no torch.
 Next to read: `types.py`, then `engine/llm_engine.py`.
 """
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.errors import ConfigError, nearest
 from quire.types import KVCacheGroup
@@ -18,6 +20,7 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 POLICIES = ("fcfs", "priority", "sjf")
 DEFAULT_MAX_NUM_SEQS = 256
+MAX_NUM_EVENTS = 2**31 - 1
 DEFAULT_MAX_MODEL_LEN_CAP = 8192
 """Contexts longer than this are used only when asked for: their KV cache rarely fits."""
 
@@ -66,11 +69,12 @@ class EngineOptions:
     max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
     tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
-    enforce_eager: bool = option(False, "run the model op by op, without captured plans or graphs", group="debug")
+    enforce_eager: bool = option(False, "for compatibility: the model always runs op by op", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        _check_numbers(self)
+        _check_types(self)
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
             if choices and value not in choices:
@@ -79,11 +83,9 @@ class EngineOptions:
             raise ConfigError(
                 f"dtype={self.dtype!r} is not one of auto, {', '.join(DTYPES)}{nearest(str(self.dtype), DTYPES)}"
             )
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} is not in (0, 1]")
 
     @classmethod
-    def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> "EngineOptions":
+    def from_kwargs(cls, model: str | os.PathLike[str] | None = None, **kwargs: Any) -> "EngineOptions":
         """Build from keyword arguments. Raises ConfigError on an unknown name, with the nearest known one."""
         known = [item.name for item in fields(cls)]
         for name in kwargs:
@@ -91,7 +93,10 @@ class EngineOptions:
                 raise ConfigError(f"unknown option '{name}'{nearest(name, known)}")
         if model is not None:
             kwargs["model"] = model
-        return cls(**kwargs)
+        # Paths are what programs have at hand; everything below knows text.
+        return cls(
+            **{name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in kwargs.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """`temperature`, `top_p`, … of generation_config.json."""
+    """What generation_config.json recommends, under the names of `SamplingParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,24 @@ def canonical_dtype(name: str) -> str | None:
     return full if full in DTYPES else None
 
 
-def _check_positive(options: EngineOptions) -> None:
+_NOUNS = {str: "text", bool: "true or false", int: "an integer", Mapping: "a mapping"}
+
+
+def _check_types(options: EngineOptions) -> None:
+    for name, hint in get_type_hints(EngineOptions).items():
+        value = getattr(options, name)
+        if hint is float:
+            continue  # `_check_numbers` has the limits
+        kind, *others = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
+        if value is None and others:
+            continue
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{name}={value!r} is not {_NOUNS[kind]}{' or None' if others else ''}")
+    if not all(isinstance(key, str) for key in options.hf_overrides or ()):
+        raise ConfigError(f"hf_overrides={options.hf_overrides!r} must have the names of config.json's fields as keys")
+
+
+def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
@@ -197,5 +219,15 @@ def _check_positive(options: EngineOptions) -> None:
             raise ConfigError(f"{name}={value!r} is not a positive integer")
     for name in ("long_prefill_token_threshold", "sjf_ageing_tokens_per_s"):
         value = getattr(options, name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 0:
+        if not _is_number(value) or not 0 <= value < math.inf:
             raise ConfigError(f"{name}={value!r} is not a number of at least 0")
+    if not _is_number(options.gpu_memory_utilization) or not 0 < options.gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization={options.gpu_memory_utilization!r} is not in (0, 1]")
+    if not isinstance(options.max_logprobs, int) or options.max_logprobs < -1:
+        raise ConfigError(f"max_logprobs={options.max_logprobs!r} is not an integer of at least -1")
+    if options.max_num_events > MAX_NUM_EVENTS:
+        raise ConfigError(f"max_num_events={options.max_num_events} is above the limit of {MAX_NUM_EVENTS}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

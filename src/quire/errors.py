@@ -69,6 +69,10 @@ class InvalidParameterError(RequestError):
         self.limit = limit
         super().__init__(f"{field} must be {limit}, got {_shorten(value)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled with its message alone, and crossing to another process would fail.
+        return type(self), (self.field, self.value, self.limit)
+
 
 class PromptError(RequestError):
     """The prompt is empty, of the wrong type, or has token ids outside the vocabulary."""
@@ -166,5 +170,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:77] + "..."

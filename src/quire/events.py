@@ -1,7 +1,8 @@
 """The event log: the one record of what the engine did. Metrics, traces and views read it, so they agree.
 
 A ring buffer of small tuples: appending is one `deque.append` of a tuple, so that a step with 32 requests
-spends well under 1 % of its time here. Written by scheduler and engine; read by `insight/`, `cli/`, tests.
+spends well under 1 % of its time here. Written by scheduler and engine.
+Next to read: `scheduler/scheduler.py`, which writes most of it.
 """
 
 import enum

@@ -2,12 +2,12 @@
 
 Pure: it reads no file, no environment and no clock, so every rule here is a row of a table in its test. It must not
 know tensors or torch. An error names the numbers and a setting that fits, and that setting does resolve.
-Next to read: `config.py` for the fields, `runtime/hardware.py` for where `Hardware` comes from.
+Next to read: `config.py` for the fields, `pool_shape.py`, `runtime/hardware.py` for where `Hardware` comes from.
 """
 
-import math
 from dataclasses import dataclass, replace
 
+from quire.byte_sizes import format_bytes
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
@@ -20,7 +20,7 @@ from quire.config import (
     canonical_dtype,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.types import KVCacheGroup, SlidingWindowSpec
+from quire.pool_shape import PoolShape
 
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
@@ -61,45 +61,12 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         enable_chunked_prefill=options.enable_chunked_prefill,
         max_num_partial_prefills=options.max_num_partial_prefills,
         max_long_partial_prefills=options.max_long_partial_prefills,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
     )
     return EngineConfig(options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions))
-
-
-@dataclass(frozen=True, slots=True)
-class PoolShape:
-    """What the size of the KV pool follows from: groups, tokens per block, tokens per step."""
-
-    groups: tuple[KVCacheGroup, ...]
-    block_size: int
-    max_num_batched_tokens: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block: all layers of the largest group."""
-        return self.block_size * max(len(group.layer_indices) * group.spec.bytes_per_token for group in self.groups)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that one request of `num_tokens` owns at most, over all groups."""
-        return sum(self._group_blocks(group, num_tokens) for group in self.groups)
-
-    def longest_in(self, num_blocks: int, at_most: int) -> int:
-        """The most tokens, up to `at_most`, of one request in `num_blocks` with the null block; 0 if none."""
-        low, high = 0, at_most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.blocks_for(middle) <= num_blocks - 1 else (low, middle - 1)
-        return low
-
-    def _group_blocks(self, group: KVCacheGroup, num_tokens: int) -> int:
-        whole = math.ceil(num_tokens / self.block_size)
-        if not isinstance(group.spec, SlidingWindowSpec):
-            return whole
-        # A chunk needs its own keys and window - 1 before it, at the worst alignment to block boundaries.
-        return min(whole, (group.spec.window + self.max_num_batched_tokens - 3) // self.block_size + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +184,16 @@ def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: l
     return model_len
 
 
+def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list[Decision]) -> int:
+    threshold, num_partial = options.long_prefill_token_threshold, options.max_num_partial_prefills
+    if threshold or num_partial == 1:
+        return threshold
+    share = max(1, budget // num_partial)
+    reason = f"one of {num_partial} partial prompts must not take the whole budget of {budget} tokens"
+    decisions.append(Decision("long_prefill_token_threshold", str(share), reason))
+    return share
+
+
 def _memory_for_kv(
     options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, num_tokens: int
 ) -> _Memory:
@@ -307,7 +284,7 @@ def _default_kv_bytes(
     if hardware.device != "cpu":
         share = f"gpu_memory_utilization={options.gpu_memory_utilization}"
         return memory.left, f"what {share} leaves after weights and activations"
-    all_sequences = (options.max_num_seqs * shape.blocks_for(model_len) + 1) * shape.block_bytes
+    all_sequences = (options.max_num_seqs * shape.peak_blocks(model_len) + 1) * shape.block_bytes
     choices = (
         (all_sequences, f"room for {options.max_num_seqs} sequences of {model_len} tokens"),
         (memory.left // 2, "half of the memory left after the weights"),
@@ -328,11 +305,11 @@ def _fit_model_len(
 
     Raises: MemoryCapacityError when a chosen context, or not even one block per group, fits.
     """
-    needed = shape.blocks_for(wanted.value)
+    needed = shape.peak_blocks(wanted.value)
     if needed <= num_blocks - 1:
         decisions.append(Decision("max_model_len", str(wanted.value), wanted.reason))
         return wanted.value
-    longest = shape.longest_in(num_blocks, wanted.value)
+    longest = shape.longest_sequence(num_blocks - 1, wanted.value)
     if wanted.chosen_by_user or longest < 1:
         blocks = needed if wanted.chosen_by_user else len(shape.groups)
         length = wanted.value if wanted.chosen_by_user else 1
@@ -360,10 +337,3 @@ def _fixes(options: EngineOptions, memory: _Memory, shape: PoolShape, longest: i
         missing = num_blocks * shape.block_bytes - memory.left
         fixes.append(f"{format_bytes(missing)} of memory are missing; a smaller model, dtype or block_size may fit")
     return ", ".join(fixes)
-
-
-def format_bytes(num_bytes: int) -> str:
-    """1610612736 → "1.50 GiB"."""
-    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
-    power = min(len(units) - 1, int(math.log(max(1, abs(num_bytes)), 1024)))
-    return f"{num_bytes} bytes" if power == 0 else f"{num_bytes / 1024**power:.2f} {units[power]}"

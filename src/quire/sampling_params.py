@@ -18,6 +18,8 @@ GREEDY_BELOW = 1e-5
 MAX_BAD_WORDS = 128
 ALL_LOGPROBS = -1
 """`logprobs=-1` asks for the whole vocabulary."""
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields whose default a model's generation_config.json may set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +186,16 @@ def _integer(name: str, value: Any, low: int, high: int | None) -> None:
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     left = "(" if open_low else "["
     limit = f"a number in {left}{low}, {high}]" if high < math.inf else f"a finite number > {low}"
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
     if not good or not low <= value <= high or (open_low and value == low):
         raise InvalidParameterError(name, value, limit)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _boolean(name: str, value: Any) -> None:
@@ -202,6 +211,8 @@ def _strings(name: str, values: Any) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str) or not value:
             raise InvalidParameterError(name, value, "a list of non-empty strings")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise InvalidParameterError(name, value, "a list of valid Unicode strings, without lone surrogates")
     return tuple(values)
 
 

@@ -254,6 +254,8 @@ class RequestResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For prompt positions this step made known, in order. Position 0 has none."""
     embedding: tuple[float, ...] | None = None
+    error: str | None = None
+    """Why this request has no result and must end, while the others of the step go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,7 @@ class CompletionOutput:
     """One completion of a prompt, so far.
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
-    or stop token id that matched; None for EOS.
+    or stop token id that matched; None for EOS. `error`: what went wrong, where `finish_reason` is "error".
     """
 
     index: int
@@ -305,6 +307,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -359,7 +362,7 @@ class EmbeddingOutput:
 class PoolingRequestOutput:
     """The result of `encode` or `embed` for one prompt.
 
-    `finish_reason`: "stop"; "abort" or "error" with an empty embedding.
+    `finish_reason`: "stop"; "abort" or "error" with an empty embedding, and what went wrong in `error`.
     """
 
     request_id: str
@@ -368,6 +371,7 @@ class PoolingRequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     finish_reason: str = "stop"
+    error: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """A command line to call, and an engine that answers without a model."""
 
+import io
 import json
 import subprocess
 import sys
@@ -32,6 +33,13 @@ def parsed(result: Result) -> dict[str, Any]:
     value = json.loads(result.stdout)
     assert isinstance(value, dict)
     return value
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class FakeTokenizer:

@@ -92,4 +92,6 @@ def test_a_given_text_never_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None
 def test_empty_stdin_is_an_error() -> None:
     result = call("run", "hello", stdin="")
     assert result.exit_code == 2
-    assert "('hello' is the model), and standard input is empty" in result.stderr
+    expected = "no text was given ('hello' is the model; as a text: smollm2 'hello'), and standard input is empty"
+    assert expected in result.stderr
+    assert "('smollm2' is the model), and standard input is empty" in call("run", stdin="").stderr

@@ -49,6 +49,7 @@ def test_prompt_logprobs_in_json(tiny: str) -> None:
         (["--kv-cache-memory-bytes", "1KiB"], 4, "out_of_memory", ["--kv-cache-memory-bytes"]),
         (["--max-model-len", "8"], 2, "context_length_exceeded", ["17", "8"]),
         (["--device", "cuda:99"], 2, "invalid_option", ["cuda:99"]),
+        (["--dtype", "int8"], 2, "invalid_option", ["int8", "bfloat16"]),
         (["--device", "tpu"], 2, "invalid_option", ["tpu", "cpu"]),
         (["--logit-bias", "9999=1"], 2, "invalid_parameter", ["logit_bias", "9999", "257"]),
         (["--logprobs", "50"], 2, "invalid_parameter", ["logprobs", "50", "20"]),
@@ -68,17 +69,31 @@ def test_what_does_not_fit_is_one_line(
         assert word in result.stderr
 
 
+def test_an_empty_prompt(tiny: str) -> None:
+    for arguments, stdin in (((tiny, "", "--raw"), ""), ((tiny, "--raw"), "")):
+        result = call("run", "-q", *arguments, stdin=stdin)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "empty" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("verb", ["run", "bench"])
 def test_models_that_cannot_be_read(verb: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00\x05\x00")
     unknown = make_tiny_directory(tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
+    other_mathematics = make_tiny_directory(tmp_path / "other", attn_logit_softcapping=30.0)
+    truncated = make_tiny_directory(tmp_path / "truncated")
+    weights = (truncated / "model.safetensors").read_bytes()
+    (truncated / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     text = ["Hi there"] if verb == "run" else []
     for model, named in (
         (tmp_path / "missing.gguf", "missing.gguf"),
         (tmp_path / "empty", "empty"),
         (tmp_path / "cut.gguf", "cut.gguf"),
         (unknown, "NoSuchForCausalLM"),
+        (other_mathematics, "attn_logit_softcapping=30.0"),
+        (truncated, "model.safetensors"),
         ("smolm2", "'smollm2'"),
     ):
         result = call(verb, "-q", str(model), *text)

@@ -1,5 +1,6 @@
 """The root group: exit codes, error lines, and what importing it costs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,18 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[] 0"
+
+
+@pytest.mark.parametrize("argument", ["--help", "version"])
+def test_help_and_version_stay_small(argument: str) -> None:
+    """They take 60 ms with 130 modules on the development machine; the count does not depend on the machine's speed."""
+    code = (
+        "import sys, quire.cli.main as m\n"
+        f"try: m.main([{argument!r}])\n"
+        "except SystemExit: print(len(sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stderr) < 200
 
 
 def test_top_level_help_imports_no_verb() -> None:
@@ -93,7 +106,11 @@ def test_unknown_words_name_the_nearest(arguments: list[str], named: str) -> Non
         (MemoryCapacityError("needs 2 GiB"), "error[out_of_memory]: needs 2 GiB", 4),
         (QuireError("two\nlines"), "error[internal_error]: two lines", 1),
         (ZeroDivisionError("oh"), "internal error: ZeroDivisionError: oh (QUIRE_DEBUG=1 for the traceback)", 1),
-        (MemoryError(), "error[out_of_memory]: the process ran out of memory; lower --max-model-len", 4),
+        (
+            MemoryError(),
+            "error[out_of_memory]: the process ran out of memory; lower --max-num-seqs or --max-model-len",
+            4,
+        ),
         (KeyboardInterrupt(), "", 130),
     ],
 )
@@ -166,3 +183,26 @@ def test_no_arguments_show_the_help() -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert "run" in result.stderr
+
+
+def test_a_full_disk_is_no_internal_error() -> None:
+    with open("/dev/full", "w") as full:
+        result = call_process("version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error[output]: the output cannot be written: no space is left")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_streams_may_be_closed(closed: str) -> None:
+    command = ["bash", "-c", f'exec "$0" -m quire version {closed}', sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_the_encoding_lacks_is_replaced() -> None:
+    result = call_process("run", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    missing = call_process("show", "mod\u00e8le", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert missing.returncode == 3
+    assert "mod?le" in missing.stderr

@@ -1,12 +1,12 @@
 """Progress without a terminal: lines, not too many; on a terminal a bar that leaves nothing behind."""
 
-import io
 import sys
 
 import pytest
 
 from quire.cli.output import Output
 from quire.cli.progress import LINE_INTERVAL_S, PATIENCE_S, LineProgress, progress_text, show_progress
+from tests.cli.command_line import Terminal
 
 
 def test_a_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,11 +45,6 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(output) as progress:
         progress("loading", 1, 2)
     assert capsys.readouterr() == ("", "")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_gets_a_bar_a_dumb_one_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

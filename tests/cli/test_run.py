@@ -47,6 +47,14 @@ def test_system_message_and_raw(engines: list[FakeEngine]) -> None:
     assert call("run", "Hi there", "--raw", "--system", "x").exit_code == 2
 
 
+def test_an_empty_prompt_is_an_error_before_the_model_is_loaded(engines: list[FakeEngine]) -> None:
+    for arguments in (["run", ""], ["run", "smollm2", ""]):
+        result = call(*arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == "error[invalid_prompt]: the prompt is empty: give at least one character\n"
+    assert not engines
+
+
 def test_prompt_from_a_pipe(engines: list[FakeEngine]) -> None:
     assert call("run", stdin="Hi there\n").exit_code == 0
     assert call("run", "smollm2", stdin="Hi there\n").exit_code == 0

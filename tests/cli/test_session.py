@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from quire.cli import session
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
@@ -16,10 +17,11 @@ from quire.cli.session import (
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterError
+from quire.errors import ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from quire.types import CompletionOutput, RequestOutput
 from tests.cli.command_line import FakeEngine
+from tests.engine.builders import make_engine
 
 
 def generation(num_prompt: int, num_new: int, *, cached: int = 0, decode_s: float = 1.0) -> Generation:
@@ -66,10 +68,17 @@ def test_a_dead_engine_raises_its_error() -> None:
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
 
+def test_an_answer_that_failed_raises_its_error() -> None:
+    engine, executor = make_engine()
+    executor.errors[f"cli-{next(session._REQUEST_IDS) + 1}"] = "no token can be chosen"
+    with pytest.raises(EngineError, match="no token can be chosen"):
+        generate(engine, {"prompt": "Hi"}, SamplingParams())
+
+
 def test_flags_win_over_the_models_defaults_which_win_over_ours() -> None:
     engine = FakeEngine(EngineOptions())
     assert sampling_params_for(engine, {}) == SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
-    defaults = {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 40, "eos_token_id": 3, "do_sample": True}
+    defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 40}
     engine.config.model.generation_defaults = defaults
     params = sampling_params_for(engine, {"top_p": 0.5})
     assert (params.temperature, params.top_p, params.max_tokens) == (0.6, 0.5, 40)

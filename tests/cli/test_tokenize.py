@@ -60,8 +60,9 @@ def test_missing_tokenizer_is_named(tiny: str) -> None:
 
 def test_token_text_of_every_token_is_printable(tiny: str) -> None:
     tokenizer = open_tokenizer(open_model(tiny, None, Output()))
-    for token_id in range(tokenizer.vocab_size):
-        token_text(tokenizer, token_id).encode()
+    texts = [token_text(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
+    assert len(set(texts)) == tokenizer.vocab_size
+    assert "".join(texts).encode().decode() == "".join(texts)
 
 
 @pytest.mark.model

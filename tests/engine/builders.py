@@ -82,6 +82,8 @@ class ScriptedExecutor(FakeExecutor):
         super().__init__(config, vocab_size=VOCAB_SIZE)
         self.next_token = next_token
         self.logprobs = logprobs or (lambda known: [-math.log(VOCAB_SIZE)] * VOCAB_SIZE)
+        self.errors: dict[str, str] = {}
+        """Request id → the error that it gets in place of a token or an embedding."""
         self.in_step: Callable[[int], None] = lambda step: None
         """Called in the middle of each step with the number of steps so far."""
 
@@ -96,6 +98,8 @@ class ScriptedExecutor(FakeExecutor):
 
     def _scripted(self, request_id: str, start: int, end: int, *, samples: bool) -> RequestResult:
         new, known = self._sequences[request_id].new, self._sequences[request_id].token_ids
+        if request_id in self.errors and end == len(known):
+            return RequestResult(request_id, error=self.errors[request_id])
         if new.sampling is None:
             done = end == len(known)
             return RequestResult(request_id, embedding=(float(len(known)), float(known[-1])) if done else None)
@@ -123,7 +127,7 @@ def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> Engi
     model = ModelConfig(
         architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
         num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, kv_cache_groups=groups,
-        eos_token_ids=(EOS,), generation_defaults={"temperature": 0.5, "top_k": None, "do_sample": True},
+        eos_token_ids=(EOS,), generation_defaults={"temperature": 0.5},
     )  # fmt: skip
     values: dict[str, Any] = {
         "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 128, "block_size": 4, "num_blocks": 200,

@@ -3,70 +3,16 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from quire import AsyncLLM as PUBLIC_ASYNC_LLM
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import ConfigError, DuplicateRequestError, EngineDeadError, PromptError, QueueFullError
+from quire.errors import ConfigError, DuplicateRequestError, EngineDeadError, PromptError, QueueFullError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.types import RequestOutput
+from tests.engine.async_builders import LIMIT_S, Gate, collect, play, wait_until
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
-
-LIMIT_S = 60
-"""No scenario takes a second; this turns a hang into a failure."""
-
-
-def play(scenario: Callable[..., Awaitable[None]], *arguments: Any, **options: Any) -> None:
-    """Run `scenario(llm, executor)`; then everything must be free again."""
-    engine, executor = make_engine(*arguments, **options)
-    llm = AsyncLLM.from_engine(engine)
-
-    async def bounded() -> None:
-        await asyncio.wait_for(scenario(llm, executor), LIMIT_S)
-
-    try:
-        asyncio.run(bounded())
-    finally:
-        llm.shutdown()
-    assert_all_home(engine)
-    assert executor.is_shut_down
-
-
-async def collect(llm: AsyncLLM, *arguments: Any, **options: Any) -> list[RequestOutput]:
-    return [output async for output in llm.generate(*arguments, **options)]
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-class Gate:
-    """Holds the engine in the middle of a step until the test has done what must come in between."""
-
-    def __init__(self, executor: ScriptedExecutor, *, at_step: int) -> None:
-        self._is_reached, self._is_open = threading.Event(), threading.Event()
-        self._at_step = at_step
-        executor.in_step = self._hold
-
-    def _hold(self, step: int) -> None:
-        if step == self._at_step:
-            self._is_reached.set()
-            assert self._is_open.wait(LIMIT_S)
-
-    async def reached(self) -> None:
-        await asyncio.to_thread(self._is_reached.wait, LIMIT_S)
-
-    async def open_after(self, llm: AsyncLLM, num_commands: int) -> None:
-        """Open once so many commands wait for the engine."""
-        await wait_until(lambda: len(llm._inbox) >= num_commands)
-        self._is_open.set()
-
-    def open(self) -> None:
-        self._is_open.set()
 
 
 def test_the_public_name() -> None:
@@ -116,6 +62,19 @@ def test_mistakes_reach_the_caller_who_made_them() -> None:
         with pytest.raises(PromptError):
             await collect(llm, "")
         assert len((await good)[-1].outputs[0].token_ids) == 5
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("params", ["greedy", {}, PoolingParams()])
+def test_wrong_params_are_named(params: Any) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        with pytest.raises(RequestError, match="sampling_params must be SamplingParams, got "):
+            await collect(llm, "hi", params)
+        with pytest.raises(RequestError, match="pooling_params must be PoolingParams, got SamplingParams"):
+            async for _ in llm.encode("hi", SamplingParams()):  # type: ignore[arg-type]
+                pass
+        assert executor.num_steps == 0
 
     play(scenario)
 
@@ -176,10 +135,12 @@ def test_leaving_early_aborts(way: str) -> None:
                 await task
         elif way == "break":
             async for _ in llm.generate("p", SamplingParams(max_tokens=100)):
+                await gate.reached()
                 break
         else:
             stream = llm.generate("p", SamplingParams(max_tokens=100))
             await anext(stream)
+            await gate.reached()
             await stream.aclose()
         await gate.open_after(llm, 1)
         await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())

@@ -144,7 +144,8 @@ def test_priority_needs_its_policy() -> None:
     "arguments",
     [
         {"request_id": 3}, {"request_id": ""}, {"priority": 1.5}, {"priority": True}, {"client_id": None},
-        {"cache_salt": 1}, {"params": {"temperature": 0}}, {"params": "greedy"},
+        {"cache_salt": 1}, {"params": {"temperature": 0}}, {"params": "greedy"}, {"arrival_time_s": "now"},
+        {"arrival_time_s": float("nan")}, {"arrival_time_s": True},
     ],
 )  # fmt: skip
 def test_wrong_arguments(arguments: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from quire.errors import (
     PromptError,
     RequestError,
 )
-from quire.sampling_params import PoolingParams, SamplingParams
+from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 
@@ -111,6 +112,13 @@ def test_priorities() -> None:
         generate(make()[0], "a", priority=1)
 
 
+@pytest.mark.parametrize("priority", ["high", 1.5, [None], [1.5]])
+def test_wrong_priorities(priority: Any) -> None:
+    llm, _ = make(policy="priority")
+    with pytest.raises(RequestError, match="priority must be an integer"):
+        generate(llm, ["a"], priority=priority)
+
+
 def test_seeds_make_runs_repeat() -> None:
     texts = [[output.outputs[0].text for output in generate(make()[0], ["a", "a"])] for _ in range(2)]
     assert texts[0] == texts[1]
@@ -170,6 +178,14 @@ def test_wrong_messages(messages: Any) -> None:
     assert executor.num_steps == 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"chat_template": 5}, {"chat_template_kwargs": "x"}, {"chat_template_kwargs": {1: 2}}]
+)
+def test_wrong_template_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"^{next(iter(arguments))} must be"):
+        make()[0].chat(MESSAGES, use_tqdm=False, **arguments)
+
+
 # --- Embeddings -------------------------------------------------------------------------------
 
 
@@ -222,6 +238,25 @@ def test_ctrl_c_ends_everything_between_steps_and_leaves_the_model_usable() -> N
     assert not llm.llm_engine.scheduler.has_unfinished
     (output,) = generate(llm, "a", SamplingParams(max_tokens=4))
     assert len(output.outputs[0].token_ids) == 4
+    assert_all_home(llm.llm_engine)
+
+
+def test_a_second_thread_is_refused_and_the_first_one_finishes() -> None:
+    llm, executor = make()
+    refused: list[BaseException] = []
+
+    def call_again(step: int) -> None:
+        if step == 2:
+            with ThreadPoolExecutor() as pool:
+                generating = pool.submit(generate, llm, "b")
+                searching = pool.submit(llm.beam_search, "b", BeamSearchParams(beam_width=2, max_tokens=2))
+            refused.extend(error for error in (generating.exception(), searching.exception()) if error)
+
+    executor.in_step = call_again
+    (output,) = generate(llm, "a", SamplingParams(max_tokens=4))
+    assert len(output.outputs[0].token_ids) == 4
+    assert [type(error) for error in refused] == [RequestError, RequestError]
+    assert "busy with another call" in str(refused[0])
     assert_all_home(llm.llm_engine)
 
 

@@ -1,4 +1,3 @@
-import sys
 from typing import Any
 
 import pytest
@@ -42,10 +41,16 @@ def test_the_bar_is_closed_after_an_error() -> None:
     assert bar.is_closed
 
 
-def test_without_a_bar_nothing_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bar_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with open_progress_bar(False, 3) as progress:
         progress.advance(1, 1, 1)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with open_progress_bar(True, 3) as progress:
-        progress.advance(1, 1, 1)
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_is_tqdms(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_progress_bar(True, 3) as progress:
+        progress.advance(3, 10, 20)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Prompts" in captured.err
+    assert "3/3" in captured.err

@@ -1,6 +1,7 @@
 """Who may import whom (docs/architecture.md): parsed from the source, lazy and type-only imports included."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "quire"
-ROOT_MODULES = {"types", "sampling_params", "config", "resolve", "errors", "events"}
+ROOT_MODULES = {"types", "sampling_params", "config", "pool_shape", "resolve", "errors", "events", "byte_sizes"}
 MAY_IMPORT = {
     "kernels": set(),
     "layers": {"kernels"},
@@ -22,6 +23,17 @@ MAY_IMPORT = {
     "engine": {"scheduler", "text", "runtime", "parallel", "weights", "models"},
     "cli": {"engine", "weights", "text", "models", "runtime"},
 }
+
+
+def test_the_table_is_that_of_the_docs() -> None:
+    text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
+    section = text.split("## Folders, and who may import whom")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*`) \| .* \| (.*) \|$", section, flags=re.MULTILINE)[1:]
+    (root_files, others), *folders = rows
+    assert set(re.findall(r"`(\w+)\.py`", root_files)) == ROOT_MODULES
+    assert others == "each other"
+    documented = {name.strip("`/"): set(re.findall(r"\w+", targets)) for name, targets in folders}
+    assert documented == MAY_IMPORT
 
 
 def imported_names(path: Path) -> list[tuple[int, str]]:

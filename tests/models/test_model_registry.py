@@ -105,7 +105,10 @@ def test_parameters_are_counted_as_transformers_counts_them(model_type: str) -> 
 
 def test_model_config_of_a_model() -> None:
     hf_config = full_config("llama", {**LLAMA, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float16"})
-    config = ModelRegistry.make_model_config(hf_config, {"eos_token_id": [7, 8], "temperature": 0.6, "max_length": 9})
+    generation_config = {
+        "eos_token_id": [7, 8], "temperature": 0.6, "top_k": None, "max_new_tokens": 40, "do_sample": True,
+    }  # fmt: skip
+    config = ModelRegistry.make_model_config(hf_config, generation_config)
     assert config.architecture == "LlamaForCausalLM"
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (53, 48, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 12)
@@ -113,7 +116,20 @@ def test_model_config_of_a_model() -> None:
     assert config.kv_cache_groups == (KVCacheGroup((0, 1), FullAttentionSpec(2, 12, 1)),)
     assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
     assert config.checkpoint_dtype == "float16"
-    assert config.generation_defaults == {"temperature": 0.6}
+    assert config.generation_defaults == {"temperature": 0.6, "max_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    ("recommended", "message"),
+    [
+        ({"temperature": "hot"}, r"has temperature='hot', which is not a number in \[0, 2\]; correct it there"),
+        ({"top_k": -5}, "has top_k=-5, which is not an integer of at least -1"),
+        ({"max_new_tokens": 0}, "has max_new_tokens=0, which is not an integer of at least 1"),
+    ],
+)
+def test_a_bad_recommendation_is_a_fault_of_the_file(recommended: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=f"generation_config.json {message}"):
+        ModelRegistry.make_model_config(full_config("llama", LLAMA), recommended)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 A new file `models/<model_type>.py` needs an entry here; without one the conformance test fails and says so.
 """
 
+import importlib
 from typing import Any
 
 BASE = {
@@ -89,11 +90,5 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 def full_config(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields as a `config.json` has them."""
-    architectures = {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "opt": "OPTForCausalLM",
-    }
-    return {"model_type": model_type, "architectures": [architectures[model_type]], **fields}
+    (architecture,) = importlib.import_module(f"quire.models.{model_type}").ARCHITECTURES
+    return {"model_type": model_type, "architectures": [architecture], **fields}

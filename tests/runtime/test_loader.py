@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quire.config import EngineOptions
-from quire.errors import ModelFileError
+from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.registry import ModelRegistry
 from quire.runtime import loader
 from quire.runtime.loader import load_model, part_names, plan_placements, target_of
@@ -214,5 +214,16 @@ def test_plan_covers_each_row_once() -> None:
 
 
 def test_real_classes_are_found_by_architecture() -> None:
-    with pytest.raises(Exception, match="NoSuchArchitecture"):
-        ModelRegistry().resolve({"architectures": ["NoSuchArchitecture"]})
+    with pytest.raises(UnsupportedModelError, match="NoSuchArchitecture"):
+        ModelRegistry.resolve({"architectures": ["NoSuchArchitecture"]})
+
+
+@pytest.mark.parametrize(("variable", "value"), [("QUIRE_KERNELS", "rms_norm:referenec"), ("QUIRE_TRACE", "yes")])
+def test_a_wrong_debugging_variable_is_named_before_anything_is_loaded(
+    load: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    files = tensors()
+    with pytest.raises(ConfigError, match=variable):
+        load(files)
+    assert all(tensor.decoded == [] for tensor in files.tensors.values())

@@ -244,3 +244,36 @@ def test_empty_step_and_unknown_request() -> None:
     output = runtime.scheduler.schedule()
     with pytest.raises(EngineError, match="never told"):
         runtime.execute_model(dataclasses.replace(output, new_requests=()))
+
+
+class DamagedModel(TinyModel):
+    """Token 49 overflows: what follows it in the same request is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding[49] = torch.inf
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.stack([MODEL.embedding @ row for row in hidden])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_end_their_own_request_only(temperature: float) -> None:
+    def requests() -> list[Request]:
+        good = [make_request(f"good {i}", prompt(i, 9 + i), temperature=temperature, logprobs=1) for i in range(2)]
+        # The good requests must not sample the damaged token.
+        for request in good:
+            request.sampling = dataclasses.replace(request.sampling, logit_bias={49: -100.0})
+        return good
+
+    damaged = [make_request("bad", [1, 2, 49, 3], temperature=temperature), pooling_request("bad vector", [49, 5, 6])]
+    runtime = Runtime()
+    runtime.runner.model = DamagedModel()
+    found = runtime.run(*damaged, *requests())
+    expected = Runtime().run(*requests())
+    assert {name: items for name, items in found.items() if name.startswith("good")} == expected
+    for name in ("bad", "bad vector"):
+        (result,) = found[name]
+        assert result.error is not None
+        assert "NaN" in result.error
+        assert (result.token_id, result.embedding) == (None, None)

@@ -26,6 +26,11 @@ def test_equal_blocks_after_unequal_prefixes_differ() -> None:
     assert chain_of([1, 2, 3, 4, 9, 9, 9, 9]).digests[1] != chain_of([5, 6, 7, 8, 9, 9, 9, 9]).digests[1]
 
 
+def test_any_string_is_a_salt() -> None:
+    # Half of a surrogate pair can come out of JSON.
+    assert chain_of([1, 2, 3, 4], salt="\ud800").digests != chain_of([1, 2, 3, 4], salt="\ud801").digests
+
+
 def test_the_salt_separates() -> None:
     assert chain_of([1, 2, 3, 4], salt="x").digests != chain_of([1, 2, 3, 4]).digests
 

@@ -161,6 +161,8 @@ BAD_FILES = [
     ({"tokenizer__json": "not json"}, "tokenizer.json is not a valid tokenizer"),
     ({"tokenizer_config__json": {"chat_template": 3}}, "chat_template is neither"),
     ({"tokenizer_config__json": {"chat_template": [{"name": "x"}]}}, "chat_template is neither"),
+    ({"tokenizer_config__json": {"added_tokens_decoder": [1]}}, "added_tokens_decoder is a list, not a dict"),
+    ({"tokenizer_config__json": {"additional_special_tokens": 5}}, "additional_special_tokens is a int, not a list"),
     ({"tokenizer_config__json": {"added_tokens_decoder": {"x": {}}}}, "added_tokens_decoder has the entry 'x'"),
     ({"tokenizer_config__json": {"added_tokens_decoder": {"7": {"content": "<new>"}}}}, "do not belong together"),
 ]

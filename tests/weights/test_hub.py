@@ -13,7 +13,8 @@ import pytest
 
 from quire.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from quire.weights.hub import HubSource, fetch_from_hub, is_offline, parse_hub_id
-from quire.weights.sources import list_cached, remove_cached, resolve_source
+from quire.weights.model_cache import list_cached, remove_cached
+from quire.weights.sources import resolve_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'

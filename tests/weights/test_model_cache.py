@@ -10,6 +10,7 @@ from quire.weights.model_cache import (
     CacheEntry,
     Manifest,
     cache_directory,
+    find_cached,
     hub_cache_directory,
     list_cached,
     remove_cached,
@@ -131,6 +132,13 @@ def test_removing(empty_caches: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "hub" / "models--org--model").exists()
     assert remove_cached("pypi:other==1.0").name == "other"
     assert list_cached() == []
+
+
+def test_finding_by_name_or_origin(empty_caches: Path) -> None:
+    path = publish("tiny")
+    assert find_cached("tiny").path == find_cached("pypi:tiny==1.0").path == path
+    with pytest.raises(ModelNotFoundError, match="cached are: tiny"):
+        find_cached("tin")
 
 
 def test_removing_what_is_not_there(empty_caches: Path) -> None:

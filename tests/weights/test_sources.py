@@ -6,7 +6,8 @@ import pytest
 
 from quire.errors import ConfigError, DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from quire.weights.checkpoint import open_checkpoint
-from quire.weights.sources import ALIASES, ModelFiles, list_cached, remove_cached, resolve_source
+from quire.weights.model_cache import list_cached, remove_cached
+from quire.weights.sources import ALIASES, ModelFiles, resolve_source
 from tests.weights.conftest import FakePip
 
 

@@ -80,9 +80,14 @@ def read_text(arguments: ModelAndText) -> str | None:
         return None
     piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
     if not piped:
-        taken = f"no text was given ('{arguments.model}' is the model)" if arguments.text is None else "nothing to read"
+        taken = _no_text(arguments.model) if arguments.text is None else "nothing to read"
         raise click.UsageError(f"{taken}, and standard input is empty")
     return piped
+
+
+def _no_text(model: str) -> str:
+    as_text = "" if model in ALIASES or _exists(model) else f"; as a text: {EngineOptions.model} '{model}'"
+    return f"no text was given ('{model}' is the model{as_text})"
 
 
 def _exists(word: str) -> bool:

@@ -26,7 +26,7 @@ class TransformersSide:
     def __init__(self, files: "ModelFiles", *, dtype: str, device: str) -> None:
         """Load the model. Raises: ConfigError when Transformers is not installed."""
         if importlib.util.find_spec("transformers") is None:
-            raise ConfigError("--peer hf needs Hugging Face Transformers: pip install transformers accelerate")
+            raise ConfigError("--peer hf needs Hugging Face Transformers: pip install transformers accelerate gguf")
         import torch
 
         transformers: Any = importlib.import_module("transformers")

@@ -6,7 +6,6 @@ Ctrl-C stops the answer; twice at the prompt, or Ctrl-D, leaves. Next to read: `
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -103,18 +102,13 @@ class Chat:
         prompt = chat_prompt(self._engine, [*messages, *self._turns, user])
         # A chat shows one answer; --n is for one-shot runs.
         params = sampling_params_for(self._engine, self._chosen | {"n": 1})
-        generation = generate(self._engine, prompt, params, self._write)
+        generation = generate(self._engine, prompt, params, self._output.stream)
         answer = generation.output.outputs[0].text
         self._output.result()
         # Only a turn that was answered, if only in part, becomes history.
         self._turns += [user, {"role": "assistant", "content": answer}]
         self._last = generation
         self._output.note(generation.statistics_line(self._engine.config.scheduler.max_model_len))
-
-    @staticmethod
-    def _write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
     def _command(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")

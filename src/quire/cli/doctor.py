@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from quire.byte_sizes import format_bytes
 from quire.cli.command import VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.output import Output, format_bytes
+from quire.cli.output import Output
 from quire.cli.version import package_version
 from quire.config import EngineOptions
 

@@ -22,7 +22,7 @@ class ExitCode(enum.IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "success (also when the reader of a pipe closed it early)",
-    ExitCode.INTERNAL: "internal error: a bug in Quire",
+    ExitCode.INTERNAL: "internal error: a bug in Quire; or the output cannot be written",
     ExitCode.USAGE: "usage: a bad command line, option or request",
     ExitCode.MODEL: "the model cannot be found, downloaded, read or computed",
     ExitCode.MEMORY: "it does not fit in memory",

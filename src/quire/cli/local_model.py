@@ -3,12 +3,10 @@
 Next to read: `show.py`, `tokenize.py`.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.output import Output
 from quire.cli.progress import show_progress
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -30,13 +28,6 @@ def open_tokenizer(checkpoint: "Checkpoint", source: str | None = None) -> "Toke
 
     Raises: ConfigError, ModelError.
     """
-    from quire.text.tokenizer import load_tokenizer_directory, load_tokenizer_gguf
+    from quire.engine.tokenizer_source import load_tokenizer
 
-    if source is not None:
-        path = Path(source).expanduser()
-        if not path.exists():
-            raise ConfigError(f"tokenizer='{source}' does not exist: give a directory or a tokenizer.json")
-        return load_tokenizer_directory(path if path.is_dir() else path.parent)
-    if checkpoint.format == "gguf":
-        return load_tokenizer_gguf(checkpoint.metadata)
-    return load_tokenizer_directory(checkpoint.files.path)
+    return load_tokenizer(checkpoint, source)

@@ -5,7 +5,9 @@ numpy or rich (a test looks). Next to read: `command.py`, then any verb, e.g. `r
 """
 
 import contextlib
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -114,7 +116,18 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `quire` command."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    _prepare_streams()
     cli.main(args=argv, prog_name="quire")
+
+
+def _prepare_streams() -> None:
+    """A stream that the shell closed becomes an empty one; what a stream's encoding lacks is written as "?"."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it lives as long as the process
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(dispatch: Callable[[], None], output: Output) -> int:
@@ -155,7 +168,15 @@ def _report(error: Exception, output: Output) -> int:
         more = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(output, "usage", error.format_message().rstrip(".") + more, ExitCode.USAGE)
     if isinstance(error, MemoryError):
-        return _fail(output, "out_of_memory", "the process ran out of memory; lower --max-model-len", ExitCode.MEMORY)
+        return _fail(
+            output,
+            "out_of_memory",
+            "the process ran out of memory; lower --max-num-seqs or --max-model-len",
+            ExitCode.MEMORY,
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        message = "the output cannot be written: no space is left on its device; free some, or write it elsewhere"
+        return _fail(output, "output", message, ExitCode.INTERNAL)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return _fail(output, "", f"internal error: {what} (QUIRE_DEBUG=1 for the traceback)", ExitCode.INTERNAL)
 

@@ -4,12 +4,11 @@ import sys
 
 import click
 
+from quire.byte_sizes import format_bytes
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.options import environment_name
-from quire.cli.output import format_bytes
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
-from quire.errors import ModelNotFoundError, nearest
 
 
 @click.command(
@@ -61,15 +60,10 @@ def ls_command() -> None:
 @click.option("-y", "--yes", is_flag=True, cls=GroupedOption, help="do not ask")
 def rm_command(model: str, yes: bool) -> None:
     """Remove one cached model, after asking on a terminal; elsewhere `--yes` is needed."""
-    from quire.weights.model_cache import list_cached, remove_cached
+    from quire.weights.model_cache import find_cached, remove_cached
 
     output = output_of()
-    cached = list_cached()
-    found = next((item for item in cached if model in (item.name, item.origin)), None)
-    if found is None:
-        names = [item.name for item in cached]
-        known = f"cached are {', '.join(names)}" if names else "the cache is empty"
-        raise ModelNotFoundError(f"no cached model '{model}'{nearest(model, names)}; {known}")
+    found = find_cached(model)
     size = format_bytes(found.size_bytes)
     if not yes:
         if not sys.stdin.isatty():

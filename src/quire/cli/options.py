@@ -15,7 +15,7 @@ import click
 from quire.cli.command import GroupedOption
 from quire.cli.values import ByteSize, JsonObject, Length, Text, TokenBias
 from quire.config import EngineOptions
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 SAMPLING_GROUP = "Sampling"
 ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
@@ -46,8 +46,6 @@ SAMPLING_HELP = {
     "allowed_token_ids": "generate nothing but this token id",
 }
 """Help of each field of `SamplingParams`; a test holds the two together."""
-FROM_MODEL = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
-"""Sampling fields whose default a model's generation config may set."""
 
 
 def engine_options(*, without: frozenset[str] = frozenset()) -> Callable[[_Decorated], _Decorated]:
@@ -73,7 +71,7 @@ def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[
         for item in reversed(fields(SamplingParams)):
             shown = (defaults or {}).get(item.name)
             if shown is None:
-                shown = "the model's" if item.name in FROM_MODEL else _default_text(item)
+                shown = "the model's" if item.name in MODEL_DEFAULTS else _default_text(item)
             help_text = SAMPLING_HELP[item.name]
             function = _flag(item, hints[item.name], SAMPLING_GROUP, help_text, shown, "sampling")(function)
         return function

@@ -43,9 +43,13 @@ class Output:
         """`text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
         return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self.wants_color(stream) else text
 
-    def result(self, text: str = "", *, end: str = "\n") -> None:
+    def result(self, text: str = "") -> None:
+        """Write a line of the result to stdout, at once."""
+        self.stream(text + "\n")
+
+    def stream(self, text: str) -> None:
         """Write a piece of the result to stdout, at once."""
-        sys.stdout.write(text + end)
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def result_json(self, schema: str, value: dict[str, Any]) -> None:
@@ -80,16 +84,6 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         ).rstrip()
         for row in (header, *rows)
     ]
-
-
-def format_bytes(num_bytes: int | float) -> str:
-    """1536 → "1.5 KiB"; three significant digits."""
-    value, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
 
 
 def format_count(number: int) -> str:

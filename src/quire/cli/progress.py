@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quire.cli.output import Output, format_bytes
+from quire.byte_sizes import format_bytes
+from quire.cli.output import Output
 from quire.weights.progress import Progress, ignore_progress
 
 LINE_INTERVAL_S = 10.0

@@ -4,7 +4,6 @@ The engine runs in this process. Text goes to stdout, the line of statistics to 
 Next to read: `session.py`, `chat.py`.
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +22,7 @@ from quire.cli.session import (
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ModelNotFoundError
+from quire.errors import ModelNotFoundError, PromptError
 from quire.sampling_params import SamplingParams
 from quire.types import CompletionOutput
 
@@ -62,6 +61,8 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
     if raw and system:
         raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
     text = read_text(arguments)
+    if text == "":
+        raise PromptError("the prompt is empty: give at least one character")
     if text is None and (output.json or raw):
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:
@@ -91,7 +92,7 @@ def _prompt(engine: "LLMEngine", text: str, system: str | None, *, raw: bool) ->
 def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params: SamplingParams) -> Generation:
     """Generate, writing text to stdout (but in JSON mode) and statistics to stderr."""
     streams = params.n == 1 and not output.json
-    generation = generate(engine, prompt, params, _write if streams else None)
+    generation = generate(engine, prompt, params, output.stream if streams else None)
     completions = generation.output.outputs
     if streams:
         if not completions[0].text.endswith("\n"):
@@ -101,11 +102,6 @@ def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params:
             output.result(f"[{completion.index + 1}/{len(completions)}]\n{completion.text}")
     output.note(generation.statistics_line(engine.config.scheduler.max_model_len))
     return generation
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _explained(error: ModelNotFoundError, arguments: ModelAndText, words: tuple[str, ...]) -> ModelNotFoundError:

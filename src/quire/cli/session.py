@@ -123,11 +123,9 @@ def sampling_params_for(engine: "LLMEngine", chosen: dict[str, Any]) -> Sampling
 
     Raises: InvalidParameterError.
     """
-    from quire.cli.options import FROM_MODEL
-
-    given = engine.config.model.generation_defaults
-    defaults = {name: given[name] for name in FROM_MODEL if given.get(name) is not None}
-    defaults["max_tokens"] = max(given.get("max_new_tokens") or DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))
+    defaults = {"max_tokens": DEFAULT_MAX_TOKENS, **engine.config.model.generation_defaults}
+    SamplingParams(**defaults)  # a bad recommendation is named before anything is done with it
+    defaults["max_tokens"] = max(defaults["max_tokens"], chosen.get("min_tokens", 0))
     return SamplingParams(**{**defaults, **chosen})
 
 
@@ -139,7 +137,7 @@ def generate(
 ) -> Generation:
     """Run one request to its end, or to Ctrl-C. `on_text` gets the first completion's text piece by piece.
 
-    Raises: RequestError when the engine refuses the request.
+    Raises: RequestError when the engine refuses the request, EngineError when it fails.
     """
     request_id = f"cli-{next(_REQUEST_IDS)}"
     start = time.perf_counter()
@@ -167,6 +165,9 @@ def generate(
                     num_shown = len(text)
     if latest is None or engine.dead_error is not None:
         raise engine.dead_error or EngineError("the engine ended without an answer")
+    for completion in latest.outputs:
+        if completion.error is not None:
+            raise EngineError(completion.error)
     decode_s = last_s - first_s if first_s is not None else 0.0
     to_first = first_s - start if first_s is not None else None
     return Generation(latest, to_first, decode_s, last_s - start, is_aborted)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quire.byte_sizes import format_bytes
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.local_model import open_model, open_tokenizer
 from quire.cli.options import environment_name
-from quire.cli.output import Output, format_bytes, format_count
+from quire.cli.output import Output, format_count
 from quire.config import EngineOptions
 from quire.errors import QuireError
 

@@ -7,7 +7,7 @@ import click
 from quire import __version__
 from quire.cli.command import VerbCommand, output_of
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface-hub")
+PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
 """Dependencies whose versions decide results and speed."""
 
 

@@ -8,6 +8,7 @@ no memory. Knows no HTTP. Next to read: `llm_engine.py`.
 import asyncio
 import threading
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
@@ -18,19 +19,21 @@ from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.output_stream import OutputStream, wake_all
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import PoolingRequestOutput, RequestOutput
 
 _Result = TypeVar("_Result")
+_Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
 
 class AsyncLLM:
     """A model that answers many callers at once, from any event loop.
 
     Keyword arguments are the fields of `EngineOptions`. Each accepted request ends in exactly one terminal event:
-    an output with `finished`, or an exception. Leaving a generator early, or cancelling its task, aborts it.
+    an output with `finished`, or an exception if the engine died. Leaving a generator early, or cancelling its task,
+    aborts it.
     """
 
     def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
@@ -47,7 +50,7 @@ class AsyncLLM:
     def _attach(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._streams: dict[str, OutputStream] = {}
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: deque[Callable[[], None]] = deque()
         self._is_closing = False
         self._is_closed = False
         self._wakeup = threading.Condition()
@@ -72,7 +75,8 @@ class AsyncLLM:
         With `streams=False` only the last one. Outputs that came while the caller was busy are merged.
         Raises: RequestError, CapacityError, EngineDeadError.
         """
-        params = sampling_params or self._engine.input_processor.default_sampling_params
+        default = self._engine.input_processor.default_sampling_params
+        params = _checked("sampling_params", default if sampling_params is None else sampling_params, SamplingParams)
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
         async with aclosing(self._follow(prompt, params, request_id, streams=streams, **identity)) as outputs:
             async for output in outputs:
@@ -90,7 +94,8 @@ class AsyncLLM:
         cache_salt: str = "",
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield one output: the prompt's vector. Raises: RequestError, CapacityError, EngineDeadError."""
-        params = pooling_params or PoolingParams()
+        params = PoolingParams() if pooling_params is None else pooling_params
+        params = _checked("pooling_params", params, PoolingParams)
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
         async with aclosing(self._follow(prompt, params, request_id, streams=False, **identity)) as outputs:
             async for output in outputs:
@@ -198,10 +203,16 @@ class AsyncLLM:
         future: Future[_Result] = Future()
 
         def command() -> None:
+            # The caller's task may be cancelled; what it asked for happens, but a cancelled future takes no result.
+            is_wanted = future.set_running_or_notify_cancel()
             try:
-                future.set_result(function())
+                result = function()
             except Exception as error:
-                future.set_exception(error)
+                if is_wanted:
+                    future.set_exception(error)
+            else:
+                if is_wanted:
+                    future.set_result(result)
 
         self._post(command)
         return future
@@ -242,9 +253,10 @@ class AsyncLLM:
             self._wakeup.wait_for(
                 lambda: self._inbox or self._is_closing or engine.errored or engine.has_unfinished_requests()
             )
-            commands, self._inbox = self._inbox, []
-        for command in commands:
-            command()
+            num_commands = len(self._inbox)
+        for _ in range(num_commands):
+            # One by one: if a command fails, those behind it stay and are answered by `_close`.
+            self._inbox.popleft()()
         return not self._is_closing and not engine.errored
 
     def _deliver(self, outputs: list[Output]) -> None:
@@ -254,7 +266,7 @@ class AsyncLLM:
             if stream is None:
                 continue
             touched.append(stream)
-            if _failed(output):
+            if self._engine.errored and _failed(output):
                 stream.fail(self._engine.death())
             else:
                 stream.put(output)
@@ -271,10 +283,26 @@ class AsyncLLM:
         finally:
             with self._wakeup:
                 self._is_closed = self._is_closing = True
-                commands, self._inbox = self._inbox, []
+                commands, self._inbox = self._inbox, deque()
             # Requests that came too late are refused by the engine; nobody is left waiting.
             for command in commands:
-                command()
+                with suppress(Exception):  # it has told its own caller
+                    command()
+            self._fail_remaining()
+
+    def _fail_remaining(self) -> None:
+        """End the streams whose outputs were lost in a step that broke off while it made them."""
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
+            stream.fail(self._engine.death() if self._engine.errored else EngineDeadError("the engine was shut down"))
+        wake_all(streams)
+
+
+def _checked(name: str, params: Any, kind: type[_Params]) -> _Params:
+    if not isinstance(params, kind):
+        raise RequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}")
+    return params
 
 
 def _failed(output: Output) -> bool:

@@ -29,6 +29,8 @@ class _Beam:
     cumulative_logprob: float = 0.0
     report: TokenLogprobs | None = None
     """Likeliest next tokens; None until the beam's last token is computed."""
+    has_failed: bool = False
+    """Its logits leave no choice, and the scheduler has ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,12 @@ class BeamSearch:
 
     def advance(self) -> None:
         """Once every live beam has reported, choose the continuations."""
-        if self.output is not None or any(beam.report is None for beam in self._live):
+        if self.output is not None:
+            return
+        if any(beam.has_failed for beam in self._live):
+            self._fail()
+            return
+        if any(beam.report is None for beam in self._live):
             return
         chosen = self._choose()
         if not chosen or self._is_decided(chosen):
@@ -104,6 +111,7 @@ class BeamSearch:
 
     def _add_live(self, beam: _Beam) -> None:
         def report(update: SequenceUpdate) -> None:
+            beam.has_failed |= update.result.error is not None
             # A preempted beam computes its last token again on return; the first report stands.
             if beam.report is None and update.result.logprobs is not None:
                 beam.report = update.result.logprobs
@@ -168,6 +176,16 @@ class BeamSearch:
         for item in chosen:
             tokens = [*item.beam.request.output_token_ids, item.token_id]
             self._completed.append(_Completed(tokens, item.cumulative_logprob, "length"))
+        self._finish()
+
+    def _fail(self) -> None:
+        # Without one beam's continuations the others cannot be ranked, so all live ones end as they are.
+        for beam in self._live:
+            tokens = list(beam.request.output_token_ids)
+            self._completed.append(_Completed(tokens, beam.cumulative_logprob, "error"))
+        self._finish()
+
+    def _finish(self) -> None:
         for beam in self._live:
             self._engine.forget_observed(beam.request.request_id)
             self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
@@ -179,7 +197,7 @@ class BeamSearch:
         return self._penalised(item.cumulative_logprob, len(item.token_ids))
 
     def _penalised(self, cumulative_logprob: float, num_tokens: int) -> float:
-        length: float = num_tokens**self._params.length_penalty
+        length: float = max(1, num_tokens) ** self._params.length_penalty
         return cumulative_logprob / length
 
     def _sequence(self, item: _Completed) -> BeamSearchSequence:

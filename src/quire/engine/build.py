@@ -12,12 +12,13 @@ from pathlib import Path
 
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
-from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
+from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import resolve_source
@@ -65,19 +66,6 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     return engine
 
 
-def load_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> Tokenizer:
-    """The tokenizer at `source` (a directory or its tokenizer.json), or the checkpoint's own."""
-    if source is not None:
-        path = Path(source).expanduser()
-        if not path.exists():
-            raise ConfigError(f"tokenizer='{source}' does not exist: give a directory or its tokenizer.json")
-        directory = path if path.is_dir() else path.parent
-        return load_tokenizer_directory(directory, model_vocab_size=model_vocab_size)
-    if checkpoint.format == "gguf":
-        return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
-    return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
-
-
 def read_chat_template(value: str | None) -> str | None:
     """The option's text: what it says if it is a template, else the content of the file it names."""
     if value is None or "{" in value or "\n" in value:
@@ -91,4 +79,4 @@ def read_chat_template(value: str | None) -> str | None:
 
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
     started = time.perf_counter()
-    return load_tokenizer(source, checkpoint, model_vocab_size), time.perf_counter() - started
+    return load_tokenizer(checkpoint, source, model_vocab_size), time.perf_counter() - started

@@ -6,6 +6,7 @@ Next to read: `llm_engine.py`.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -52,12 +53,7 @@ class InputProcessor:
     @property
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends; the rest has the defaults of `SamplingParams`."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        given = self._config.model.generation_defaults
-        chosen = {name: given[name] for name in names if given.get(name) is not None}
-        if given.get("max_new_tokens") is not None:
-            chosen["max_tokens"] = given["max_new_tokens"]
-        return SamplingParams(**chosen)
+        return SamplingParams(**self._config.model.generation_defaults)
 
     def prepare(
         self,
@@ -78,6 +74,8 @@ class InputProcessor:
         if params is None:
             params = self.default_sampling_params
         self._check_identity(request_id, priority, client_id, cache_salt)
+        if arrival_time_s is not None and not _is_time(arrival_time_s):
+            raise RequestError(f"arrival_time_s must be a finite number of seconds, got {arrival_time_s!r}")
         text, token_ids, salt = self.tokenize(prompt)
         request = Request(
             request_id=request_id,
@@ -113,9 +111,10 @@ class InputProcessor:
         """Tokens that may follow the prompt in the context. Raises: ContextLengthError when there is no room."""
         max_model_len = self._config.scheduler.max_model_len
         if num_prompt_tokens > max_model_len - 1:
+            fix = f"shorten the prompt to {max_model_len - 1} or raise" if max_model_len > 1 else "raise"
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len} including at least "
-                f"one generated token: shorten the prompt to {max_model_len - 1} or raise max_model_len"
+                f"one generated token: {fix} max_model_len"
             )
         return max_model_len - num_prompt_tokens
 
@@ -216,6 +215,10 @@ class InputProcessor:
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
         return mixed ^ (mixed >> 31)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _sibling(leader: Request, index: int) -> Request:

@@ -5,8 +5,10 @@ Next to read: `llm_engine.py`.
 """
 
 import itertools
+import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,7 +39,7 @@ class LLM:
 
     Keyword arguments are the fields of `EngineOptions`. Results have the order of the prompts. A bad prompt or
     parameter raises before anything runs; an interrupt ends everything in flight and leaves the model usable.
-    Not for several threads at once: that is `AsyncLLM`.
+    Not for several threads at once, which is an error: that is `AsyncLLM`.
     """
 
     def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
@@ -54,6 +56,7 @@ class LLM:
     def _attach(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._ids = itertools.count()
+        self._is_driven = threading.Lock()
 
     # --- Generation -----------------------------------------------------------------------
 
@@ -106,7 +109,12 @@ class LLM:
             raise RequestError("continue_final_message=True needs add_generation_prompt=False: one or the other")
         if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
             raise PromptError("messages must be a list of messages or a list of conversations, and not empty")
-        for name in sorted(RESERVED_TEMPLATE_NAMES & set(chat_template_kwargs or ())):
+        if not isinstance(chat_template, str | None):
+            raise RequestError(f"chat_template must be text, got {type(chat_template).__name__}")
+        variables = {} if chat_template_kwargs is None else chat_template_kwargs
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise RequestError("chat_template_kwargs must be a mapping from names to values")
+        for name in sorted(RESERVED_TEMPLATE_NAMES & set(variables)):
             raise RequestError(f"chat_template_kwargs must not hold '{name}': it is an argument of its own")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
@@ -118,7 +126,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 tools=tools,
                 chat_template=chat_template or self.llm_engine.chat_template,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
             # The template writes the special tokens itself.
             token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -139,21 +147,24 @@ class LLM:
         # More beams than max_num_seqs would only preempt each other.
         num_at_once = max(1, engine.config.scheduler.max_num_seqs // params.beam_width)
         waiting, running = deque(searches), list[BeamSearch]()
-        try:
-            with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(searches)) as bar:
-                while waiting or running:
-                    while waiting and len(running) < num_at_once and self._start(waiting[0], has_others=bool(running)):
-                        running.append(waiting.popleft())
-                    engine.step()
-                    self._raise_if_dead()
-                    for search in running:
-                        search.advance()
-                    bar.advance(sum(search.output is not None for search in running))
-                    running = [search for search in running if search.output is None]
-                    check()
-        finally:
-            for search in running:
-                search.cancel()
+        with self._alone():
+            try:
+                with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(searches)) as bar:
+                    while waiting or running:
+                        while (
+                            waiting and len(running) < num_at_once and self._start(waiting[0], has_others=bool(running))
+                        ):
+                            running.append(waiting.popleft())
+                        engine.step()
+                        self._raise_if_dead()
+                        for search in running:
+                            search.advance()
+                        bar.advance(sum(search.output is not None for search in running))
+                        running = [search for search in running if search.output is None]
+                        check()
+            finally:
+                for search in running:
+                    search.cancel()
         return [search.output for search in searches if search.output is not None]
 
     # --- Embeddings -----------------------------------------------------------------------
@@ -232,22 +243,35 @@ class LLM:
         ids = [item.request.request_id for item in prepared]
         unfinished = set(ids)
         finished: dict[str, Output] = {}
-        try:
-            with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(prepared)) as bar:
-                while unfinished:
-                    self._submit(waiting)
-                    for output in engine.step():
-                        if output.finished and output.request_id in unfinished:
-                            unfinished.remove(output.request_id)
-                            finished[output.request_id] = output
-                            _show(bar, output)
-                    self._raise_if_dead()
-                    check()
-        except BaseException:
-            if not engine.errored:
-                engine.abort_request(ids)
-            raise
+        with self._alone():
+            try:
+                with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(prepared)) as bar:
+                    while unfinished:
+                        self._submit(waiting)
+                        for output in engine.step():
+                            if output.finished and output.request_id in unfinished:
+                                unfinished.remove(output.request_id)
+                                finished[output.request_id] = output
+                                _show(bar, output)
+                        self._raise_if_dead()
+                        check()
+            except BaseException:
+                if not engine.errored:
+                    engine.abort_request(ids)
+                raise
         return [finished[request_id] for request_id in ids]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else may take steps. Raises: RequestError while another call of this LLM runs."""
+        if not self._is_driven.acquire(blocking=False):
+            raise RequestError(
+                "this LLM is busy with another call: let it return first, or use AsyncLLM, which answers many callers"
+            )
+        try:
+            yield
+        finally:
+            self._is_driven.release()
 
     def _submit(self, waiting: deque[PreparedRequest]) -> None:
         while waiting:
@@ -288,8 +312,8 @@ def _per_prompt(name: str, params: Any, kind: type[_Params], num_prompts: int) -
 
 
 def _priorities(priority: int | Sequence[int], num_prompts: int) -> list[int]:
-    if isinstance(priority, int):
-        return [priority] * num_prompts
+    if not isinstance(priority, Sequence) or isinstance(priority, str):
+        return [priority] * num_prompts  # checked with each request
     if len(priority) != num_prompts:
         raise RequestError(f"priority has {len(priority)} entries for {num_prompts} prompts: give one per prompt")
     return list(priority)

@@ -122,7 +122,7 @@ class LLMEngine:
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             if request_id in self._output_processor:
                 self.scheduler.abort(self._output_processor.sequence_ids(request_id))
-                self._ended.append(self._output_processor.end(request_id, "abort", self._clock()))
+                self._ended.append(self._output_processor.abort(request_id, self._clock()))
 
     def abort_all(self) -> None:
         """End every request in flight, observed ones included."""
@@ -143,8 +143,9 @@ class LLMEngine:
     def step(self) -> list[Output]:
         """Compute one step of all running requests.
 
-        Returns: for each request that got a token or ended, all of its text so far. When the executor fails,
-        the final outputs, with `finish_reason` "error", of all requests; the engine is dead from then on.
+        Returns: for each request that got a token or ended, all of its text so far. A request whose own result is
+        an error ends alone, with `finish_reason` "error". When the executor fails, the final outputs of all requests
+        have that reason; the engine is dead from then on.
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()
@@ -210,7 +211,7 @@ class LLMEngine:
         for request_id in self._output_processor.request_ids:
             for sequence_id in self._output_processor.sequence_ids(request_id):
                 self._release(sequence_id)
-            outputs.append(self._output_processor.end(request_id, "error", now_s))
+            outputs.append(self._output_processor.fail(request_id, self.dead_error.message, now_s))
         for sequence_id in self._observers:
             self._release(sequence_id)
         self._observers.clear()

@@ -48,7 +48,7 @@ class OutputProcessor:
         record = self._records[request_id]
         if not record.sequences:
             return [request_id]
-        return [item.request.request_id for item in record.sequences if item.finish_reason is None]
+        return [item.request.request_id for item in record.unfinished]
 
     def add(self, prepared: PreparedRequest) -> None:
         """Start a record. Raises: DuplicateRequestError if the id, or that of a sibling, is in use."""
@@ -94,8 +94,14 @@ class OutputProcessor:
                 continue
             record, sequence = found
             if sequence is None:
-                if update.result.embedding is not None:
+                if update.result.error is not None:
+                    outputs.append(self._end_pooling(record, (), "error", update.result.error))
+                elif update.result.embedding is not None:
                     outputs.append(self._end_pooling(record, update.result.embedding, "stop"))
+                continue
+            if update.result.error is not None:
+                sequence.fail(update.result.error)
+                touched[record.request.request_id] = record
                 continue
             if update.result.prompt_logprobs:
                 record.add_prompt_logprobs(update, self._token_texts)
@@ -113,14 +119,22 @@ class OutputProcessor:
                 outputs.append(record.output(finished=False))
         return outputs, stopped
 
-    def end(self, request_id: str, reason: str, now_s: float) -> Output:
-        """The terminal output of a request that was aborted or failed: `reason` is "abort" or "error"."""
+    def abort(self, request_id: str, now_s: float) -> Output:
+        """The terminal output of a request that was aborted."""
         record = self._records[request_id]
         if not record.sequences:
-            return self._end_pooling(record, (), reason)
-        for sequence in record.sequences:
-            if sequence.finish_reason is None:
-                sequence.finish(reason)
+            return self._end_pooling(record, (), "abort")
+        for sequence in record.unfinished:
+            sequence.finish("abort")
+        return self._end(record, now_s)
+
+    def fail(self, request_id: str, error: str, now_s: float) -> Output:
+        """The terminal output of a request that cannot go on."""
+        record = self._records[request_id]
+        if not record.sequences:
+            return self._end_pooling(record, (), "error", error)
+        for sequence in record.unfinished:
+            sequence.fail(error)
         return self._end(record, now_s)
 
     def _end(self, record: "_Record", now_s: float) -> RequestOutput:
@@ -129,7 +143,9 @@ class OutputProcessor:
         output.metrics = record.metrics(now_s)
         return output
 
-    def _end_pooling(self, record: "_Record", embedding: Iterable[float], reason: str) -> PoolingRequestOutput:
+    def _end_pooling(
+        self, record: "_Record", embedding: Iterable[float], reason: str, error: str | None = None
+    ) -> PoolingRequestOutput:
         self._forget(record)
         return PoolingRequestOutput(
             request_id=record.request.request_id,
@@ -137,6 +153,7 @@ class OutputProcessor:
             outputs=EmbeddingOutput(list(embedding)),
             num_cached_tokens=record.request.num_cached_tokens,
             finish_reason=reason,
+            error=error,
         )
 
     def _forget(self, record: "_Record") -> None:
@@ -167,6 +184,11 @@ class _Record:
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         if request.sampling is not None and request.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * request.num_prompt_tokens
+
+    @property
+    def unfinished(self) -> list[SequenceOutput]:
+        """Sequences that have not ended."""
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     @property
     def is_finished(self) -> bool:

@@ -35,9 +35,9 @@ class ProgressBar:
 
 @contextmanager
 def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[ProgressBar]:
-    """A bar of `total` prompts, closed at the end; an invisible one if `use_tqdm` is False or tqdm is missing."""
-    make = use_tqdm if callable(use_tqdm) else _tqdm() if use_tqdm else None
-    bar = None if make is None else make(total=total, desc="Prompts", dynamic_ncols=True)
+    """A bar of `total` prompts, closed at the end; an invisible one if `use_tqdm` is False."""
+    make = use_tqdm if callable(use_tqdm) else _tqdm
+    bar = make(total=total, desc="Prompts", dynamic_ncols=True) if use_tqdm else None
     try:
         yield ProgressBar(bar)
     finally:
@@ -45,9 +45,7 @@ def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[ProgressBar]:
             bar.close()
 
 
-def _tqdm() -> Callable[..., Any] | None:
-    try:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
-    except ImportError:
-        return None
-    return tqdm  # type: ignore[no-any-return]
+def _tqdm(**options: Any) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(**options)

@@ -18,8 +18,8 @@ class SequenceOutput:
     """
 
     __slots__ = (
-        "_detokenizer", "_final", "_matcher", "_token_texts",
-        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_tokens", "request", "stop_reason", "text",
+        "_detokenizer", "_final", "_matcher", "_token_texts", "cumulative_logprob", "error",
+        "finish_reason", "index", "logprobs", "num_tokens", "request", "stop_reason", "text",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, token_texts: TokenTexts) -> None:
@@ -31,6 +31,7 @@ class SequenceOutput:
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.error: str | None = None
         wants_logprobs = params.logprobs is not None
         self.logprobs: list[PositionLogprobs] | None = [] if wants_logprobs else None
         self.cumulative_logprob: float | None = 0.0 if wants_logprobs else None
@@ -75,6 +76,11 @@ class SequenceOutput:
                 self.text += self._matcher.finish()
         self._detokenizer = self._matcher = None
 
+    def fail(self, error: str) -> None:
+        """End the sequence because of an error; what it has so far stays."""
+        self.error = error
+        self.finish("error")
+
     def snapshot(self) -> CompletionOutput:
         """The completion so far. Its lists are copies: later steps do not change an output already given away.
 
@@ -90,6 +96,7 @@ class SequenceOutput:
             logprobs=None if self.logprobs is None else self.logprobs.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            error=self.error,
         )
         if self.finish_reason is not None:
             self._final = taken

@@ -1,1 +1,1 @@
-"""One folder per operation: contract, reference and fast versions, and the cases that tests and benchmarks share."""
+"""One folder per operation: contract, reference and fast versions, and the cases that all versions are tested on."""

@@ -1,4 +1,4 @@
-"""`Case`: one set of inputs for a kernel, shared by the test of all its versions and by benchmarks.
+"""`Case`: one set of inputs for a kernel, shared by the tests of all its versions.
 
 A folder's `cases.py` exports `CHECKS`, a tuple of `Check`. Next to read: `rms_norm/cases.py`.
 """

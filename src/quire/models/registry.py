@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 import torch
 
 from quire.config import ModelConfig, canonical_dtype
-from quire.errors import ConfigError, ModelFileError, UnsupportedModelError, nearest
+from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
+from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.types import KVCacheGroup, KVCacheSpec
 
 NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
-GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that become defaults of `SamplingParams`."""
 ModelClass = Any
 """A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits."""
 
@@ -77,11 +76,6 @@ class ModelRegistry:
         return sorted({*cls._registered, *_scan(), *external})
 
     @classmethod
-    def built_in(cls) -> dict[str, ModelClass]:
-        """The architectures of this package. Imports all model files."""
-        return dict(_scan())
-
-    @classmethod
     def make_model_config(
         cls,
         hf_config: Mapping[str, Any],
@@ -112,9 +106,7 @@ class ModelRegistry:
             checkpoint_dtype=_checkpoint_dtype(merged),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
-            generation_defaults={
-                name: generation[name] for name in GENERATION_FIELDS if generation.get(name) is not None
-            },
+            generation_defaults=_generation_defaults(generation),
         )
 
 
@@ -191,6 +183,22 @@ def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:
     """The type that the weights are stored in; bfloat16 where the config does not say, or names none Quire computes."""
     name = hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16"
     return canonical_dtype(str(name).removeprefix("torch.")) or "bfloat16"
+
+
+def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model recommends, under the names of `SamplingParams`. Raises: ModelFileError for a bad value."""
+    values = {name: generation_config.get(name) for name in MODEL_DEFAULTS}
+    values["max_tokens"] = generation_config.get("max_new_tokens")
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        SamplingParams(**given)
+    except InvalidParameterError as error:
+        name = "max_new_tokens" if error.field == "max_tokens" else error.field
+        raise ModelFileError(
+            f"the model's generation_config.json has {name}={error.value!r}, which is not {error.limit}; "
+            "correct it there"
+        ) from None
+    return given
 
 
 def _token_ids(name: str, generation_config: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class InProcessExecutor:
     ) -> "InProcessExecutor":
         """Load the model and allocate its KV memory.
 
-        Raises: ModelFileError, UnsupportedModelError.
+        Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
         return cls(Worker(config, checkpoint, progress))
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from quire.config import EngineConfig
 from quire.errors import ModelFileError
+from quire.kernels.registry import check_environment
 from quire.layers.linear import pack_weights
 from quire.models.registry import ModelRegistry
 from quire.runtime.dtypes import TORCH_DTYPES
@@ -39,8 +40,10 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint, progress: Progress 
     """Build the model of `config.model.hf_config` and fill it.
 
     Returns: a module in eval mode whose parameters need no gradient.
-    Raises: UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
+    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`; UnsupportedModelError; ModelFileError naming
+    tensors that are missing, unexpected or of a wrong shape.
     """
+    check_environment()
     dtype, device = TORCH_DTYPES[config.dtype], torch.device(config.device)
     model = build_empty_model(config.model.hf_config, dtype, device)
     parameters = dict(model.named_parameters())
@@ -71,7 +74,7 @@ def build_empty_model(hf_config: Mapping[str, Any], dtype: torch.dtype, device: 
 
 def make_model(hf_config: Mapping[str, Any]) -> nn.Module:
     """An instance of the class registered for `hf_config["architectures"]`. Raises: UnsupportedModelError."""
-    model_class = ModelRegistry().resolve(hf_config)
+    model_class = ModelRegistry.resolve(hf_config)
     model: nn.Module = model_class(model_class.Config.from_hf(hf_config))
     return model
 

@@ -5,6 +5,7 @@ It decides nothing: what to compute is in the schedule, what to draw in the samp
 Next to read: `batch.py`, then `sampling/sampler.py`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from quire.config import EngineConfig
 from quire.runtime.batch import StepBatch, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.request_states import RequestStates
-from quire.sampling.sampler import Sampler
+from quire.sampling.sampler import NO_CHOICE, Sampled, Sampler
 from quire.types import NewRequest, RequestResult, SchedulerOutput, StepResult, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 256
 """Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
+_BAD_EMBEDDING = (
+    "the embedding holds NaN or infinity: the model overflowed or its weights are damaged, try dtype='float32'"
+)
 
 
 class ModelRunner:
@@ -57,7 +61,11 @@ class ModelRunner:
             token_id, logprobs = sampled.get(request_id, (None, None))
             of_prompt = prompt_logprobs.get(request_id, ())
             embedding = embeddings.get(request_id)
-            if token_id is not None or of_prompt or embedding is not None:
+            if item.samples and token_id is None:
+                results.append(RequestResult(request_id, error=NO_CHOICE))
+            elif embedding is not None and not math.isfinite(sum(embedding)):
+                results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
+            elif token_id is not None or of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, token_id, logprobs, of_prompt, embedding))
         return StepResult(output.step_id, tuple(results))
 
@@ -73,7 +81,7 @@ class ModelRunner:
             if item.new_token_ids:
                 self.sampler.append_tokens(item.request_id, item.new_token_ids)
 
-    def _sample(self, hidden: torch.Tensor, step: StepBatch) -> dict[str, tuple[int, TokenLogprobs | None]]:
+    def _sample(self, hidden: torch.Tensor, step: StepBatch) -> dict[str, Sampled]:
         """Sampled token and logprobs per request. Shapes: hidden [T, E]."""
         if not step.sampled_ids:
             return {}

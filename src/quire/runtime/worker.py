@@ -21,7 +21,7 @@ class Worker:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         """Mutates: torch's number of threads and current CUDA device, once for the process.
 
-        Raises: ModelFileError, UnsupportedModelError.
+        Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
         torch.set_num_threads(config.hardware.num_threads)
         device = torch.device(config.device)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.errors import EngineError
 from quire.sampling.filters import candidate_groups, fixed_point, is_filtered, rows_of, tempered_probabilities
 from quire.sampling.logprobs import prompt_logprobs, raw_logprobs, token_logprobs
 from quire.sampling.masks import BadWords, ban, keep_only, leaves_a_token
@@ -24,8 +23,17 @@ from quire.sampling.row_slices import row_slices
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, TokenLogprobs
 
+NO_CHOICE = (
+    "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
+    "the model overflowed or its weights are damaged, try dtype='float32'"
+)
+"""What to tell the caller of a request whose token is None."""
 
-class RequestState:
+Sampled = tuple[int | None, TokenLogprobs | None]
+"""The token, None where the logits leave no choice, and its log-probabilities where asked for."""
+
+
+class SamplingState:
     """What the sampler remembers of one request: its parameters and its tokens, as far as these need them."""
 
     def __init__(self, new: NewRequest, params: SamplingParams, vocab_size: int) -> None:
@@ -88,12 +96,12 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self._states: dict[str, RequestState] = {}
+        self._states: dict[str, SamplingState] = {}
 
     def add_request(self, new: NewRequest) -> None:
         """Start to sample for a request; one that was preempted or forked brings its generated tokens along."""
         if new.sampling is not None:
-            self._states[new.request_id] = RequestState(new, new.sampling, self.vocab_size)
+            self._states[new.request_id] = SamplingState(new, new.sampling, self.vocab_size)
 
     def remove_request(self, request_id: str) -> None:
         """Forget a request; an unknown id is fine."""
@@ -105,16 +113,16 @@ class Sampler:
             for token_id in token_ids:
                 state.append(token_id)
 
-    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[tuple[int, TokenLogprobs | None]]:
+    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[Sampled]:
         """Choose the next token of each request, with its log-probabilities where asked for.
 
+        A row that leaves no choice (NaN, +inf or all -inf) gets None; the others are as without it.
         Shapes: logits [S, V], one row per request. Dtypes: fp32. Mutates: logits.
-        Raises: EngineError naming the requests whose logits leave no choice (NaN, +inf or all -inf).
         """
         states = [self._states[request_id] for request_id in request_ids]
         if all(state.is_plain_greedy for state in states):
-            return [(token_id, None) for token_id in _largest(logits, states)]
-        results: list[tuple[int, TokenLogprobs | None]] = []
+            return [(token_id, None) for token_id in _largest(logits)]
+        results: list[Sampled] = []
         for part in row_slices(*logits.shape):
             results += self._sample_slice(logits[part], states[part])
         return results
@@ -123,20 +131,21 @@ class Sampler:
         """Log-probabilities of prompt tokens given the logits before each. Shapes: logits [S, V], ids [S]."""
         return prompt_logprobs(logits, next_token_ids, num)
 
-    def _sample_slice(self, logits: torch.Tensor, states: list[RequestState]) -> list[tuple[int, TokenLogprobs | None]]:
+    def _sample_slice(self, logits: torch.Tensor, states: list[SamplingState]) -> list[Sampled]:
         reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         raw = raw_logprobs(logits[reported]) if reported else None
         self._edit(logits, states)
         token_ids = _choose(logits, states)
-        results: list[tuple[int, TokenLogprobs | None]] = [(token_id, None) for token_id in token_ids]
+        results: list[Sampled] = [(token_id, None) for token_id in token_ids]
         if raw is not None:
             nums = [states[row].params.logprobs or 0 for row in reported]
-            found = token_logprobs(raw, [token_ids[row] for row in reported], nums)
+            found = token_logprobs(raw, [token_ids[row] or 0 for row in reported], nums)
             for row, logprobs in zip(reported, found, strict=True):
-                results[row] = (token_ids[row], logprobs)
+                if token_ids[row] is not None:
+                    results[row] = (token_ids[row], logprobs)
         return results
 
-    def _edit(self, logits: torch.Tensor, states: list[RequestState]) -> None:
+    def _edit(self, logits: torch.Tensor, states: list[SamplingState]) -> None:
         """Masks, bias and penalties, each on the rows that have it. Mutates: logits."""
         allowed = {row: kept for row, state in enumerate(states) if (kept := state.params.allowed_token_ids)}
         if allowed:
@@ -153,64 +162,61 @@ class Sampler:
             apply_penalties(logits, list(counts), [states[row].params for row in counts], list(counts.values()))
 
 
-def _choose(logits: torch.Tensor, states: list[RequestState]) -> list[int]:
+def _choose(logits: torch.Tensor, states: list[SamplingState]) -> list[int | None]:
     """Argmax for greedy rows, a draw for the others. Mutates: logits."""
-    token_ids = [0] * len(states)
+    token_ids: list[int | None] = [None] * len(states)
     greedy = [row for row, state in enumerate(states) if state.params.is_greedy]
     drawn = [row for row, state in enumerate(states) if not state.params.is_greedy]
-    for rows, choose in ((greedy, _largest), (drawn, _drawn)):
-        if rows:
-            selected = logits if len(rows) == len(states) else logits[rows]
-            chosen = choose(selected, [states[row] for row in rows])
-            for row, token_id in zip(rows, chosen, strict=True):
-                token_ids[row] = token_id
+    if greedy:
+        _put(token_ids, greedy, _largest(rows_of(logits, greedy)))
+    if drawn:
+        _put(token_ids, drawn, _drawn(rows_of(logits, drawn), [states[row] for row in drawn]))
     return token_ids
 
 
-def _largest(logits: torch.Tensor, states: list[RequestState]) -> list[int]:
-    """Lowest token id of the largest logit of each row."""
+def _put(token_ids: list[int | None], rows: Sequence[int], chosen: Sequence[int | None]) -> None:
+    for row, token_id in zip(rows, chosen, strict=True):
+        token_ids[row] = token_id
+
+
+def _largest(logits: torch.Tensor) -> list[int | None]:
+    """Lowest token id of the largest logit of each row; None where that is not finite."""
     columns = logits.argmax(dim=-1)
     # argmax points at a NaN where there is one, so that one value per row tells.
-    _require_finite(logits.gather(-1, columns[:, None])[:, 0], states)
-    found: list[int] = columns.tolist()
-    return found
+    bad = _not_finite(logits.gather(-1, columns[:, None])[:, 0])
+    token_ids: list[int | None] = columns.tolist()
+    _put(token_ids, bad, [None] * len(bad))
+    return token_ids
 
 
-def _drawn(logits: torch.Tensor, states: list[RequestState]) -> list[int]:
-    """Draw a token for each row. Mutates: logits."""
+def _drawn(logits: torch.Tensor, states: list[SamplingState]) -> list[int | None]:
+    """Draw a token for each row; None where there is no distribution. Mutates: logits."""
     params = [state.params for state in states]
     probabilities = tempered_probabilities(logits, params)
     # The softmax of a row that cannot be drawn from is NaN throughout.
-    _require_finite(probabilities[:, 0], states)
+    bad = _not_finite(probabilities[:, 0])
+    if bad:  # something that can be drawn from, so that the other rows are handled as ever
+        probabilities[bad] = torch.eye(1, logits.shape[-1], device=logits.device)
     seeds, positions = [state.seed for state in states], [state.num_tokens for state in states]
     numbers = torch.from_numpy(uniforms(seeds, positions)).to(logits.device)
-    token_ids = [0] * len(states)
-
-    def put(rows: Sequence[int], chosen: Sequence[int]) -> None:
-        for row, token_id in zip(rows, chosen, strict=True):
-            token_ids[row] = token_id
-
+    token_ids: list[int | None] = [None] * len(states)
     whole = [row for row, p in enumerate(params) if not is_filtered(p, logits.shape[-1])]
     if whole:
-        put(whole, draw(fixed_point(rows_of(probabilities, whole)), numbers[whole]).tolist())
+        _put(token_ids, whole, draw(fixed_point(rows_of(probabilities, whole)), numbers[whole]).tolist())
     filtered = [row for row, p in enumerate(params) if is_filtered(p, logits.shape[-1])]
     groups, flat = candidate_groups(probabilities, params, filtered)
     for group in groups:
         columns = draw(group.weights, numbers[group.rows])[:, None]
-        put(group.rows, group.token_ids.gather(-1, columns)[:, 0].tolist())
+        _put(token_ids, group.rows, group.token_ids.gather(-1, columns)[:, 0].tolist())
     if flat:
         wanted = [params[row].top_p for row in flat]
         flat_seeds, flat_positions = [seeds[row] for row in flat], [positions[row] for row in flat]
-        put(flat, draw_from_nucleus(rows_of(probabilities, flat), wanted, flat_seeds, flat_positions))
+        drawn = draw_from_nucleus(rows_of(probabilities, flat), wanted, flat_seeds, flat_positions)
+        _put(token_ids, flat, drawn)
+    _put(token_ids, bad, [None] * len(bad))
     return token_ids
 
 
-def _require_finite(values: torch.Tensor, states: list[RequestState]) -> None:
-    finite = values.isfinite().tolist()
-    if all(finite):
-        return
-    names = ", ".join(repr(state.request_id) for state, good in zip(states, finite, strict=True) if not good)
-    raise EngineError(
-        f"no token can be chosen for request {names}: the logits hold NaN or +inf, or are all -inf; "
-        "the model overflowed or its weights are damaged, try dtype='float32'"
-    )
+def _not_finite(values: torch.Tensor) -> list[int]:
+    """Rows whose value is NaN or infinite. Shapes: [R]."""
+    return [row for row, is_good in enumerate(values.isfinite().tolist()) if not is_good]

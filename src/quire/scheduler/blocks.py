@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
+from quire.pool_shape import PoolShape
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
 from quire.types import NULL_BLOCK_ID, BlockCopy, BlockTableUpdate, Request, SlidingWindowSpec
@@ -46,7 +47,7 @@ class BlockManager:
 
     def __init__(self, config: SchedulerConfig, events: EventLog | None = None) -> None:
         self._block_size = config.block_size
-        self._max_chunk = config.max_num_batched_tokens
+        self._shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
         self._caches_prefixes = config.enable_prefix_caching
         self._windows = [
@@ -68,16 +69,11 @@ class BlockManager:
 
     def peak_blocks(self, num_tokens: int) -> int:
         """The most blocks one unshared sequence holds at once while computing `num_tokens`, over all groups."""
-        full = self._blocks_for(num_tokens)
-        return sum(full if window is None else min(full, self._window_peak(window)) for window in self._windows)
+        return self._shape.peak_blocks(num_tokens)
 
     def longest_sequence(self) -> int:
         """The most tokens a sequence can compute when it has the pool to itself; at most `max_model_len`."""
-        low, high = 0, self._max_model_len
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.peak_blocks(middle) <= self.pool.num_usable else (low, middle - 1)
-        return low
+        return self._shape.longest_sequence(self.pool.num_usable, self._max_model_len)
 
     def num_missing(self, request: Request) -> int:
         """Blocks the request will still take, at most, until all its known tokens are computed."""
@@ -95,18 +91,11 @@ class BlockManager:
             needed += sum(block_id != NULL_BLOCK_ID and self.pool.is_free(block_id) for block_id in table)
         return needed <= self.pool.num_free - num_reserved
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
-
-    def _window_peak(self, window: int) -> int:
-        # window - 1 tokens looked back at and one chunk written, at the worst alignment to block boundaries.
-        return (window + self._max_chunk - 3) // self._block_size + 2
-
     def _missing(self, window: int | None, num_tokens: int, table_len: int, left_behind: int) -> int:
-        missing = self._blocks_for(num_tokens) - table_len
+        missing = self._shape.table_len(num_tokens) - table_len
         if window is None:
             return missing
-        return max(0, min(missing, self._window_peak(window) - (table_len - left_behind)))
+        return max(0, min(missing, self._shape.window_peak(window) - (table_len - left_behind)))
 
     # --- Prefix cache ---------------------------------------------------------------------------
 
@@ -175,6 +164,12 @@ class BlockManager:
                     self.cache.register(index, chain.digests[at], chain.contents[at], table[at])
         owned.num_registered = num_full
 
+    def forget_prefixes(self, request_id: str) -> None:
+        """Take all blocks of a request out of the prefix cache: their content is not to be trusted."""
+        for table in self.owned[request_id].tables:
+            for block_id in table:
+                self.cache.forget(block_id)
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any block is in use."""
         if self.pool.num_free != self.pool.num_usable:
@@ -198,7 +193,7 @@ class BlockManager:
             is_changed=True,
         )
         if hit.num_blocks:
-            self._record(EventKind.SHARE, request.request_id, block_ids=_distinct(hit.tables))
+            self._record(EventKind.SHARE, request.request_id, block_ids=_real_blocks(hit.tables))
 
     def allocate(self, request: Request, num_tokens: int) -> tuple[BlockCopy, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -209,7 +204,7 @@ class BlockManager:
         start = request.num_computed_tokens
         if self._has_windows:
             self._leave_behind(owned, start)
-        table_len = -(-(start + num_tokens) // self._block_size)
+        table_len = self._shape.table_len(start + num_tokens)
         written = start // self._block_size if start % self._block_size else None
         num_needed = 0
         for table in owned.tables:
@@ -247,7 +242,7 @@ class BlockManager:
         )
         if parent_id in self._chains:
             self._chains[child.request_id] = self._chains[parent_id].copy()
-        self._record(EventKind.SHARE, child.request_id, block_ids=_distinct(parent.tables))
+        self._record(EventKind.SHARE, child.request_id, block_ids=_real_blocks(parent.tables))
 
     def free(self, request_id: str) -> None:
         """Drop all blocks, deepest first, so that the start of a shared prefix is evicted last."""
@@ -319,5 +314,5 @@ class BlockManager:
             self._events.record(kind, request_id, **data)
 
 
-def _distinct(tables: list[list[int]]) -> tuple[int, ...]:
+def _real_blocks(tables: list[list[int]]) -> tuple[int, ...]:
     return tuple(block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID)

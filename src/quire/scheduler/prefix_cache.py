@@ -32,7 +32,7 @@ class PrefixChain:
             return
         tokens = request.token_slice(num_done * block_size, num_blocks * block_size)
         packed = array("q", tokens).tobytes()
-        parent = self.digests[-1] if self.digests else hashlib.sha256(_ROOT + self.cache_salt.encode()).digest()
+        parent = self.digests[-1] if self.digests else _root(self.cache_salt)
         stride = block_size * _TOKEN_BYTES
         for start in range(0, len(packed), stride):
             content = packed[start : start + stride]
@@ -43,6 +43,11 @@ class PrefixChain:
     def copy(self) -> "PrefixChain":
         """An independent chain with the same blocks, for a fork."""
         return PrefixChain(self.cache_salt, self.digests.copy(), self.contents.copy())
+
+
+def _root(cache_salt: str) -> bytes:
+    # A salt names a client and is never shown, so any string will do, also one that is not valid Unicode.
+    return hashlib.sha256(_ROOT + cache_salt.encode("utf-8", "surrogatepass")).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ class UpdateRecord(msgspec.Struct, frozen=True, tag="update"):
 
     step_id: int
     token_ids: tuple[tuple[str, int | None], ...]
+    failed: dict[str, str] = {}
+    """Request id → error."""
 
 
 Record = (
@@ -173,7 +175,8 @@ class RecordingScheduler(Scheduler):
         """See `Scheduler`."""
         updates = super().update(output, result)
         tokens = tuple((item.request_id, item.token_id) for item in result.results)
-        self._write(UpdateRecord(output.step_id, tokens))
+        failed = {item.request_id: item.error for item in result.results if item.error is not None}
+        self._write(UpdateRecord(output.step_id, tokens, failed))
         return updates
 
     def close(self) -> None:
@@ -243,8 +246,8 @@ def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput])
             scheduler.append_token(request_id, token_id)
         case ResetRecord():
             scheduler.reset_prefix_cache()
-        case UpdateRecord(step_id, token_ids):
-            results = tuple(RequestResult(request_id, token_id) for request_id, token_id in token_ids)
+        case UpdateRecord(step_id, token_ids, failed):
+            results = tuple(RequestResult(name, token_id, error=failed.get(name)) for name, token_id in token_ids)
             scheduler.update(outputs[-1], StepResult(step_id, results))
         case _:
             raise ConfigError("a scheduler recording holds a second config")

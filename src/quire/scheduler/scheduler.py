@@ -192,7 +192,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Take note of an executed step: tokens computed, tokens sampled, requests that ended.
 
-        Requests that ended since `schedule` are passed over. Returns one update per result that counted.
+        Requests that ended since `schedule` are passed over; a result with an error ends its request alone.
+        Returns one update per result that counted.
         Raises: EngineError if the result is of another step or lacks a sampled token.
         """
         if not output.step_id == result.step_id == self._step_id:
@@ -205,9 +206,15 @@ class Scheduler:
             # The same id may by now belong to another request.
             if request is None or not self._requests.holds(request):
                 continue
+            item_result = results.get(item.request_id)
+            if item_result is not None and item_result.error is not None:
+                # What it computed may be damaged too, and must not be found by others.
+                self._blocks.forget_prefixes(request.request_id)
+                self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
+                updates.append(SequenceUpdate(request, item_result, None))
+                continue
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens
             self._blocks.register(request)
-            item_result = results.get(item.request_id)
             token_id = self._take_token(request, item, item_result)
             if item_result is not None:
                 updates.append(SequenceUpdate(request, item_result, token_id))
@@ -244,6 +251,8 @@ class Scheduler:
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         overtaken: list[Request] = []
+        # Counted once: over all admissions of a step it would take time quadratic in their number.
+        plan.free_seats = self._requests.free_seats()
         while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
             request = self._requests.waiting.first()
             outcome = self._try_admit(request, plan)
@@ -256,7 +265,7 @@ class Scheduler:
             self._requests.wait(request)
 
     def _try_admit(self, request: Request, plan: StepPlan) -> _Admission:
-        if self._requests.free_seats() < 1 + len(request.siblings):
+        if plan.free_seats < 1 + len(request.siblings):
             return _Admission.BLOCKED
         hit = self._blocks.find_prefix(request)
         num_left = request.num_tokens - hit.num_tokens
@@ -274,6 +283,7 @@ class Scheduler:
         request.num_computed_tokens = hit.num_tokens
         request.status = RequestStatus.RUNNING
         self._requests.running.append(request)
+        plan.free_seats -= 1 + len(request.siblings)
         self._record(
             EventKind.ADMIT,
             request.request_id,

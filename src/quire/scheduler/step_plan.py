@@ -35,6 +35,7 @@ class StepPlan:
         self._num_partial = 0
         self._num_long_partial = 0
         self.budget = config.max_num_batched_tokens
+        self.free_seats = 0
         self.shares: dict[str, Share] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0

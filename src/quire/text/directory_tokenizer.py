@@ -126,6 +126,12 @@ def _add_configured_tokens(
     """Mark tokens that the configuration names and the tokenizer does not know as added. Mutates: `backend`."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     decoder = config.get("added_tokens_decoder") or {}
+    extra = config.get("additional_special_tokens") or []
+    for name, value, kind in (("added_tokens_decoder", decoder, dict), ("additional_special_tokens", extra, list)):
+        if not isinstance(value, kind):
+            raise ModelFileError(
+                f"{path / 'tokenizer_config.json'}: {name} is a {type(value).__name__}, not a {kind.__name__}"
+            )
     for key, entry in sorted(decoder.items(), key=lambda item: int(item[0]) if str(item[0]).isdigit() else -1):
         content = _token_text(entry)
         if content is None or not str(key).isdigit():
@@ -143,7 +149,6 @@ def _add_configured_tokens(
                 f"{path / 'tokenizer_config.json'} gives {content!r} the id {key}, but in the vocabulary it has "
                 f"{backend.token_to_id(content)}; the files do not belong together"
             )
-    extra = config.get("additional_special_tokens") or []
     named = [*roles.values(), *(_token_text(token) for token in extra)]
     # A token outside the vocabulary would get an id that the model has no embedding for.
     added = [token for token in named if token and token not in known and backend.token_to_id(token) is not None]

@@ -89,9 +89,10 @@ def _cached(source: HubSource, why: str) -> Path:
     snapshot = find_hub_snapshot(source.repository, source.revision or "main")
     if snapshot is None:
         revision = f" at revision {source.revision}" if source.revision else ""
+        wanted = source.repository + (f"@{source.revision}" if source.revision else "")
         raise DownloadError(
             f"'{source.repository}'{revision} is not in the cache {hub_cache_directory()}, and {why}; run `quire pull "
-            f"{source.repository}` once with a network, or pass the path of a local model"
+            f"{wanted}` once with a network, or pass the path of a local model"
         )
     return snapshot
 

@@ -162,23 +162,29 @@ def list_cached() -> list[CachedModel]:
     return [*_own_models(), *_hub_models()]
 
 
-def remove_cached(name: str) -> CachedModel:
-    """Delete a model that `list_cached` names (or whose origin it names); returns what was deleted.
-
-    Raises: ModelNotFoundError when there is no such model on this disk.
-    """
+def find_cached(name: str) -> CachedModel:
+    """The model that `list_cached` lists under this name or origin. Raises: ModelNotFoundError."""
     models = list_cached()
-    for model in models:
-        if name in (model.name, model.origin):
-            if model.origin.startswith("hub:"):
-                _remove_hub_repository(model)
-            else:
-                CacheEntry(model.path.parent.name).remove()
-            return model
-    known = [model.name for model in models]
-    raise ModelNotFoundError(
-        f"'{name}' is not in the cache{nearest(name, known)}; cached are: {', '.join(known) or 'none'}"
-    )
+    found = next((model for model in models if name in (model.name, model.origin)), None)
+    if found is None:
+        known = [model.name for model in models]
+        raise ModelNotFoundError(
+            f"'{name}' is not in the cache{nearest(name, known)}; cached are: {', '.join(known) or 'none'}"
+        )
+    return found
+
+
+def remove_cached(name: str) -> CachedModel:
+    """Delete a model by name or origin; returns what was deleted.
+
+    Raises: ModelNotFoundError; DownloadError when the cache cannot be written.
+    """
+    model = find_cached(name)
+    if model.origin.startswith("hub:"):
+        _remove_hub_repository(model)
+    else:
+        CacheEntry(model.path.parent.name).remove()
+    return model
 
 
 def _own_models() -> Iterator[CachedModel]:

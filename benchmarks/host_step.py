@@ -1,0 +1,158 @@
+"""Host time of one decode step, everything but the model: schedule, update, outputs, and what the event log adds.
+
+    python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--json]
+
+An executor that computes nothing answers at once, so what is left is Quire's own Python: the scheduler, the block
+manager, detokenisation and the cumulative `RequestOutput` of every stream. All streams decode; every step is timed,
+and medians are shown. Next to read: `src/quire/engine/llm_engine.py`.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
+from quire.engine.llm_engine import LLMEngine
+from quire.events import EventLog
+from quire.sampling_params import SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts
+from quire.types import FullAttentionSpec, KVCacheGroup, RequestResult, SchedulerOutput, StepResult
+
+PROMPT_LEN = 128
+NUM_WARM_STEPS = 30
+PARTS = ("schedule", "update", "outputs")
+
+
+class InstantExecutor:
+    """Every request that samples gets the letter "a"."""
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        results = tuple(RequestResult(item.request_id, 97) for item in output.scheduled if item.samples)
+        return StepResult(output.step_id, results)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class SilentLog(EventLog):
+    """Records nothing."""
+
+    def record(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Stopwatch:
+    """Seconds spent in each wrapped function since the last `take`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+        return timed
+
+    def take(self) -> dict[str, float]:
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+
+def byte_tokenizer() -> Tokenizer:
+    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(TokenizerParts(backend, None, None, {}, {}))
+
+
+def make_config(num_streams: int, num_steps: int) -> EngineConfig:
+    groups = (KVCacheGroup((0,), FullAttentionSpec(1, 8, 4)),)
+    max_model_len = PROMPT_LEN + num_steps + 16
+    model = ModelConfig(
+        architecture="none", hf_config={}, vocab_size=256, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1,
+        head_size=8, context_len=max_model_len, num_parameters=1, kv_cache_groups=groups,
+    )  # fmt: skip
+    scheduler = SchedulerConfig(
+        max_num_seqs=num_streams,
+        max_num_batched_tokens=max(2048, num_streams),
+        max_model_len=max_model_len,
+        block_size=32,
+        num_blocks=2 + num_streams * (max_model_len // 32 + 2),
+        kv_cache_groups=groups,
+    )
+    hardware = Hardware("cpu", 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
+    return EngineConfig(EngineOptions(), model, hardware, "cpu", "float32", "float32", scheduler, ())
+
+
+def measure(num_streams: int, num_steps: int, *, with_events: bool) -> dict[str, float]:
+    """Median µs of a step and its parts, with all streams decoding."""
+    config = make_config(num_streams, num_steps + NUM_WARM_STEPS)
+    events = EventLog(config.options.max_num_events) if with_events else SilentLog()
+    scheduler = Scheduler(config.scheduler, events if with_events else None)
+    executor, watch = InstantExecutor(), Stopwatch()
+    engine = LLMEngine(config, executor, byte_tokenizer(), events, scheduler=scheduler)
+    params = SamplingParams(temperature=0, max_tokens=None)
+    for stream in range(num_streams):
+        prompt = [(stream + 7 * position) % 251 for position in range(PROMPT_LEN)]
+        engine.add_request(str(stream), {"prompt_token_ids": prompt}, params)
+    while scheduler.num_waiting:
+        engine.step()
+    for _ in range(NUM_WARM_STEPS // 2):
+        engine.step()
+    scheduler.schedule = watch.wrap("schedule", scheduler.schedule)  # type: ignore[method-assign]
+    scheduler.update = watch.wrap("update", scheduler.update)  # type: ignore[method-assign]
+    processor = engine._output_processor
+    processor.process = watch.wrap("outputs", processor.process)  # type: ignore[method-assign]
+    executor.execute_model = watch.wrap("execute", executor.execute_model)  # type: ignore[method-assign]
+    rows: list[dict[str, float]] = []
+    num_before = events.num_recorded
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        outputs = engine.step()
+        total = time.perf_counter() - started
+        assert len(outputs) == num_streams
+        parts = watch.take()
+        rows.append({name: parts[name] for name in PARTS} | {"total": total - parts["execute"]})
+    medians = {name: statistics.median(row[name] for row in rows) * 1e6 for name in (*PARTS, "total")}
+    return medians | {"events_per_step": (events.num_recorded - num_before) / num_steps}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", default="1,32,256", help="numbers of streams")
+    parser.add_argument("--steps", type=int, default=300, help="steps that are timed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args()
+    results = []
+    for num_streams in map(int, arguments.streams.split(",")):
+        on = measure(num_streams, arguments.steps, with_events=True)
+        off = measure(num_streams, arguments.steps, with_events=False)
+        result = {f"{name}_us": round(on[name], 1) for name in (*PARTS, "total")}
+        result |= {"total_without_events_us": round(off["total"], 1), "events_per_step": on["events_per_step"]}
+        results.append({"streams": num_streams, **result, "us_per_stream": round(on["total"] / num_streams, 2)})
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    print("host µs per decode step, model excluded (medians)")
+    columns = ("streams", *PARTS, "total", "events off", "events", "per stream")
+    print("".join(f"{name:>12}" for name in columns))
+    for row in results:
+        values = [row[f"{name}_us"] for name in (*PARTS, "total", "total_without_events")]
+        values += [row["events_per_step"], row["us_per_stream"]]
+        print(f"{row['streams']:>12}" + "".join(f"{value:>12.1f}" for value in values))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""A request whose result is an error ends alone: the engine and all other requests go on."""
+
+import asyncio
+from pathlib import Path
+
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.beam_search import BeamSearch
+from quire.engine.llm import LLM
+from quire.engine.llm_engine import LLMEngine
+from quire.events import EventKind
+from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.scheduler.recording import RecordingScheduler, replay
+from quire.types import RequestOutput
+from tests.engine.builders import (
+    ScriptedExecutor,
+    assert_all_home,
+    assert_forgotten,
+    byte_tokenizer,
+    finals,
+    make_config,
+    make_engine,
+    run,
+)
+
+TEN = SamplingParams(temperature=1.0, max_tokens=10, seed=3)
+
+
+def fail_at(executor: ScriptedExecutor, step: int, request_id: str) -> None:
+    """From this step on the request gets an error instead of a token."""
+
+    def in_step(current: int) -> None:
+        if current == step:
+            executor.errors[request_id] = "no token"
+
+    executor.in_step = in_step
+
+
+def test_others_go_on_as_if_alone() -> None:
+    alone, _ = make_engine()
+    alone.add_request("good", "hello", TEN)
+    expected = finals(run(alone))["good"].outputs[0]
+
+    engine, executor = make_engine()
+    fail_at(executor, 4, "bad")
+    for request_id in ("good", "bad"):
+        engine.add_request(request_id, "hello", TEN)
+    ended = finals(run(engine))
+    assert not engine.errored
+    assert ended["good"].outputs[0] == expected
+    bad = ended["bad"].outputs[0]
+    assert (bad.finish_reason, bad.stop_reason, bad.error) == ("error", None, "no token")
+    assert bad.token_ids == expected.token_ids[:3]
+    assert bad.text == expected.text[:3]
+    assert [event.data["reason"] for event in engine.events.of(EventKind.FINISH)] == ["error", "length"]
+    executor.errors.clear()
+    assert_all_home(engine)
+    assert_forgotten(engine, executor)
+
+
+def test_one_of_several_completions() -> None:
+    engine, executor = make_engine()
+    fail_at(executor, 3, "many/1")
+    engine.add_request("many", "hello", SamplingParams(n=3, max_tokens=6, seed=1))
+    output = finals(run(engine))["many"]
+    assert [completion.finish_reason for completion in output.outputs] == ["length", "error", "length"]
+    assert [len(completion.token_ids) for completion in output.outputs] == [6, 2, 6]
+    assert_all_home(engine)
+
+
+def test_pooling() -> None:
+    engine, executor = make_engine()
+    executor.errors["bad"] = "no vector"
+    engine.add_request("bad", "hello", PoolingParams())
+    engine.add_request("good", "hello", PoolingParams())
+    ended = finals(run(engine))
+    assert (ended["bad"].finish_reason, ended["bad"].error) == ("error", "no vector")
+    assert ended["bad"].outputs.embedding == []
+    assert (ended["good"].finish_reason, ended["good"].error) == ("stop", None)
+    assert_all_home(engine)
+
+
+def test_what_it_computed_is_not_found_by_others() -> None:
+    engine, executor = make_engine()
+    fail_at(executor, 8, "bad")
+    prompt = list(range(20))
+    engine.add_request("bad", prompt, TEN)
+    run(engine)
+    engine.add_request("next", prompt, TEN)
+    assert finals(run(engine))["next"].num_cached_tokens == 0
+    engine.add_request("after that", prompt, TEN)
+    assert finals(run(engine))["after that"].num_cached_tokens == 16
+
+
+def test_a_beam() -> None:
+    engine, executor = make_engine()
+    fail_at(executor, 2, "beams-0/beam-0")
+    llm = LLM.from_engine(engine)
+    params = BeamSearchParams(beam_width=2, max_tokens=6)
+    failed, whole = llm.beam_search(["hello", "other"], params)
+    assert {sequence.finish_reason for sequence in failed.sequences} == {"error"}
+    assert {sequence.finish_reason for sequence in whole.sequences} == {"length"}
+    assert_all_home(engine)
+
+
+def test_a_beam_that_never_had_a_token() -> None:
+    engine, executor = make_engine()
+    executor.errors["first/beam-0"] = "no token"
+    search = BeamSearch(engine, "first", "hello", BeamSearchParams(beam_width=2, max_tokens=6))
+    search.start()
+    engine.step()
+    search.advance()
+    assert search.output is not None
+    assert [(item.token_ids, item.finish_reason) for item in search.output.sequences] == [([], "error")]
+    assert_all_home(engine)
+
+
+def test_async() -> None:
+    engine, executor = make_engine()
+    executor.errors["bad"] = "no token"
+
+    async def last(llm: AsyncLLM, request_id: str) -> RequestOutput:
+        return [output async for output in llm.generate("hello", TEN, request_id)][-1]
+
+    async def scenario(llm: AsyncLLM) -> None:
+        good, bad = await asyncio.gather(last(llm, "good"), last(llm, "bad"))
+        assert good.outputs[0].finish_reason == "length"
+        assert (bad.outputs[0].finish_reason, bad.outputs[0].error) == ("error", "no token")
+        assert llm.is_running
+
+    with AsyncLLM.from_engine(engine) as llm:
+        asyncio.run(asyncio.wait_for(scenario(llm), 60))
+
+
+def test_replay(tmp_path: Path) -> None:
+    config = make_config()
+    executor = ScriptedExecutor(config.scheduler)
+    fail_at(executor, 4, "bad")
+    with RecordingScheduler(config.scheduler, tmp_path / "steps.jsonl") as scheduler:
+        engine = LLMEngine(config, executor, byte_tokenizer(), scheduler=scheduler)
+        for request_id in ("good", "bad"):
+            engine.add_request(request_id, "hello", TEN)
+        run(engine)
+    assert len([output for output in replay(tmp_path / "steps.jsonl") if output.scheduled]) == 10
+
+
+def test_a_salt_that_is_not_unicode() -> None:
+    engine, _ = make_engine()
+    engine.add_request("a", "hello, hello", TEN, cache_salt="\ud800")
+    assert finals(run(engine))["a"].outputs[0].finish_reason == "length"

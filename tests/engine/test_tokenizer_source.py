@@ -1,0 +1,42 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.engine.tokenizer_source import load_tokenizer
+from quire.errors import ConfigError, PromptError
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.sources import resolve_source
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return open_checkpoint(resolve_source(str(make_tiny_directory(tmp_path / "own"))))
+
+
+def test_own_or_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    other = make_tiny_directory(tmp_path / "other")
+    (other / "tokenizer_config.json").write_text('{"chat_template": "other"}')
+    assert load_tokenizer(checkpoint).chat_template != "other"
+    for source in (other, other / "tokenizer.json"):
+        assert load_tokenizer(checkpoint, str(source)).chat_template == "other"
+
+
+def test_a_place_that_is_not_there(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match="'nowhere' does not exist"):
+        load_tokenizer(checkpoint, "nowhere")
+
+
+def test_tokens_outside_the_model_are_refused(checkpoint: Checkpoint) -> None:
+    text = "</s>"
+    assert load_tokenizer(checkpoint).encode(text) == [257]
+    with pytest.raises(PromptError, match="vocabulary ends at 256"):
+        load_tokenizer(checkpoint, model_vocab_size=257).encode(text)
+
+
+def test_importing_costs_no_torch() -> None:
+    code = "import sys, quire.engine.tokenizer_source; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
