@@ -31,6 +31,7 @@ def test_an_unknown_option_is_an_error_with_the_nearest_name() -> None:
         ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo' is not one of fcfs, priority, sjf"),
         ({"load_format": "pt"}, "load_format='pt' is not one of auto, dummy"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not one of"),
+        ({"max_num_seqs": 100_000}, "max_num_seqs=100000 is above the limit of 65536"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 is not a positive integer"),
         ({"max_model_len": -5}, "max_model_len=-5 is not a positive integer"),
         ({"block_size": 1.5}, "block_size=1.5 is not a positive integer"),

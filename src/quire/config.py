@@ -21,6 +21,8 @@ DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16
 POLICIES = ("fcfs", "priority", "sjf")
 DEFAULT_MAX_NUM_SEQS = 256
 MAX_NUM_EVENTS = 2**31 - 1
+MAX_NUM_SEQS = 65_536
+"""Every sequence has a row in the executor's tables."""
 DEFAULT_MAX_MODEL_LEN_CAP = 8192
 """Contexts longer than this are used only when asked for: their KV cache rarely fits."""
 
@@ -225,8 +227,9 @@ def _check_numbers(options: EngineOptions) -> None:
         raise ConfigError(f"gpu_memory_utilization={options.gpu_memory_utilization!r} is not in (0, 1]")
     if not isinstance(options.max_logprobs, int) or options.max_logprobs < -1:
         raise ConfigError(f"max_logprobs={options.max_logprobs!r} is not an integer of at least -1")
-    if options.max_num_events > MAX_NUM_EVENTS:
-        raise ConfigError(f"max_num_events={options.max_num_events} is above the limit of {MAX_NUM_EVENTS}")
+    for name, limit in (("max_num_events", MAX_NUM_EVENTS), ("max_num_seqs", MAX_NUM_SEQS)):
+        if getattr(options, name) > limit:
+            raise ConfigError(f"{name}={getattr(options, name)} is above the limit of {limit}")
 
 
 def _is_number(value: Any) -> bool:

@@ -67,6 +67,7 @@ def test_a_row_longer_than_the_context_is_refused_with_numbers(engines: list[Fak
 def test_nothing_to_measure() -> None:
     assert call("bench", "-p", "0", "-n", "0").exit_code == 2
     assert call("bench", "one", "two").exit_code == 2
+    assert call("bench", "-c", "0,8").exit_code == 2
 
 
 def test_peer_column_and_ratio(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:

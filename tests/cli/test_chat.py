@@ -115,6 +115,15 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(capsys: pytest.CaptureFixt
     assert engine.prompts[1]["prompt"] == "user: one\nassistant: Beca\nuser: two\n"
 
 
+def test_ctrl_c_once_more_after_a_stopped_answer_leaves() -> None:
+    engine = FakeEngine(EngineOptions())
+    steps = iter(range(100))
+    engine.on_step = lambda: next(steps) == 3 and os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        chat("one", KeyboardInterrupt(), "two", engine=engine)
+    assert len(engine.prompts) == 1
+
+
 def test_a_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:
     from quire.errors import ContextLengthError
 

@@ -61,6 +61,15 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
     assert "QUIRE_CACHE_DIR" in finding.advice
 
 
+def test_an_instruction_set_the_processor_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_native().status == OK
+    monkeypatch.setattr("quire._native.requested_isa_missing", True)
+    monkeypatch.setenv("QUIRE_ISA", "mmx")
+    finding = doctor.check_native()
+    assert finding.status == PROBLEM
+    assert "QUIRE_ISA=mmx is not available here" in finding.found
+
+
 def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -209,3 +209,10 @@ def test_when_the_executor_fails() -> None:
     with pytest.raises(EngineDeadError):
         LLM.from_engine(engine).beam_search("abc", BeamSearchParams(beam_width=3, max_tokens=9))
     assert_all_home(engine)
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
+    engine, _ = make_engine()
+    params = BeamSearchParams(beam_width=2, max_tokens=3, stop_token_ids=[VOCAB_SIZE])
+    with pytest.raises(InvalidParameterError, match="stop_token_ids must be token ids in the vocabulary"):
+        LLM.from_engine(engine).beam_search("abc", params)

@@ -5,6 +5,7 @@ import pytest
 from quire.engine.input_processor import InputProcessor
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
@@ -40,6 +41,14 @@ def test_the_prompt_must_leave_room_for_one_token() -> None:
     assert request(processor, [1] * 15, max_tokens=None).max_tokens == 1
     with pytest.raises(ContextLengthError, match=r"16 tokens, the context holds 16"):
         request(processor, [1] * 16)
+
+
+def test_a_text_too_long_however_it_is_cut_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = make(max_model_len=16)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *arguments, **options: pytest.fail("tokenised"))
+    # The longest token, <assistant>, has 11 characters.
+    with pytest.raises(ContextLengthError, match="has 300 characters, so at least 28 tokens; the context holds 16"):
+        request(processor, "a" * 300)
 
 
 def test_max_tokens_ends_at_the_context() -> None:

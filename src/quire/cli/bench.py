@@ -78,6 +78,8 @@ def bench_command(
     output = output_of()
     if len(words) > 1:
         raise click.UsageError(f"one MODEL is expected, got {len(words)} words")
+    if 0 in concurrency:
+        raise click.UsageError("--concurrency 0 measures nothing: give 1 or more")
     cases = bench_cases(n_prompt, n_gen, concurrency, n_depth)
     if not cases:
         raise click.UsageError("nothing to measure: --n-prompt and --n-gen are both 0")

@@ -54,7 +54,7 @@ class Chat:
         self._last: Generation | None = None
 
     def loop(self) -> None:
-        """Read and answer until the user leaves. Raises: KeyboardInterrupt on the second Ctrl-C at the prompt."""
+        """Read and answer until the user leaves. Raises: KeyboardInterrupt on a second Ctrl-C in a row."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - line editing and history in input()
         self._output.note("Type a message. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
@@ -79,7 +79,7 @@ class Chat:
                 if text.startswith("/") and "\n" not in text:
                     self._command(text)
                 else:
-                    self._answer(text)
+                    was_interrupted = self._answer(text)
             except QuireError as error:
                 self._output.note(f"error[{error.code}]: {error.message}", style="red")
             except (click.BadParameter, ValueError) as error:
@@ -96,7 +96,8 @@ class Chat:
         lines[-1] = lines[-1].rstrip()[: -len(MULTILINE)]
         return "\n".join(lines).strip("\n")
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, text: str) -> bool:
+        """Answer and remember the turn. Returns: whether the user stopped it, so that one more Ctrl-C leaves."""
         messages = [{"role": "system", "content": self._system}] if self._system else []
         user = {"role": "user", "content": text}
         prompt = chat_prompt(self._engine, [*messages, *self._turns, user])
@@ -109,6 +110,7 @@ class Chat:
         self._turns += [user, {"role": "assistant", "content": answer}]
         self._last = generation
         self._output.note(generation.statistics_line(self._engine.config.scheduler.max_model_len))
+        return generation.interrupted
 
     def _command(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")

@@ -103,11 +103,14 @@ def check_cpu() -> Finding:
 
 
 def check_native() -> Finding:
-    """Whether the compiled extension is there and loads."""
+    """Whether the compiled extension is there, loads, and uses the instruction set that was asked for."""
     if importlib.util.find_spec("quire._native") is None:
-        return Finding("native module", NOTE, "not built: PyTorch kernels are used", "reinstall with a C++ compiler")
-    importlib.import_module("quire._native")
-    return Finding("native module", OK, "loads")
+        return Finding("native module", PROBLEM, "not built", "reinstall Quire on a machine with a C++ compiler")
+    native = importlib.import_module("quire._native")
+    if native.requested_isa_missing:
+        wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"
+        return Finding("native module", PROBLEM, wanted, "QUIRE_ISA is scalar, avx2 or avx512; unset it for the best")
+    return Finding("native module", OK, f"loads, uses {native.isa()}")
 
 
 def check_memory() -> Finding:

@@ -59,6 +59,7 @@ class BeamSearch:
         self._prompt, self._prompt_token_ids, self._cache_salt = processor.tokenize(prompt)
         self._max_tokens = min(params.max_tokens, processor.room_for_generation(len(self._prompt_token_ids)))
         eos_token_ids = frozenset() if params.ignore_eos else processor.eos_token_ids
+        processor.check_in_vocabulary("stop_token_ids", params.stop_token_ids)
         self._ending = eos_token_ids.union(params.stop_token_ids)
         self._num_candidates = min(2 * params.beam_width, engine.config.model.vocab_size)
         self._sampling = SamplingParams(temperature=0, logprobs=self._num_candidates, max_tokens=None)

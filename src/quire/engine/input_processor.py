@@ -20,6 +20,8 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 
 _MASK_64 = 2**64 - 1
+LIKELY_CHARS_PER_TOKEN = 16
+"""Shorter texts are simply tokenised: finding the longest token takes as long as a few thousand tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +125,25 @@ class InputProcessor:
             return parsed.token_ids
         if self._tokenizer is None:
             raise PromptError("this engine has no tokenizer: give the prompt as token ids")
-        token_ids = self._tokenizer.encode(parsed.text or "")
+        text = parsed.text or ""
+        self._check_text_length(text, self._tokenizer)
+        token_ids = self._tokenizer.encode(text)
         if not token_ids:
             raise PromptError("the prompt is empty: its text has no tokens")
         return token_ids
+
+    def _check_text_length(self, text: str, tokenizer: Tokenizer) -> None:
+        """Refuse at once a text that is too long however it is cut: 10 MB would take 18 s to tokenise."""
+        max_model_len = self._config.scheduler.max_model_len
+        # Only where a token is a run of bytes: elsewhere one unknown token may stand for a text of any length.
+        if len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len or tokenizer.byte_decoding is None:
+            return
+        fewest_tokens = -(-len(text) // tokenizer.max_token_chars)
+        if fewest_tokens > max_model_len - 1:
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, so at least {fewest_tokens} tokens; the context holds "
+                f"{max_model_len} including at least one generated token: shorten the prompt or raise max_model_len"
+            )
 
     def _check_identity(self, request_id: Any, priority: Any, client_id: Any, cache_salt: Any) -> None:
         for name, value in (("request_id", request_id), ("client_id", client_id), ("cache_salt", cache_salt)):
@@ -157,7 +174,9 @@ class InputProcessor:
     def _make_generation(self, request: Request, params: SamplingParams) -> None:
         room = self.room_for_generation(request.num_prompt_tokens)
         self._check_numbers(params)
-        self._check_token_ids(params)
+        self.check_in_vocabulary("stop_token_ids", params.stop_token_ids)
+        self.check_in_vocabulary("allowed_token_ids", params.allowed_token_ids)
+        self.check_in_vocabulary("logit_bias", params.logit_bias)
         request.sampling = params
         request.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         request.bad_words_token_ids = self._bad_words(params)
@@ -182,18 +201,12 @@ class InputProcessor:
             if asked is not None and asked > max_logprobs:
                 raise InvalidParameterError(name, value, f"at most the engine's max_logprobs ({max_logprobs})")
 
-    def _check_token_ids(self, params: SamplingParams) -> None:
+    def check_in_vocabulary(self, name: str, token_ids: Iterable[int] | None) -> None:
+        """Raises: InvalidParameterError naming the parameter and the first id above the vocabulary."""
         vocab_size = self._config.model.vocab_size
-        named: tuple[tuple[str, Iterable[int] | None], ...] = (
-            ("stop_token_ids", params.stop_token_ids),
-            ("allowed_token_ids", params.allowed_token_ids),
-            ("logit_bias", params.logit_bias),
-        )
-        for name, token_ids in named:
-            for token_id in token_ids or ():
-                if token_id >= vocab_size:
-                    limit = f"token ids in the vocabulary (0 … {vocab_size - 1})"
-                    raise InvalidParameterError(name, token_id, limit)
+        for token_id in token_ids or ():
+            if token_id >= vocab_size:
+                raise InvalidParameterError(name, token_id, f"token ids in the vocabulary (0 … {vocab_size - 1})")
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         # A word has other tokens at the start of a text than after a space, so both spellings are banned.

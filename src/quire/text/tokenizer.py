@@ -5,6 +5,7 @@ Made by `load_tokenizer_directory` or `load_tokenizer_gguf`. Must not know: requ
 this file loads neither torch nor numpy nor jinja2. Next to read: `token_bytes.py`, then `detokenizer.py`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class Tokenizer:
         # None where no text can lead to an id the model does not have, which is nearly always.
         exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
         self._id_limit = model_vocab_size if exceeds_model else None
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """The longest piece of the vocabulary, in characters: n characters are at least n / max_token_chars tokens."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text are recognised.
