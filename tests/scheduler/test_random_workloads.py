@@ -221,7 +221,7 @@ class Workload:
         scheduler.check_integrity()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(config=configs(), plan=st.lists(jobs, min_size=1, max_size=9))
 def test_random_workloads(config: SchedulerConfig, plan: list[Job]) -> None:
     workload = Workload(config, plan)
