@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.config import EngineConfig
@@ -139,10 +139,10 @@ class InputProcessor:
         if len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len or tokenizer.byte_decoding is None:
             return
         fewest_tokens = -(-len(text) // tokenizer.max_token_chars)
-        if fewest_tokens > max_model_len - 1:
+        if fewest_tokens > max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(text)} characters, so at least {fewest_tokens} tokens; the context holds "
-                f"{max_model_len} including at least one generated token: shorten the prompt or raise max_model_len"
+                f"{max_model_len}: shorten the prompt or raise max_model_len"
             )
 
     def _check_identity(self, request_id: Any, priority: Any, client_id: Any, cache_salt: Any) -> None:
@@ -235,17 +235,11 @@ def _is_time(value: Any) -> bool:
 
 
 def _sibling(leader: Request, index: int) -> Request:
-    return Request(
+    """The same request with an id, a seed and outputs of its own."""
+    return replace(
+        leader,
         request_id=f"{leader.request_id}/{index}",
-        prompt_token_ids=leader.prompt_token_ids,
-        sampling=leader.sampling,
-        max_tokens=leader.max_tokens,
-        eos_token_ids=leader.eos_token_ids,
         seed=(leader.seed + index) & _MASK_64,
-        arrival_time_s=leader.arrival_time_s,
-        priority=leader.priority,
-        client_id=leader.client_id,
-        cache_salt=leader.cache_salt,
-        bad_words_token_ids=leader.bad_words_token_ids,
-        reads_prefix_cache=leader.reads_prefix_cache,
+        siblings=[],
+        output_token_ids=[],
     )

@@ -9,6 +9,7 @@ block tables is planned once per step by `plan.py` and shared by all layers.
 import torch
 from torch.nn import functional
 
+from quire.kernels.cache_rows import as_rows, rows_per_block
 from quire.kernels.paged_attention.plan import DecodeBucket, Prefill, plan_attention
 from quire.kernels.paged_attention.step import AttentionStep
 
@@ -73,11 +74,9 @@ def _attend_prefill(
 
 def _gather(kv_cache: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of one token [rows, K·D] of a layer's cache; see `plan.token_rows` for their numbers."""
-    num_blocks, _, block_size, num_kv_heads, head_size = kv_cache.shape
-    width = num_kv_heads * head_size
-    rows_per_block, rest = divmod(kv_cache.stride(0), width)
-    if rest:  # another group's layers make the pages a size that is not whole tokens of this one
+    block_size = kv_cache.shape[2]
+    num_rows = rows_per_block(kv_cache)
+    if num_rows is None:
         planes, offsets = rows // block_size, rows % block_size
-        return kv_cache[planes // 2, planes % 2, offsets].view(-1, width).to(dtype)
-    num_rows = (num_blocks - 1) * rows_per_block + 2 * block_size
-    return kv_cache.as_strided((num_rows, width), (width, 1)).index_select(0, rows).to(dtype)
+        return kv_cache[planes // 2, planes % 2, offsets].flatten(1).to(dtype)
+    return as_rows(kv_cache, num_rows).flatten(1).index_select(0, rows).to(dtype)

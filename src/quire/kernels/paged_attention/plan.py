@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.cache_rows import rows_per_block
 from quire.kernels.paged_attention.step import AttentionStep
 
 QUERY_TILE = 256
@@ -102,11 +103,8 @@ def token_rows(block_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch
     A block starts every `stride / (K·D)` rows; where that is no whole number, the cache is seen as contiguous.
     Shapes: block_ids, positions of equal shape -> [2·number of tokens].
     """
-    _, planes, block_size, num_kv_heads, head_size = kv_cache.shape
-    rows_per_block, rest = divmod(kv_cache.stride(0), num_kv_heads * head_size)
-    if rest:
-        rows_per_block = planes * block_size
-    keys = block_ids.long() * rows_per_block + positions % block_size
+    _, planes, block_size, _, _ = kv_cache.shape
+    keys = block_ids.long() * (rows_per_block(kv_cache) or planes * block_size) + positions % block_size
     return torch.cat((keys.reshape(-1), keys.reshape(-1) + block_size))
 
 
