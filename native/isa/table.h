@@ -1,6 +1,6 @@
-// The functions that each instruction set provides. Raw pointers only: no Python, no torch.
+// What each instruction set provides: one function per op (plan/ops.h), and RMS norm for the eager model.
 #pragma once
-#include <cstdint>
+#include "plan/ops.h"
 
 namespace quire {
 
@@ -14,12 +14,16 @@ struct OpTable {
   const char* isa;
   RmsNorm<float> rms_norm_float32;
   RmsNorm<bfloat16_bits> rms_norm_bfloat16;
+#define QUIRE_OP_POINTER(name, Params) void (*name)(const Params&, const Context&);
+  QUIRE_OPS(QUIRE_OP_POINTER)
+#undef QUIRE_OP_POINTER
 };
 
 extern const OpTable scalar_ops;
 #ifdef QUIRE_X86
 extern const OpTable avx2_ops;
 extern const OpTable avx512_ops;
+extern const OpTable avx512_bf16_ops;
 #endif
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "isa/simd.h"
 #include "isa/table.h"
 
 namespace quire {
@@ -35,7 +36,7 @@ inline bfloat16_bits narrow<bfloat16_bits>(float value) {
   return static_cast<bfloat16_bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // round to nearest even
 }
 
-constexpr int kLanes = 16;
+
 
 template <typename T>
 void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float epsilon) {

@@ -1,0 +1,224 @@
+// Sixteen lanes of fp32 or int32: the one vector type of all ops, as what this translation unit's flags offer.
+//
+// Lanes, not registers, fix the order of every sum, and fused multiply-add is always explicit (contraction is off):
+// each instruction set gives the same bits. Everything here is in an unnamed namespace and nothing of the standard
+// library's templates is used: an inline function shared between translation units would be linked once, perhaps with
+// instructions that this processor lacks.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+struct F32x16 {
+  __m512 v;
+};
+struct I32x16 {
+  __m512i v;
+};
+inline F32x16 zero() { return {_mm512_setzero_ps()}; }
+inline F32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
+inline F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where a or b is NaN
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+inline F32x16 widen_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+inline F32x16 widen_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+// a < b ? x : y in each lane; y where a or b is NaN.
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+inline I32x16 zero_i() { return {_mm512_setzero_si512()}; }
+inline I32x16 broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I32x16 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
+inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I32x16 round_to_int(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest, ties to even
+inline I32x16 bits_of(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
+inline F32x16 float_of_bits(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+template <int kBits>
+inline I32x16 shift_left(I32x16 a) {
+  return {_mm512_slli_epi32(a.v, kBits)};
+}
+
+#elif defined(__AVX2__)
+
+struct F32x16 {
+  __m256 lo, hi;
+};
+struct I32x16 {
+  __m256i lo, hi;
+};
+inline F32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F32x16 broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32x16 a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F32x16 abs(F32x16 a) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline __m256 widen8_bf16(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline F32x16 widen_bf16(const uint16_t* p) { return {widen8_bf16(p), widen8_bf16(p + 8)}; }
+inline F32x16 widen_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+inline I32x16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I32x16 broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I32x16 load(const int32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline void store(int32_t* p, I32x16 a) {
+  _mm256_storeu_si256((__m256i*)p, a.lo);
+  _mm256_storeu_si256((__m256i*)(p + 8), a.hi);
+}
+inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline I32x16 round_to_int(F32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline I32x16 bits_of(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+inline F32x16 float_of_bits(I32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+template <int kBits>
+inline I32x16 shift_left(I32x16 a) {
+  return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};
+}
+
+#else
+
+struct F32x16 {
+  float v[kLanes];
+};
+struct I32x16 {
+  int32_t v[kLanes];
+};
+#define QUIRE_LANES(Type, expression)                      \
+  Type r;                                                  \
+  for (int i = 0; i < kLanes; ++i) r.v[i] = (expression);  \
+  return r
+inline F32x16 broadcast(float x) { QUIRE_LANES(F32x16, x); }
+inline F32x16 zero() { return broadcast(0.0f); }
+inline F32x16 load(const float* p) { QUIRE_LANES(F32x16, p[i]); }
+inline void store(float* p, F32x16 a) { memcpy(p, a.v, sizeof a.v); }
+inline F32x16 operator+(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] + b.v[i]); }
+inline F32x16 operator-(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] - b.v[i]); }
+inline F32x16 operator*(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] * b.v[i]); }
+inline F32x16 operator/(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] / b.v[i]); }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { QUIRE_LANES(F32x16, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+inline F32x16 max(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 min(F32x16 a, F32x16 b) { QUIRE_LANES(F32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline F32x16 abs(F32x16 a) { QUIRE_LANES(F32x16, __builtin_fabsf(a.v[i])); }
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  QUIRE_LANES(F32x16, a.v[i] < b.v[i] ? x.v[i] : y.v[i]);
+}
+inline float widen1_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline float widen1_f16(uint16_t bits) {
+  const uint32_t exponent = (bits >> 10) & 31u, fraction = bits & 1023u;
+  float value;
+  if (exponent == 0) {
+    value = static_cast<float>(fraction) * 0x1p-24f;
+  } else {
+    const uint32_t wide = exponent == 31 ? 0x7f800000u | (fraction << 13) : ((exponent + 112u) << 23) | (fraction << 13);
+    memcpy(&value, &wide, sizeof value);
+  }
+  return (bits & 0x8000u) ? -value : value;
+}
+inline F32x16 widen_bf16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_bf16(p[i])); }
+inline F32x16 widen_f16(const uint16_t* p) { QUIRE_LANES(F32x16, widen1_f16(p[i])); }
+inline I32x16 broadcast(int32_t x) { QUIRE_LANES(I32x16, x); }
+inline I32x16 zero_i() { return broadcast(int32_t{0}); }
+inline I32x16 load(const int32_t* p) { QUIRE_LANES(I32x16, p[i]); }
+inline void store(int32_t* p, I32x16 a) { memcpy(p, a.v, sizeof a.v); }
+inline I32x16 operator+(I32x16 a, I32x16 b) { QUIRE_LANES(I32x16, a.v[i] + b.v[i]); }
+inline F32x16 to_float(I32x16 a) { QUIRE_LANES(F32x16, static_cast<float>(a.v[i])); }
+// As the vector instruction does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.
+inline int32_t round1_to_int(float x) {
+  if (!(x >= -2147483648.0f && x < 2147483648.0f)) return INT32_MIN;
+  return static_cast<int32_t>(__builtin_nearbyintf(x));
+}
+inline I32x16 round_to_int(F32x16 a) { QUIRE_LANES(I32x16, round1_to_int(a.v[i])); }
+inline I32x16 bits_of(F32x16 a) {
+  I32x16 r;
+  memcpy(r.v, a.v, sizeof r.v);
+  return r;
+}
+inline F32x16 float_of_bits(I32x16 a) {
+  F32x16 r;
+  memcpy(r.v, a.v, sizeof r.v);
+  return r;
+}
+template <int kBits>
+inline I32x16 shift_left(I32x16 a) {
+  QUIRE_LANES(I32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << kBits));
+}
+#undef QUIRE_LANES
+
+#endif
+
+// Sum of the lanes in a fixed tree: halves, then quarters, …
+inline float sum(F32x16 a) {
+  float v[kLanes];
+  store(v, a);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) v[lane] += v[lane + half];
+  }
+  return v[0];
+}
+inline float largest(F32x16 a) {
+  float v[kLanes];
+  store(v, a);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) v[lane] = v[lane] > v[lane + half] ? v[lane] : v[lane + half];
+  }
+  return v[0];
+}
+
+// fp32 to bf16: nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+}  // namespace
+}  // namespace quire

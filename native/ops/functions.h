@@ -1,0 +1,88 @@
+// exp, erf, tanh and the activations made of them, as polynomials: the same bits on every instruction set.
+#pragma once
+#include "isa/simd.h"
+#include "plan/ops.h"
+
+namespace quire {
+namespace {
+
+// e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of r of degree 7, times 2^n in two
+// steps, since n may be 128. Below -87.3 it is 0 (no denormals), above 88.7 infinity; NaN stays NaN.
+inline F32x16 exp(F32x16 x) {
+  const F32x16 low = broadcast(-87.3f), high = broadcast(88.7f), infinity = broadcast(__builtin_inff());
+  const F32x16 clamped = min(max(x, low), high);
+  const F32x16 n = to_float(round_to_int(clamped * broadcast(1.44269504f)));
+  F32x16 r = fma(n, broadcast(-0.693359375f), clamped);  // ln 2 in two parts
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  F32x16 p = broadcast(1.0f / 5040.0f);
+  p = fma(p, r, broadcast(1.0f / 720.0f));
+  p = fma(p, r, broadcast(1.0f / 120.0f));
+  p = fma(p, r, broadcast(1.0f / 24.0f));
+  p = fma(p, r, broadcast(1.0f / 6.0f));
+  p = fma(p, r, broadcast(0.5f));
+  p = fma(p, r, broadcast(1.0f));
+  p = fma(p, r, broadcast(1.0f));
+  const I32x16 half = round_to_int(n * broadcast(0.5f));
+  const I32x16 other = round_to_int(n - to_float(half));
+  const I32x16 bias = broadcast(int32_t{127});
+  const F32x16 result = p * float_of_bits(shift_left<23>(half + bias)) * float_of_bits(shift_left<23>(other + bias));
+  const F32x16 finite = select_less(x, low, zero(), select_less(high, x, infinity, result));
+  return select_less(x, infinity, finite, x);
+}
+
+inline F32x16 tanh(F32x16 x) {
+  return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f));
+}
+
+// Abramowitz & Stegun 7.1.26, absolute error 1.5e-7.
+inline F32x16 erf(F32x16 x) {
+  const F32x16 a = abs(x), one = broadcast(1.0f);
+  const F32x16 t = one / fma(broadcast(0.3275911f), a, one);
+  F32x16 p = broadcast(1.061405429f);
+  p = fma(p, t, broadcast(-1.453152027f));
+  p = fma(p, t, broadcast(1.421413741f));
+  p = fma(p, t, broadcast(-0.284496736f));
+  p = fma(p, t, broadcast(0.254829592f));
+  const F32x16 positive = one - p * t * exp(zero() - a * a);
+  return select_less(x, zero(), zero() - positive, positive);
+}
+
+inline F32x16 activated(Activation activation, F32x16 x) {
+  const F32x16 half = broadcast(0.5f), one = broadcast(1.0f);
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return select_less(x, zero(), zero(), x);
+    case Activation::gelu: return half * x * (one + erf(x * broadcast(0.70710678f)));
+    case Activation::gelu_tanh: {
+      const F32x16 inner = fma(x * x * x, broadcast(0.044715f), x) * broadcast(0.79788456f);
+      return half * x * (one + tanh(inner));
+    }
+    case Activation::silu: return x / (one + exp(zero() - x));
+  }
+  return x;
+}
+
+// out[i] = activation(x[i]), times factor[i] unless it is null. The last values may be fewer than the lanes.
+inline void apply(Activation activation, const float* x, const float* factor, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    F32x16 value = activated(activation, load(x + i));
+    if (factor != nullptr) value = value * load(factor + i);
+    store(out + i, value);
+  }
+  if (i < count) {
+    const size_t bytes = static_cast<size_t>(count - i) * sizeof(float);
+    float values[kLanes] = {}, factors[kLanes] = {};
+    memcpy(values, x + i, bytes);
+    F32x16 value = activated(activation, load(values));
+    if (factor != nullptr) {
+      memcpy(factors, factor + i, bytes);
+      value = value * load(factors);
+    }
+    store(values, value);
+    memcpy(out + i, values, bytes);
+  }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,55 @@
+// RMS norm (Zhang & Sennrich 2019, eq. 4) and layer norm (Ba 2016, eq. 4) of fp32 rows, written in the type that the
+// next layer reads. Sums run over 16 lanes, then a fixed tree.
+#pragma once
+#include "ops/rows.h"
+#include "plan/ops.h"
+
+namespace quire {
+namespace {
+
+// out[i] = (x[i] - mean) * rsqrt(mean of squares of that + epsilon) * weight[i] + bias[i]; mean 0 unless subtract_mean.
+inline void normalise(const float* x, const float* weight, const float* bias, float* out, int64_t width, float epsilon,
+                      bool subtract_mean) {
+  const int64_t whole = width - width % kLanes;
+  float tail[kLanes] = {};
+  memcpy(tail, x + whole, static_cast<size_t>(width - whole) * sizeof(float));
+  float mean = 0.0f;
+  if (subtract_mean) {
+    F32x16 total = load(tail);
+    for (int64_t i = 0; i < whole; i += kLanes) total = total + load(x + i);
+    mean = sum(total) / static_cast<float>(width);
+  }
+  F32x16 squares = zero();
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const F32x16 value = load(x + i) - broadcast(mean);
+    squares = fma(value, value, squares);
+  }
+  for (int64_t i = whole; i < width; ++i) tail[i - whole] -= mean;
+  squares = fma(load(tail), load(tail), squares);
+  const float scale = 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + epsilon);
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    F32x16 value = (load(x + i) - broadcast(mean)) * broadcast(scale);
+    if (weight != nullptr) value = value * load(weight + i);
+    if (bias != nullptr) value = value + load(bias + i);
+    store(out + i, value);
+  }
+  for (int64_t i = whole; i < width; ++i) {
+    float value = tail[i - whole] * scale;
+    if (weight != nullptr) value = value * weight[i];
+    if (bias != nullptr) value = value + bias[i];
+    out[i] = value;
+  }
+}
+
+inline void norm(const NormOp& op, const Context& context) {
+  const Range mine = share(context.step->num_tokens, context);
+  float* values = reinterpret_cast<float*>(context.scratch);
+  for (int64_t t = mine.begin; t < mine.end; ++t) {
+    normalise(row<float>(op.in, t), op.weight, op.bias, values, op.width, op.epsilon, op.subtract_mean);
+    write_columns(op.out, t, 0, op.width, values);
+    finish_row(op.out, t, op.width);
+  }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,98 @@
+#include "plan/plan.h"
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace quire {
+namespace {
+
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Plan::Plan(int num_threads, int64_t max_tokens, int64_t max_requests)
+    : max_tokens_(max_tokens),
+      max_requests_(max_requests),
+      pool_(num_threads),
+      derived_(static_cast<size_t>(max_requests + 1 + 3 * max_tokens)),
+      scratch_memory_(new std::byte[static_cast<size_t>(kScratchBytes * pool_.num_threads() + 64)]) {
+  const auto address = reinterpret_cast<uintptr_t>(scratch_memory_.get());
+  scratch_ = reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
+}
+
+void Plan::push_raw(const char* name, Call call, const void* params, size_t size, uint32_t mask) {
+  if (size > kMaxParams) throw std::length_error("an op's parameters are larger than an entry holds");
+  Entry entry{name, call, mask, {}};
+  std::memcpy(entry.params, params, size);
+  entries_.push_back(entry);
+}
+
+void Plan::derive() {
+  int32_t* first_tokens = derived_.data();
+  int32_t* token_ids = first_tokens + max_requests_ + 1;
+  int32_t* positions = token_ids + max_tokens_;
+  int32_t* token_requests = positions + max_tokens_;
+  int32_t token = 0;
+  for (int64_t r = 0; r < step_.num_requests; ++r) {
+    first_tokens[r] = token;
+    const int32_t* known = step_.tokens + step_.request_rows[r] * step_.tokens_stride;
+    for (int32_t i = 0; i < step_.counts[r]; ++i, ++token) {
+      positions[token] = step_.starts[r] + i;
+      token_ids[token] = known[step_.starts[r] + i];
+      token_requests[token] = static_cast<int32_t>(r);
+    }
+  }
+  first_tokens[step_.num_requests] = token;
+  step_.first_tokens = first_tokens;
+  step_.token_ids = token_ids;
+  step_.positions = positions;
+  step_.token_requests = token_requests;
+}
+
+void Plan::run(Step step, uint32_t parts) {
+  int64_t num_tokens = 0;
+  for (int64_t r = 0; r < step.num_requests; ++r) num_tokens += step.counts[r];
+  if (step.num_requests > max_requests_ || num_tokens > max_tokens_ || step.num_logit_rows > max_requests_) {
+    throw std::length_error("a step of " + std::to_string(step.num_requests) + " requests, " +
+                            std::to_string(num_tokens) + " tokens and " + std::to_string(step.num_logit_rows) +
+                            " rows of logits is larger than the plan");
+  }
+  step_ = step;
+  step_.num_tokens = num_tokens;
+  parts_ = parts;
+  derive();
+  pool_.run([](void* plan, int thread, Barrier& barrier) { static_cast<Plan*>(plan)->run_thread(thread, barrier); },
+            this);
+}
+
+void Plan::run_thread(int thread, Barrier& barrier) {
+  const Context context{&step_, thread, pool_.num_threads(), scratch_ + thread * kScratchBytes};
+  const OpTable& table = *chosen_ops;
+  const bool profiles = thread == 0 && !nanoseconds_.empty();
+  int64_t before = profiles ? now() : 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    if ((entry.mask & parts_) == 0) continue;
+    entry.call(table, entry.params, context);
+    barrier.wait();
+    if (profiles) {
+      const int64_t after = now();
+      nanoseconds_[i] += after - before;
+      before = after;
+    }
+  }
+}
+
+void Plan::set_profiling(bool on) { nanoseconds_.assign(on ? entries_.size() : 0, 0); }
+
+std::vector<std::string> Plan::op_names() const {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_) names.emplace_back(entry.name);
+  return names;
+}
+
+}  // namespace quire
