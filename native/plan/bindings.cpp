@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "ops/kv_cache.h"
 #include "plan/plan.h"
 
 namespace nb = nanobind;
@@ -77,6 +78,8 @@ void bind_values(nb::module_& m) {
       },
       "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
+  m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
+        "Bytes of one block of one layer of the KV pool.");
   m.def("wanted_rows", &wanted_rows, "format"_a, "The type of rows that a product with such a weight reads.");
 }
 
