@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "ops/kv_cache.h"
 #include "plan/plan.h"
 
 namespace nb = nanobind;
@@ -77,6 +78,8 @@ void bind_values(nb::module_& m) {
       },
       "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
+  m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
+        "Bytes of one block of one layer of the KV pool.");
   m.def("wanted_rows", &wanted_rows, "format"_a, "The type of rows that a product with such a weight reads.");
 }
 
@@ -175,6 +178,7 @@ void bind_plan(nb::module_& m) {
       "parts"_a, "num_requests"_a, "num_logit_rows"_a, "request_rows"_a, "starts"_a, "counts"_a, "logit_rows"_a,
       "tokens"_a, "tokens_stride"_a, "block_tables"_a, "table_stride"_a, "group_stride"_a,
       "Compute one step: see `Step` in native/plan/types.h for the int32 arrays whose addresses these are.");
+  plan.def_prop_ro("num_threads", &Plan::num_threads);
   plan.def("set_profiling", &Plan::set_profiling, "on"_a, "Time every op from now on, or stop.");
   plan.def("nanoseconds", &Plan::nanoseconds, "Per op since profiling was switched on.");
   plan.def("op_names", &Plan::op_names, "Per op its name.");
