@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from quire import _native
+from tests.kernels.native.packed_weights import FORMATS, ISAS, aligned, run
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
-FORMATS = ["f32", "f16", "bf16"]
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
@@ -22,15 +21,6 @@ def chosen_isa() -> Iterator[None]:
     before = _native.isa()
     yield
     _native.set_isa(before)
-
-
-def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at a multiple of 64 bytes, as packed weights do."""
-    memory = np.empty(array.nbytes + 64, dtype=np.uint8)
-    offset = -memory.ctypes.data % 64
-    copy = memory[offset : offset + array.nbytes]
-    copy[:] = np.frombuffer(array.tobytes(), dtype=np.uint8)
-    return copy
 
 
 def packed(weight: torch.Tensor, weight_format: str) -> np.ndarray:
@@ -42,17 +32,16 @@ def packed(weight: torch.Tensor, weight_format: str) -> np.ndarray:
     values = padded.view(torch.int32 if weight_format == "f32" else torch.int16).numpy()
     tiles = values.reshape(-1, 16, values.shape[1] // pairs, pairs).transpose(0, 2, 1, 3)
     tiles = tiles.reshape(tiles.shape[0], -1)
-    size = _native.tile_bytes(getattr(_native.WeightFormat, weight_format), num_inputs)
-    out = np.zeros((tiles.shape[0], size // tiles.itemsize), dtype=tiles.dtype)
-    out[:, : tiles.shape[1]] = tiles
-    return aligned(out)
+    size = _native.tile_bytes(FORMATS[weight_format], num_inputs)
+    out = aligned(len(tiles) * size)
+    out.view(tiles.dtype).reshape(len(tiles), -1)[:, : tiles.shape[1]] = tiles
+    return out
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, weight_format: str, num_threads: int = 1) -> np.ndarray:
     """x [T, I] @ weight [N, I].T by a plan of one op, as the bits of fp32 [T, N]."""
     num_tokens, num_inputs = x.shape
     data = packed(weight, weight_format)
-    rows_type = _native.wanted_rows(getattr(_native.WeightFormat, weight_format))
     dtype = torch.bfloat16 if weight_format == "bf16" else torch.float32
     width = num_inputs + num_inputs % 2
     rows = torch.zeros(num_tokens, width, dtype=dtype)
@@ -60,14 +49,12 @@ def product(x: torch.Tensor, weight: torch.Tensor, weight_format: str, num_threa
     out = np.full((num_tokens, weight.shape[0]), np.nan, dtype=np.float32)
     plan = _native.Plan(num_threads, num_tokens, 1)
     plan.gemm(
-        _native.Weight(data.ctypes.data, *weight.shape, getattr(_native.WeightFormat, weight_format)),
+        _native.Weight(data.ctypes.data, *weight.shape, FORMATS[weight_format]),
         0,
-        _native.Rows(rows.data_ptr(), width * rows.element_size(), rows_type),
+        _native.Rows(rows.data_ptr(), width * rows.element_size(), _native.wanted_rows(FORMATS[weight_format])),
         _native.Rows(out.ctypes.data, out.strides[0], _native.RowType.f32),
     )
-    zero, count = np.zeros(num_tokens + 1, dtype=np.int32), np.array([num_tokens], dtype=np.int32)
-    at_zero = zero.ctypes.data
-    plan.run(1, 1, 0, at_zero, at_zero, count.ctypes.data, at_zero, at_zero, num_tokens, at_zero, 1, 1)
+    run(plan, np.zeros(num_tokens))
     return out.view(np.uint32)
 
 
@@ -88,7 +75,7 @@ def random(shape: tuple[int, int], weight_format: str, seed: int) -> torch.Tenso
     """Values of many magnitudes, so that another order of a sum is another sum."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator) * torch.exp2(torch.randint(-4, 5, shape, generator=generator))
-    return values.to(DTYPES[weight_format])
+    return values.to(FLOATS[weight_format])
 
 
 def rows_for(shape: tuple[int, int], weight_format: str, seed: int) -> torch.Tensor:
@@ -100,7 +87,7 @@ SHAPES = [(1, 1, 1), (2, 16, 2), (1, 40, 300), (3, 17, 31), (4, 33, 129), (5, 48
 SHAPES += [(8, 31, 128), (9, 64, 255), (17, 16, 256), (34, 40, 259), (70, 33, 301)]
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", FLOATS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_are_in_the_documented_order_to_the_bit(shape: tuple[int, int, int], weight_format: str) -> None:
     num_tokens, num_outputs, num_inputs = shape
@@ -117,7 +104,7 @@ def test_sums_are_in_the_documented_order_to_the_bit(shape: tuple[int, int, int]
     assert (abs(torch.from_numpy(wanted.view(np.float32)).double() - ideal) <= bound + 1e-30).all()
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", FLOATS)
 def test_a_row_is_the_same_alone_and_among_others(weight_format: str) -> None:
     x, weight = rows_for((67, 270), weight_format, 3), random((40, 270), weight_format, 4)
     for isa in ISAS[1:] or ISAS:
@@ -142,7 +129,7 @@ def test_every_f16_value_is_decoded_exactly() -> None:
     assert (values.float().abs() < 2.0**-14).sum() > 2000, "subnormals are among them"
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", FLOATS)
 def test_not_a_number_and_infinity_reach_their_own_rows_and_outputs_only(weight_format: str) -> None:
     x, weight = rows_for((10, 37), weight_format, 5), random((35, 37), weight_format, 6)
     clean = expected(x, weight, weight_format)
@@ -167,7 +154,7 @@ def test_denormals_are_zero_on_every_instruction_set(weight_format: str) -> None
     shape = (9, 66)
     exponents = torch.randint(-4, 5, shape, generator=generator) - torch.arange(58, 76, 2)[:, None]
     x = (torch.randn(shape, generator=generator) * torch.exp2(exponents)).bfloat16()
-    weight = (torch.randn(40, 66, generator=generator) * 2.0**-62).to(DTYPES[weight_format])
+    weight = (torch.randn(40, 66, generator=generator) * 2.0**-62).to(FLOATS[weight_format])
     x[:, ::7] = 2.0**-130  # denormal
     results = []
     for isa in ISAS:
