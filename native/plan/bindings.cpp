@@ -178,6 +178,7 @@ void bind_plan(nb::module_& m) {
       "parts"_a, "num_requests"_a, "num_logit_rows"_a, "request_rows"_a, "starts"_a, "counts"_a, "logit_rows"_a,
       "tokens"_a, "tokens_stride"_a, "block_tables"_a, "table_stride"_a, "group_stride"_a,
       "Compute one step: see `Step` in native/plan/types.h for the int32 arrays whose addresses these are.");
+  plan.def_prop_ro("num_threads", &Plan::num_threads);
   plan.def("set_profiling", &Plan::set_profiling, "on"_a, "Time every op from now on, or stop.");
   plan.def("nanoseconds", &Plan::nanoseconds, "Per op since profiling was switched on.");
   plan.def("op_names", &Plan::op_names, "Per op its name.");

@@ -17,6 +17,10 @@ from quire.types import KVCacheGroup
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""
+KV_DTYPES = {**DTYPES, "int8": 1}
+"""Types of the KV cache and the size of a value in bytes."""
+KV_SCALE_BYTES = {**dict.fromkeys(DTYPES, 0), "int8": 4}
+"""Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 POLICIES = ("fcfs", "priority", "sjf")
 DEFAULT_MAX_NUM_SEQS = 256
@@ -49,6 +53,9 @@ class EngineOptions:
         "auto", "weights: auto, or dummy for random ones", choices=("auto", "dummy"), group="model"
     )
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
+    quantization: str | None = option(
+        None, "quantise the weights of an unquantised model at load", choices=(None, "int8", "int4"), group="model"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
     seed: int = option(0, "seeds requests that bring none", group="model")
     max_model_len: int | None = option(None, "context length: prompt and generated tokens")
@@ -56,7 +63,7 @@ class EngineOptions:
     max_num_batched_tokens: int = option(2048, "token budget of one step")
     block_size: int | None = option(None, "tokens per KV block")
     kv_cache_dtype: str = option(
-        "auto", "KV cache type; auto is the compute type", choices=("auto", "float32", "bfloat16", "float16")
+        "auto", "KV cache type; auto is the compute type", choices=("auto", "float32", "bfloat16", "float16", "int8")
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all")
     kv_cache_memory_bytes: int | None = option(None, "memory for the KV cache, in bytes")
@@ -71,7 +78,7 @@ class EngineOptions:
     max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
     tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
-    enforce_eager: bool = option(False, "for compatibility: the model always runs op by op", group="debug")
+    enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
     def __post_init__(self) -> None:
@@ -183,6 +190,10 @@ class EngineConfig:
     kv_dtype: str
     scheduler: SchedulerConfig
     decisions: tuple[Decision, ...]
+    uses_plan: bool = False
+    """Whether the model runs as a native plan; else op by op in PyTorch."""
+    keeps_stored_weights: bool = True
+    """Whether a plan computes with quantised weights as they are stored; else they become the compute dtype."""
 
 
 def canonical_dtype(name: str) -> str | None:

@@ -11,6 +11,8 @@ from quire.byte_sizes import format_bytes
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
+    KV_DTYPES,
+    KV_SCALE_BYTES,
     Decision,
     EngineConfig,
     EngineOptions,
@@ -22,6 +24,8 @@ from quire.config import (
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.pool_shape import PoolShape
 
+PLAN_BLOCK_MULTIPLE = 16
+"""Native attention reads keys of so many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 MAX_DEFAULT_CPU_KV_BYTES = 4 * 2**30
@@ -39,12 +43,17 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     _check_options(options)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
-    dtype = _resolve_dtype(options, hardware, decisions)
-    kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     block_size = _resolve_block_size(options, device, decisions)
+    uses_plan = _resolve_execution(options, device, block_size, decisions)
+    dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
+    keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
+    if options.quantization is not None:
+        decisions.append(Decision("quantization", options.quantization, "chosen"))
+    kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     wanted_len = _wanted_model_len(options, model)
     groups = tuple(
-        replace(group, spec=replace(group.spec, dtype_bytes=DTYPES[kv_dtype])) for group in model.kv_cache_groups
+        replace(group, spec=replace(group.spec, dtype_bytes=KV_DTYPES[kv_dtype], scale_bytes=KV_SCALE_BYTES[kv_dtype]))
+        for group in model.kv_cache_groups
     )
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     memory = _memory_for_kv(options, hardware, model, dtype, shape.max_num_batched_tokens)
@@ -66,7 +75,9 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
     )
-    return EngineConfig(options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions))
+    return EngineConfig(
+        options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +134,31 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
     return hardware.device
 
 
-def _resolve_dtype(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> str:
+def _resolve_execution(options: EngineOptions, device: str, block_size: int, decisions: list[Decision]) -> bool:
+    """Whether the model runs as a native plan."""
+    reasons = {
+        "on a GPU kernels are launched one by one": device != "cpu",
+        "enforce_eager was chosen": options.enforce_eager,
+        f"a plan needs blocks of a multiple of {PLAN_BLOCK_MULTIPLE} tokens": block_size % PLAN_BLOCK_MULTIPLE != 0,
+    }
+    against = next((reason for reason, holds in reasons.items() if holds), None)
+    if against is not None and (options.quantization is not None or options.kv_cache_dtype == "int8"):
+        option = "quantization" if options.quantization is not None else "kv_cache_dtype"
+        raise ConfigError(
+            f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; "
+            f"leave {option} unset"
+        )
+    reason = against or "the model's forward runs as one native call per step"
+    decisions.append(Decision("execution", "eager" if against else "plan", reason))
+    return against is None
+
+
+def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, decisions: list[Decision]) -> str:
     chosen = canonical_dtype(options.dtype)
     if chosen is not None:
         reason = "chosen: reference numerics" if chosen == "float32" else "chosen"
+    elif uses_plan:
+        chosen, reason = "bfloat16", "half the bytes of float32; quantised weights stay as they are stored"
     elif hardware.has_fast_bfloat16:
         chosen, reason = "bfloat16", f"{hardware.name or hardware.device} multiplies bfloat16 fast"
     elif hardware.device == "cpu":

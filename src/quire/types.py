@@ -27,11 +27,13 @@ class FullAttentionSpec:
     num_kv_heads: int
     head_size: int
     dtype_bytes: int
+    scale_bytes: int = 0
+    """Of one token's key or value in one head: int8 values have a scale."""
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_size * self.dtype_bytes
+        return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,12 @@ class SlidingWindowSpec:
     head_size: int
     dtype_bytes: int
     window: int
+    scale_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_size * self.dtype_bytes
+        return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
 
 
 KVCacheSpec = FullAttentionSpec | SlidingWindowSpec

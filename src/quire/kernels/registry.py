@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from quire.errors import ConfigError, nearest
+from quire.kernels.tracing import PLAN_DEVICE, recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Kernel(Generic[P, T]):
 
     def _choose(self, device_type: str) -> Callable[P, T]:
         name = self.version_on(device_type)
-        chosen = self.versions[name]
+        chosen = recorder(self.function) if device_type == PLAN_DEVICE else self.versions[name]
         if is_tracing(os.environ.get("QUIRE_TRACE", "")):
             chosen = _traced(f"{self.function} ({name})", chosen)
         self._chosen[device_type] = chosen

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.kernels.tracing import Symbol
+
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """cos, sin [T, D] in fp32, as `kernels.rope` reads them."""
 
@@ -66,6 +68,8 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """See the class; the sign of the first half of `sin` is that of the rope kernel's contract."""
+        if isinstance(positions, Symbol):
+            return positions.rotation(self.frequencies)
         angles = positions.float()[:, None] * self.frequencies  # [T, D/2]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -13,6 +13,8 @@ from quire.config import EngineConfig
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.types import BlockCopy
 
+_POOL_DTYPES = {**TORCH_DTYPES, "int8": torch.int8}
+
 
 class CacheEngine:
     """The KV pool and its views.
@@ -20,32 +22,46 @@ class CacheEngine:
     Attributes:
         pool: [N, page], page = all layers of the largest group; with one group it is [N, L, 2, B, K, D] flattened.
         kv_caches: per layer a view [N, 2, B, K, D], strided over N; plane 0 keys, plane 1 values.
+            Plans lay the same bytes out in their own way; int8 values, which have scales, are theirs alone.
         layer_groups: per layer the index of its KV cache group.
+        layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
     Dtypes: the KV type.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         scheduler = config.scheduler
-        self._group_sizes = [
-            len(group.layer_indices) * 2 * scheduler.block_size * group.spec.num_kv_heads * group.spec.head_size
+        layer_sizes = [
+            scheduler.block_size * group.spec.bytes_per_token // group.spec.dtype_bytes
             for group in scheduler.kv_cache_groups
         ]
+        self._group_sizes = [
+            len(group.layer_indices) * size for group, size in zip(scheduler.kv_cache_groups, layer_sizes, strict=True)
+        ]
         shape = (scheduler.num_blocks, max(self._group_sizes))
-        self.pool = torch.empty(shape, dtype=TORCH_DTYPES[config.kv_dtype], device=config.device)
+        self.pool = torch.empty(shape, dtype=_POOL_DTYPES[config.kv_dtype], device=config.device)
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.pool[0].zero_()
         kv_caches: dict[int, torch.Tensor] = {}
         layer_groups: dict[int, int] = {}
+        layer_addresses: dict[int, int] = {}
         for group_index, group in enumerate(scheduler.kv_cache_groups):
             spec = group.spec
             plane = (2, scheduler.block_size, spec.num_kv_heads, spec.head_size)
-            size = self._group_sizes[group_index] // len(group.layer_indices)
+            size = layer_sizes[group_index]
             for position, layer in enumerate(group.layer_indices):
                 page_slice = self.pool[:, position * size : (position + 1) * size]
-                kv_caches[layer] = page_slice.view(scheduler.num_blocks, *plane)
+                if not spec.scale_bytes:
+                    kv_caches[layer] = page_slice.view(scheduler.num_blocks, *plane)
+                layer_addresses[layer] = page_slice.data_ptr()
                 layer_groups[layer] = group_index
         self.kv_caches = tuple(kv_caches[layer] for layer in range(len(kv_caches)))
+        self.layer_addresses = tuple(layer_addresses[layer] for layer in range(len(layer_addresses)))
         self.layer_groups = tuple(layer_groups[layer] for layer in range(len(layer_groups)))
+
+    @property
+    def block_stride_bytes(self) -> int:
+        """From one block to the next."""
+        return self.pool.stride(0) * self.pool.element_size()
 
     @property
     def num_bytes(self) -> int:

@@ -132,12 +132,12 @@ def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]
     return [target]
 
 
-def fill_with_random(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+def fill_with_random(parameters: Mapping[str, nn.Parameter], seed: int, *, first_index: int = 0) -> None:
     """Seeded weights that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
     Mutates: parameters.
     """
-    for index, (name, parameter) in enumerate(sorted(parameters.items())):
+    for index, (name, parameter) in enumerate(sorted(parameters.items()), first_index):
         if parameter.ndim < 2:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
             continue

@@ -2,20 +2,21 @@
 
 It decides nothing: what to compute is in the schedule, what to draw in the sampler, what a request looks like in
 `RequestStates`. Prompt logprobs and pooling read the same hidden states as sampling.
-Next to read: `batch.py`, then `sampling/sampler.py`.
+Next to read: `batch.py`, `forward.py`, then `sampling/sampler.py`.
 """
 
 import math
-from typing import Any
 
+import numpy as np
 import torch
 
 from quire.config import EngineConfig
-from quire.runtime.batch import StepBatch, build_batch
+from quire.runtime.batch import StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
 from quire.sampling.sampler import NO_CHOICE, Sampled, Sampler
-from quire.types import NewRequest, RequestResult, SchedulerOutput, StepResult, TokenLogprobs
+from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 256
 """Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
@@ -25,15 +26,14 @@ _BAD_EMBEDDING = (
 
 
 class ModelRunner:
-    """Runs steps of one model on one device. Owns the request states; model, cache and sampler are given to it."""
+    """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it."""
 
-    def __init__(self, config: EngineConfig, model: Any, cache: CacheEngine, sampler: Sampler) -> None:
+    def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
         scheduler = config.scheduler
-        self.model = model
+        self.forward = forward
         self.cache = cache
         self.sampler = sampler
         self.device = torch.device(config.device)
-        self.block_size = scheduler.block_size
         self.states = RequestStates(
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
@@ -51,10 +51,11 @@ class ModelRunner:
             self.cache.copy(output.copies)
         if not any(item.num_tokens for item in output.scheduled):
             return StepResult(output.step_id, ())
-        step = build_batch(output, self.states, self.cache, self.block_size, self.device)
-        hidden = self.model(step.forward.token_ids, step.forward)
-        prompt_logprobs, embeddings = self._read_prompts(hidden, step)
-        sampled = self._sample(hidden, step)
+        layout = lay_out(output)
+        is_greedy = self.sampler.is_plain_greedy(layout.sampled_ids)
+        likeliest = self.forward.run(layout, self.states, only_likeliest=is_greedy)
+        prompt_logprobs, embeddings = self._read_prompts(layout)
+        sampled = self._sample(layout, likeliest)
         results = []
         for item in output.scheduled:
             request_id = item.request_id
@@ -81,50 +82,51 @@ class ModelRunner:
             if item.new_token_ids:
                 self.sampler.append_tokens(item.request_id, item.new_token_ids)
 
-    def _sample(self, hidden: torch.Tensor, step: StepBatch) -> dict[str, Sampled]:
-        """Sampled token and logprobs per request. Shapes: hidden [T, E]."""
-        if not step.sampled_ids:
+    def _sample(self, layout: StepLayout, likeliest: list[int | None] | None) -> dict[str, Sampled]:
+        """Sampled token and logprobs per request. `likeliest`: per logit row, where the forward knows it."""
+        if not layout.sampled_ids:
             return {}
-        logits = self.model.compute_logits(hidden.index_select(0, step.forward.logit_rows)).float()
-        if step.logit_index is not None:
-            logits = logits[torch.tensor(step.logit_index, device=self.device)]
-        return dict(zip(step.sampled_ids, self.sampler.sample(logits, step.sampled_ids), strict=True))
+        index = layout.logit_index
+        if likeliest is not None:
+            chosen = likeliest if index is None else [likeliest[row] for row in index]
+            return {request_id: (token_id, None) for request_id, token_id in zip(layout.sampled_ids, chosen, strict=True)}
+        logits = self.forward.logits(layout.logit_rows)
+        if index is not None:
+            logits = logits[torch.tensor(index, device=self.device)]
+        return dict(zip(layout.sampled_ids, self.sampler.sample(logits, layout.sampled_ids), strict=True))
 
     def _read_prompts(
-        self, hidden: torch.Tensor, step: StepBatch
+        self, layout: StepLayout
     ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, tuple[float, ...]]]:
         """Prompt logprobs and embeddings of the requests that asked for them and computed prompt tokens now."""
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         embeddings: dict[str, tuple[float, ...]] = {}
-        for item, first_row in zip(step.computed, step.first_rows, strict=True):
+        for item, first_row in zip(layout.computed, layout.first_rows, strict=True):
             new = self.states[item.request_id].new
             if item.num_computed_tokens >= new.num_prompt_tokens:
                 continue
-            rows = hidden[first_row : first_row + item.num_tokens]
             if new.pooling is not None:
+                rows = self.forward.hidden(first_row, first_row + item.num_tokens)
                 embedding = self._pool(new, item.num_computed_tokens, rows)
                 if embedding is not None:
                     embeddings[item.request_id] = embedding
             elif new.sampling is not None and new.sampling.prompt_logprobs is not None:
                 prompt_logprobs[item.request_id] = self._prompt_logprobs(
-                    new, new.sampling.prompt_logprobs, item.num_computed_tokens, rows
+                    new, new.sampling.prompt_logprobs, item, first_row
                 )
         return prompt_logprobs, embeddings
 
     def _prompt_logprobs(
-        self, new: NewRequest, num_logprobs: int, start: int, hidden: torch.Tensor
+        self, new: NewRequest, num_logprobs: int, item: ScheduledRequest, first_row: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Logprobs of the prompt tokens that follow positions start …: the last of a chunk predicts the next chunk's
-        first.
-
-        Shapes: hidden [T, E].
-        """
+        """Logprobs of the prompt tokens that follow a chunk's: its last predicts the next chunk's first."""
+        start = item.num_computed_tokens
         # The last prompt token predicts a generated one, which is the sampler's.
-        count = min(start + len(hidden), new.num_prompt_tokens - 1) - start
+        count = min(start + item.num_tokens, new.num_prompt_tokens - 1) - start
         found: list[TokenLogprobs] = []
         for first in range(0, count, PROMPT_LOGPROB_ROWS):
             last = min(first + PROMPT_LOGPROB_ROWS, count)
-            logits = self.model.compute_logits(hidden[first:last]).float()
+            logits = self.forward.logits(np.arange(first_row + first, first_row + last, dtype=np.int32))
             following = self.states.token_slice(new.request_id, start + first + 1, start + last + 1)
             found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), num_logprobs))
         return tuple(found)

@@ -3,16 +3,38 @@
 Next to read: `model_runner.py`.
 """
 
+import logging
+from typing import Any
+
 import torch
 
+from quire import _native
 from quire.config import EngineConfig
+from quire.errors import UnsupportedModelError
+from quire.kernels.tracing import NotTraceableError
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.dtypes import TORCH_DTYPES
+from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.loader import load_model
-from quire.runtime.model_runner import ModelRunner
+from quire.runtime.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from quire.runtime.plan.emit import PlanLimits, PlannedModel
+from quire.runtime.plan.load import plan_model
 from quire.sampling.sampler import Sampler
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
+
+logger = logging.getLogger("quire.runtime")
+KV_FORMATS = {
+    "float32": _native.KvFormat.f32,
+    "float16": _native.KvFormat.f16,
+    "bfloat16": _native.KvFormat.bf16,
+    "int8": _native.KvFormat.i8,
+}
+_NEEDS_PLAN = (
+    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error} of this model: leave "
+    "kv_cache_dtype and quantization unset"
+)
 
 
 class Worker:
@@ -28,11 +50,46 @@ class Worker:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.config = config
-        self.model = load_model(config, checkpoint, progress)
         self.cache = CacheEngine(config)
         self.sampler = Sampler(config.model.vocab_size, device)
-        self.runner = ModelRunner(config, self.model, self.cache, self.sampler)
+        self.forward = self._make_forward(checkpoint, device, progress)
+        self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
+
+    def _make_forward(self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> Forward:
+        config = self.config
+        if config.uses_plan:
+            try:
+                program, weights = plan_model(config, checkpoint, self.cache.layer_groups, progress)
+            except NotTraceableError as error:
+                if config.kv_dtype not in TORCH_DTYPES or config.options.quantization is not None:
+                    raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
+                logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
+            else:
+                limits = PlanLimits(
+                    max_tokens=config.scheduler.max_num_batched_tokens,
+                    max_requests=config.scheduler.max_num_seqs,
+                    max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
+                )
+                threads = config.hardware.num_threads
+                return PlannedForward(PlannedModel(program, weights, kv_layers(config, self.cache), limits, threads))
+        model = load_model(config, checkpoint, progress)
+        return EagerForward(model, self.cache, config.scheduler.block_size, device)
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""
         return self.runner.run(output)
+
+
+def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[Any]:
+    """Each layer's share of the KV pool, as native ops address it."""
+    scheduler = config.scheduler
+    layers = []
+    for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
+        spec = scheduler.kv_cache_groups[group].spec
+        layers.append(
+            _native.KvLayer(
+                address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
+                KV_FORMATS[config.kv_dtype], group,
+            )  # fmt: skip
+        )
+    return layers

@@ -113,6 +113,10 @@ class Sampler:
             for token_id in token_ids:
                 state.append(token_id)
 
+    def is_plain_greedy(self, request_ids: Sequence[str]) -> bool:
+        """Whether none of these requests wants anything but the likeliest token now."""
+        return all(self._states[request_id].is_plain_greedy for request_id in request_ids)
+
     def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[Sampled]:
         """Choose the next token of each request, with its log-probabilities where asked for.
 
@@ -120,7 +124,7 @@ class Sampler:
         Shapes: logits [S, V], one row per request. Dtypes: fp32. Mutates: logits.
         """
         states = [self._states[request_id] for request_id in request_ids]
-        if all(state.is_plain_greedy for state in states):
+        if self.is_plain_greedy(request_ids):
             return [(token_id, None) for token_id in _largest(logits)]
         results: list[Sampled] = []
         for part in row_slices(*logits.shape):

@@ -1,0 +1,54 @@
+// Python's view of packing: addresses and sizes in. The caller keeps the memory alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "weights/pack.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+StoredFormat stored_format(const std::string& name) {
+  if (name == "F32") return StoredFormat::f32;
+  if (name == "F16") return StoredFormat::f16;
+  if (name == "BF16") return StoredFormat::bf16;
+  if (name == "Q4_0") return StoredFormat::q4_0;
+  if (name == "Q4_1") return StoredFormat::q4_1;
+  if (name == "Q8_0") return StoredFormat::q8_0;
+  if (name == "Q4_K") return StoredFormat::q4_k;
+  throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
+}
+
+}  // namespace
+
+void bind_weights(nb::module_& m) {
+  m.def("packed_bytes", &packed_bytes, "format"_a, "num_outputs"_a, "num_inputs"_a,
+        "Bytes of a packed matrix, which must start at a multiple of 64 bytes.");
+  m.def(
+      "pack_rows",
+      [](const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs, int64_t row_stride_bytes,
+         uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order) {
+        const PackedRows job{.stored = stored_format(stored),
+                             .rows = reinterpret_cast<const std::byte*>(rows),
+                             .row_stride_bytes = row_stride_bytes,
+                             .row_order = reinterpret_cast<const int32_t*>(row_order),
+                             .num_rows = num_rows,
+                             .num_inputs = num_inputs,
+                             .target = target,
+                             .packed = reinterpret_cast<std::byte*>(packed),
+                             .first_output = first_output};
+        nb::gil_scoped_release release;
+        pack_rows(job);
+      },
+      "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
+      "target"_a, "row_order"_a = 0,
+      "Pack rows stored in a GGUF format as outputs first_output and following of the matrix at `packed`; see\n"
+      "native/weights/pack.h. row_order: address of int32 row numbers, or 0 for rows as they come.");
+}
+
+}  // namespace quire

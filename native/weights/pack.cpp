@@ -1,0 +1,292 @@
+#include "weights/pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "weights/half.h"
+
+namespace quire {
+namespace {
+
+// Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
+constexpr int64_t kChunk = 256;
+
+// One output of a packed matrix.
+struct Lane {
+  std::byte* tile;
+  int64_t lane;
+  int64_t blocks;
+};
+
+uint32_t word(const std::byte* p, int64_t index) {
+  uint32_t value;
+  std::memcpy(&value, p + 4 * index, sizeof value);
+  return value;
+}
+uint16_t half(const std::byte* p) {
+  uint16_t value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+template <typename T>
+void put(std::byte* p, T value) {
+  std::memcpy(p, &value, sizeof value);
+}
+
+constexpr int64_t block_bytes(WeightFormat target) { return target == WeightFormat::q8 ? 512 : 256; }
+
+void put_word(const Lane& to, WeightFormat target, int64_t block, int64_t index, uint32_t value) {
+  put(to.tile + block * block_bytes(target) + index * 64 + to.lane * 4, value);
+}
+void put_scale(const Lane& to, WeightFormat target, int64_t block, uint16_t d) {
+  put(to.tile + to.blocks * block_bytes(target) + (block * kTile + to.lane) * 2, d);
+}
+void put_minimum(const Lane& to, int64_t block, uint16_t m) {
+  put(to.tile + to.blocks * (block_bytes(WeightFormat::q4m) + 2 * kTile) + (block * kTile + to.lane) * 2, m);
+}
+
+// --- Blocks of integers: the same nibbles and bytes in another order
+// ----------------------------------------------------
+
+constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
+
+// 16 bytes: byte j holds input j in its low half, input j + 16 in its high half.
+void copy_nibbles(const Lane& to, WeightFormat target, int64_t block, const std::byte* from) {
+  const uint32_t a = word(from, 0), b = word(from, 1), c = word(from, 2), d = word(from, 3);
+  put_word(to, target, block, 0, (a & kLow) | ((b & kLow) << 4));
+  put_word(to, target, block, 1, (c & kLow) | ((d & kLow) << 4));
+  put_word(to, target, block, 2, ((a & kHigh) >> 4) | (b & kHigh));
+  put_word(to, target, block, 3, ((c & kHigh) >> 4) | (d & kHigh));
+}
+
+void copy_q4_0(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, WeightFormat::q4, block, half(from));
+  copy_nibbles(to, WeightFormat::q4, block, from + 2);
+}
+
+void copy_q4_1(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, WeightFormat::q4m, block, half(from));
+  put_minimum(to, block, half(from + 2));
+  copy_nibbles(to, WeightFormat::q4m, block, from + 4);
+}
+
+void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, WeightFormat::q8, block, half(from));
+  for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
+}
+
+// 256 inputs: d, dmin, 12 bytes with eight scales and minima of 6 bits, and 4 times 32 bytes whose low halves are 32
+// inputs and whose high halves are the next 32 (ggml-common.h).
+void copy_q4_k(const Lane& to, int64_t block, const std::byte* from) {
+  const float d = from_f16(half(from)), dmin = from_f16(half(from + 2));
+  const auto* packed = reinterpret_cast<const uint8_t*>(from) + 4;
+  for (int64_t i = 0; i < 8; ++i) {
+    const int scale = i < 4 ? packed[i] & 63 : (packed[i + 4] & 15) | ((packed[i - 4] >> 2) & 48);
+    const int minimum = i < 4 ? packed[i + 4] & 63 : (packed[i + 4] >> 4) | ((packed[i] >> 2) & 48);
+    put_scale(to, WeightFormat::q4m, block + i, round_to_f16(d * static_cast<float>(scale)));
+    put_minimum(to, block + i, round_to_f16(-dmin * static_cast<float>(minimum)));
+    const std::byte* nibbles = from + 16 + i / 2 * 32;
+    const int shift = i % 2 * 4;
+    for (int64_t j = 0; j < 4; ++j) {
+      const uint32_t low = (word(nibbles, 2 * j) >> shift) & kLow, high = (word(nibbles, 2 * j + 1) >> shift) & kLow;
+      put_word(to, WeightFormat::q4m, block + i, j, low | (high << 4));
+    }
+  }
+}
+
+// --- Floats
+// -----------------------------------------------------------------------------------------------------------
+
+void decode_floats(StoredFormat stored, const std::byte* from, int64_t count, float* out) {
+  if (stored == StoredFormat::f32) {
+    std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
+  } else if (stored == StoredFormat::bf16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = from_bf16(half(from + 2 * i));
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = from_f16(half(from + 2 * i));
+  }
+}
+
+// Eight running results, so that the compiler may use vectors without reordering anything.
+constexpr int64_t kParts = 8;
+struct Extent {
+  float low, high, check;  // check: 0, or NaN where a value is not finite
+};
+Extent extent(const float* values) {
+  float low[kParts], high[kParts], check[kParts] = {};
+  for (int64_t p = 0; p < kParts; ++p) low[p] = high[p] = values[p];
+  for (int64_t i = 0; i < kBlock; i += kParts) {
+    for (int64_t p = 0; p < kParts; ++p) {
+      const float value = values[i + p];
+      low[p] = value < low[p] ? value : low[p];
+      high[p] = value > high[p] ? value : high[p];
+      check[p] += value * 0.0f;
+    }
+  }
+  Extent all{low[0], high[0], check[0]};
+  for (int64_t p = 1; p < kParts; ++p) {
+    all.low = std::min(all.low, low[p]);
+    all.high = std::max(all.high, high[p]);
+    all.check += check[p];
+  }
+  return all;
+}
+
+// round((value + shift) * inverse) + offset, kept within 0 … limit. Adding 1.5 * 2^23 rounds to nearest, ties to even.
+void quantise(const float* values, float shift, float inverse, int32_t offset, int32_t limit, uint8_t* out) {
+  constexpr float kRounder = 12582912.0f;
+  for (int64_t i = 0; i < kBlock; ++i) {
+    float value = (values[i] + shift) * inverse + static_cast<float>(offset);
+    value = value > 0.0f ? value : 0.0f;  // also where it is NaN
+    value = value < static_cast<float>(limit) ? value : static_cast<float>(limit);
+    out[i] = static_cast<uint8_t>(bits_of(value + kRounder) & 255u);
+  }
+}
+
+void encode_q8(const Lane& to, int64_t block, const float* values) {
+  const Extent range = extent(values);
+  const uint16_t d = round_to_f16(std::max(range.high, -range.low) / 127.0f + range.check);
+  const float step = from_f16(d);
+  uint8_t u[kBlock];
+  quantise(values, 0.0f, step > 0.0f ? 1.0f / step : 0.0f, 128, 255, u);
+  put_scale(to, WeightFormat::q8, block, d);
+  for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(reinterpret_cast<std::byte*>(u), i));
+}
+
+void encode_q4m(const Lane& to, int64_t block, const float* values) {
+  const Extent range = extent(values);
+  const uint16_t d = round_to_f16((range.high - range.low) / 15.0f + range.check), m = round_to_f16(range.low);
+  const float step = from_f16(d);
+  uint8_t u[kBlock];
+  quantise(values, -from_f16(m), step > 0.0f ? 1.0f / step : 0.0f, 0, 15, u);
+  put_scale(to, WeightFormat::q4m, block, d);
+  put_minimum(to, block, m);
+  const auto* words = reinterpret_cast<std::byte*>(u);
+  for (int64_t j = 0; j < 4; ++j) {
+    put_word(to, WeightFormat::q4m, block, j, word(words, 2 * j) | (word(words, 2 * j + 1) << 4));
+  }
+}
+
+void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t count, const float* values) {
+  if (target == WeightFormat::f32) {
+    for (int64_t i = 0; i < count; ++i) put(to.tile + ((first + i) * kTile + to.lane) * 4, values[i]);
+  } else if (target == WeightFormat::f16) {
+    for (int64_t i = 0; i < count; ++i) put(to.tile + ((first + i) * kTile + to.lane) * 2, round_to_f16(values[i]));
+  } else if (target == WeightFormat::bf16) {
+    for (int64_t i = 0; i < count; i += 2) {
+      const uint32_t low = round_to_bf16(values[i]), high = i + 1 < count ? round_to_bf16(values[i + 1]) : 0;
+      put(to.tile + ((first + i) / 2 * kTile + to.lane) * 4, low | (high << 16));
+    }
+  } else {
+    for (int64_t i = 0; i < count; i += kBlock) {
+      (target == WeightFormat::q8 ? encode_q8 : encode_q4m)(to, (first + i) / kBlock, values + i);
+    }
+  }
+}
+
+// --- Rows
+// -------------------------------------------------------------------------------------------------------------
+
+bool is_float(StoredFormat stored) {
+  return stored == StoredFormat::f32 || stored == StoredFormat::f16 || stored == StoredFormat::bf16;
+}
+
+struct StoredBlock {
+  int64_t inputs, bytes;
+};
+StoredBlock stored_block(StoredFormat stored) {
+  switch (stored) {
+    case StoredFormat::f32:
+      return {1, 4};
+    case StoredFormat::f16:
+    case StoredFormat::bf16:
+      return {1, 2};
+    case StoredFormat::q4_0:
+      return {32, 18};
+    case StoredFormat::q4_1:
+      return {32, 20};
+    case StoredFormat::q8_0:
+      return {32, 34};
+    case StoredFormat::q4_k:
+      return {256, 144};
+  }
+  return {1, 1};
+}
+
+using CopyBlock = void (*)(const Lane& to, int64_t block, const std::byte* from);
+template <CopyBlock kCopy>
+void copy_blocks(const Lane& to, int64_t first, int64_t count, StoredBlock size, const std::byte* from) {
+  for (int64_t i = 0; i < count; i += size.inputs) kCopy(to, (first + i) / kBlock, from + i / size.inputs * size.bytes);
+}
+
+// Inputs first … first + count - 1 of one row.
+void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t count, const std::byte* row) {
+  const StoredBlock size = stored_block(job.stored);
+  const std::byte* from = row + first / size.inputs * size.bytes;
+  switch (job.stored) {
+    case StoredFormat::q4_0:
+      return copy_blocks<copy_q4_0>(to, first, count, size, from);
+    case StoredFormat::q4_1:
+      return copy_blocks<copy_q4_1>(to, first, count, size, from);
+    case StoredFormat::q8_0:
+      return copy_blocks<copy_q8_0>(to, first, count, size, from);
+    case StoredFormat::q4_k:
+      return copy_blocks<copy_q4_k>(to, first, count, size, from);
+    default:
+      break;
+  }
+  float values[kChunk];
+  decode_floats(job.stored, from, count, values);
+  encode_floats(to, job.target, first, count, values);
+}
+
+// An output past the last one.
+void pack_zeros(WeightFormat target, const Lane& to, int64_t first, int64_t count) {
+  const float zeros[kChunk] = {};
+  if (target != WeightFormat::q4) return encode_floats(to, target, first, count, zeros);
+  for (int64_t block = first / kBlock; block < (first + count) / kBlock; ++block) {
+    put_scale(to, target, block, 0);
+    for (int64_t i = 0; i < 4; ++i) put_word(to, target, block, i, 0x88888888u);
+  }
+}
+
+void check(const PackedRows& job) {
+  const bool same = (job.stored == StoredFormat::q4_0 && job.target == WeightFormat::q4) ||
+                    (job.stored == StoredFormat::q4_1 && job.target == WeightFormat::q4m) ||
+                    (job.stored == StoredFormat::q8_0 && job.target == WeightFormat::q8) ||
+                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4m);
+  if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4)) {
+    throw std::invalid_argument("these stored weights cannot be packed as the target format");
+  }
+  const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
+  if (job.num_inputs % std::max(stored_block(job.stored).inputs, target_block) != 0) {
+    throw std::invalid_argument("a row's inputs are not a whole number of blocks");
+  }
+}
+
+}  // namespace
+
+void pack_rows(const PackedRows& job) {
+  check(job);
+  const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
+  for (int64_t output = job.first_output; output < end;) {
+    const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
+    std::byte* data = job.packed + tile * bytes;
+    for (int64_t first = 0; first < job.num_inputs; first += kChunk) {
+      const int64_t count = std::min(kChunk, job.num_inputs - first);
+      for (int64_t o = output; o < tile_end; ++o) {
+        const Lane to{data, o - tile * kTile, job.num_inputs / kBlock};
+        if (o >= end) {
+          pack_zeros(job.target, to, first, count);
+          continue;
+        }
+        const int64_t r = o - job.first_output, stored = job.row_order == nullptr ? r : job.row_order[r];
+        pack_chunk(job, to, first, count, job.rows + stored * job.row_stride_bytes);
+      }
+    }
+    output = tile_end;
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,44 @@
+// Stored weights to the packed tiles of plan/types.h, once, at load. Compiled without flags of its own: what it costs
+// is mostly reading the file.
+#pragma once
+#include <cstdint>
+
+#include "plan/types.h"
+
+namespace quire {
+
+// GGUF's names; a row is a sequence of blocks. safetensors' floats are the first three.
+enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k };
+
+// Output first_output + r of the packed matrix becomes stored row r, or row_order[r] if row_order is not null.
+struct PackedRows {
+  StoredFormat stored;
+  const std::byte* rows;
+  int64_t row_stride_bytes;
+  const int32_t* row_order;
+  int64_t num_rows;
+  int64_t num_inputs;
+  WeightFormat target;
+  std::byte* packed;  // the whole matrix
+  int64_t first_output;
+};
+
+// What can be packed:
+//   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8: the same values.
+//   Q4_K -> q4m: nibbles as they are; d = d' * scale and m = -dmin * minimum of each 32 weights become f16, each wrong
+//     by at most 2^-11 of itself (or 2^-25). A weight is thus off by at most 15 / 2048 of its quantisation step and
+//     1 / 2048 of its minimum.
+//   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
+//   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
+//   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.
+//   A NaN or infinity among the weights of a quantised block makes the block NaN.
+// Outputs that share the last written tile but come after the last written output become zero, so that several calls
+// may fill one matrix in ascending order. Calls that share no tile may run at the same time.
+// Throws std::invalid_argument for other pairs, and where num_inputs is no multiple of a block of either format.
+void pack_rows(const PackedRows& job);
+
+inline int64_t packed_bytes(WeightFormat format, int64_t num_outputs, int64_t num_inputs) {
+  return (num_outputs + kTile - 1) / kTile * tile_bytes(format, num_inputs);
+}
+
+}  // namespace quire

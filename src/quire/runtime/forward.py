@@ -1,0 +1,104 @@
+"""Two ways to compute a step's hidden states and logits: op by op in PyTorch, or by a native plan.
+
+`ModelRunner` knows only the protocol `Forward`. Next to read: `model_runner.py`.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire.runtime.batch import StepLayout, build_batch
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
+from quire.runtime.request_states import RequestStates
+
+
+class Forward(Protocol):
+    """Computes one step after another; what a step computed is there until the next."""
+
+    def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        """Compute hidden states and fill the KV cache.
+
+        `only_likeliest`: of the layout's logit rows nothing is wanted but the likeliest token. It is returned (None
+        where there is no largest finite logit) if that is cheaper than logits; else the result is None, and the
+        caller asks for `logits`.
+        """
+        ...
+
+    def hidden(self, first: int, last: int) -> torch.Tensor:
+        """Hidden states of rows first … last - 1. Shapes: [last - first, E]."""
+        ...
+
+    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+        """Logits of rows of the step, which the caller may overwrite. Shapes: [S] -> [S, V]. Dtypes: fp32."""
+        ...
+
+
+class EagerForward:
+    """The model itself, on any device."""
+
+    def __init__(self, model: Any, cache: CacheEngine, block_size: int, device: torch.device) -> None:
+        self.model = model
+        self._cache = cache
+        self._block_size = block_size
+        self._device = device
+        self._hidden = torch.empty(0)
+
+    def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        """See `Forward`."""
+        batch = build_batch(layout, states, self._cache, self._block_size, self._device)
+        self._hidden = self.model(batch.token_ids, batch)
+        return None
+
+    def hidden(self, first: int, last: int) -> torch.Tensor:
+        """See `Forward`."""
+        return self._hidden[first:last]
+
+    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+        """See `Forward`."""
+        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        logits: torch.Tensor = self.model.compute_logits(self._hidden.index_select(0, index)).float()
+        return logits
+
+
+class PlannedForward:
+    """A plan on the CPU."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        self._planned = planned
+        self._none: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+
+    def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        """See `Forward`."""
+        rows = np.array([states[item.request_id].row for item in layout.computed], np.int32)
+        fused = only_likeliest and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+        self._tables = (states.tokens, states.block_tables)
+        self._planned.run(
+            BODY | GREEDY if fused else BODY, rows, layout.starts, layout.counts,
+            layout.logit_rows if fused else self._none, *self._tables,
+        )  # fmt: skip
+        if not fused:
+            return None
+        ids = self._planned.best_ids[: len(layout.logit_rows)].tolist()
+        return [token_id if token_id >= 0 else None for token_id in ids] if min(ids) < 0 else ids
+
+    def hidden(self, first: int, last: int) -> torch.Tensor:
+        """See `Forward`."""
+        return self._planned.hidden[first:last]
+
+    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+        """See `Forward`."""
+        assert self._tables is not None
+        limit = self._planned.limits.max_logit_rows
+        parts = []
+        for start in range(0, len(rows), limit):
+            part = np.ascontiguousarray(rows[start : start + limit])
+            self._planned.run(LOGITS, self._none, self._none, self._none, part, *self._tables)
+            parts.append(self._planned.logits[: len(part)])
+        if len(parts) == 1:
+            return parts[0]
+        # The next part overwrites the last one's memory: these few callers pay for a copy.
+        return torch.cat([part.clone() for part in parts]) if parts else self._planned.logits[:0]

@@ -1,0 +1,203 @@
+"""`PlannedModel`: a program with buffers, weights and cache at their final addresses, ready to run steps.
+
+Buffers share memory when they are not alive at the same time. Nothing is allocated after this.
+Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.runtime.plan.instructions import (
+    Activate,
+    Add,
+    Attend,
+    Buffer,
+    Columns,
+    Embed,
+    Gemm,
+    Instruction,
+    Norm,
+    Program,
+    Rotary,
+    RowType,
+    WriteKv,
+    touched,
+)
+from quire.runtime.plan.packed_weights import PackedWeights
+
+BODY, LOGITS, GREEDY = 1, 2, 4
+"""Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """The largest step: tokens, requests, and rows of logits computed at once."""
+
+    max_tokens: int
+    max_requests: int
+    max_logit_rows: int
+
+
+class PlannedModel:
+    """One model's plan and the memory it works in.
+
+    Attributes:
+        hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
+        logits: fp32 [max_logit_rows, V].
+        best_ids: int32 [max_logit_rows]; -1 where logits leave no choice.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: PackedWeights,
+        kv_layers: Sequence[Any],
+        limits: PlanLimits,
+        num_threads: int,
+    ) -> None:
+        self.program = program
+        self.limits = limits
+        self.native = _native.Plan(num_threads, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
+        self._weights = weights
+        self._kv_layers = kv_layers
+        self._memory: list[torch.Tensor] = []
+        self._addresses: dict[Buffer, int] = {}
+        self._place_buffers()
+        self.hidden = self._float_rows(program.hidden, limits.max_tokens)
+        self.logits = torch.empty(limits.max_logit_rows, program.vocab_size)
+        self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
+        for instruction in program.body:
+            self._emit(instruction)
+        self._emit_head()
+
+    def run(
+        self,
+        parts: int,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+    ) -> None:
+        """Compute parts of one step; the GIL is released meanwhile.
+
+        Shapes: rows, starts, counts [R]: each request's row in the tables, its first new position and its number of
+            new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …].
+        """
+        group_stride, table_stride = block_tables.strides[0] // 4, block_tables.strides[1] // 4
+        self.native.run(
+            parts, len(rows), len(logit_rows), rows.ctypes.data, starts.ctypes.data, counts.ctypes.data,
+            logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
+            table_stride, group_stride,
+        )  # fmt: skip
+
+    # --- Memory ---------------------------------------------------------------------------
+
+    def _place_buffers(self) -> None:
+        """Give each buffer of the body memory from its first to its last use; the result keeps its own."""
+        last_use: dict[Buffer, int] = {}
+        for index, instruction in enumerate(self.program.body):
+            for buffer in touched(instruction):
+                last_use[buffer] = index
+        last_use[self.program.hidden] = len(self.program.body)
+        free: list[tuple[int, int]] = []  # bytes per row, address
+        for index, instruction in enumerate(self.program.body):
+            buffers = list(dict.fromkeys(touched(instruction)))
+            for buffer in buffers:
+                if buffer not in self._addresses:
+                    self._addresses[buffer] = self._take(free, buffer.row_bytes)
+            for buffer in buffers:
+                if last_use[buffer] == index:
+                    free.append((buffer.row_bytes, self._addresses[buffer]))
+        self._addresses[self.program.head_input] = self._allocate(
+            self.program.head_input.row_bytes * self.limits.max_logit_rows
+        )
+
+    def _take(self, free: list[tuple[int, int]], row_bytes: int) -> int:
+        fitting = [item for item in free if item[0] >= row_bytes]
+        if not fitting:
+            return self._allocate(row_bytes * self.limits.max_tokens)
+        best = min(fitting)
+        free.remove(best)
+        return best[1]
+
+    def _allocate(self, num_bytes: int) -> int:
+        self._memory.append(torch.empty(num_bytes + 64, dtype=torch.uint8))
+        return -(-self._memory[-1].data_ptr() // 64) * 64
+
+    def _float_rows(self, buffer: Buffer, num_rows: int) -> torch.Tensor:
+        """An fp32 buffer as a tensor [num_rows, width]."""
+        address = self._addresses[buffer]
+        owner = next(
+            memory for memory in self._memory if memory.data_ptr() <= address < memory.data_ptr() + memory.numel()
+        )
+        size = buffer.row_bytes * num_rows
+        whole = owner[address - owner.data_ptr() :][:size].view(torch.float32)
+        return whole.view(num_rows, buffer.row_bytes // 4)[:, : buffer.width]
+
+    # --- Ops ------------------------------------------------------------------------------
+
+    def _rows(self, buffer: Buffer) -> Any:
+        return _native.Rows(self._addresses[buffer], buffer.row_bytes, buffer.type)
+
+    def _columns(self, columns: Columns) -> int:
+        return self._addresses[columns.buffer] + 4 * columns.start
+
+    def _emit(self, instruction: Instruction) -> None:
+        native, weights = self.native, self._weights
+        match instruction:
+            case Embed(table, out, offset, of_positions):
+                native.embed(weights.weight(table), self._rows(out), offset, of_positions)
+            case Rotary(frequencies, cos, sin):
+                self._memory.append(frequencies.detach().float().contiguous())
+                address = self._memory[-1].data_ptr()
+                native.rotary(address, self._addresses[cos], self._addresses[sin], frequencies.shape[0])
+            case Norm(x, out, weight, bias, epsilon, subtract_mean):
+                weight_at, bias_at = weights.vector_address(weight), weights.vector_address(bias)
+                native.norm(self._rows(x), self._rows(out), weight_at, bias_at, x.width, epsilon, subtract_mean)
+            case Gemm(weight, bias, x, out, activation, gated, add):
+                bias_at = weights.vector_address(bias)
+                native.gemm(weights.weight(weight), bias_at, self._rows(x), self._rows(out), activation, gated, add)
+            case WriteKv():
+                self._emit_write_kv(instruction)
+            case Attend(q, out, num_heads, _, _, scale, window, layer_index):
+                kv = self._kv_layers[layer_index]
+                stride = q.buffer.row_bytes // 4
+                native.attend(self._columns(q), stride, self._rows(out), num_heads, window, scale, kv)
+            case Activate(x, out, activation, gated):
+                native.activate(self._rows(x), self._rows(out), out.width, activation, gated)
+            case Add(a, b, out):
+                native.add(self._rows(a), self._rows(b), self._rows(out), out.width)
+
+    def _emit_write_kv(self, op: WriteKv) -> None:
+        cos, sin = (0, 0) if op.rotation is None else (self._addresses[buffer] for buffer in op.rotation)
+        self.native.write_kv(
+            self._columns(op.q), self._columns(op.k), self._columns(op.v), op.q.buffer.row_bytes // 4, op.num_heads,
+            self._weights.vector_address(op.q_norm), self._weights.vector_address(op.k_norm), op.epsilon, cos, sin,
+            self._kv_layers[op.layer_index],
+        )  # fmt: skip
+
+    def _emit_head(self) -> None:
+        """Rows of the hidden states in the head's type, then either the logits or the likeliest tokens."""
+        native, program = self.native, self.program
+        weight = self._weights.weight(program.head_weight)
+        bias = self._weights.vector_address(program.head_bias)
+        x = self._rows(program.head_input)
+        native.activate(
+            self._rows(program.hidden), x, program.hidden.width, of_logit_rows=True, from_logit_rows=True,
+            parts=LOGITS | GREEDY,
+        )  # fmt: skip
+        logits = _native.Rows(self.logits.data_ptr(), 4 * program.vocab_size, RowType.f32)
+        native.gemm(weight, bias, x, logits, of_logit_rows=True, parts=LOGITS)
+        max_rows = self.limits.max_logit_rows
+        values = self._allocate(4 * max_rows * native.num_threads)
+        ids = self._allocate(4 * max_rows * native.num_threads)
+        native.head(weight, bias, x, values, ids, max_rows, parts=GREEDY)
+        native.argmax(values, ids, max_rows, self.best_ids.ctypes.data, parts=GREEDY)

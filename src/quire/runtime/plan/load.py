@@ -1,0 +1,79 @@
+"""`plan_model`: a checkpoint to a program and its packed weights, without the model ever existing as tensors.
+
+The model's code is traced with parameters on the meta device; stored weights go straight into the kernels' layout.
+Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.config import EngineConfig
+from quire.runtime.loader import Placement, fill_with_random, make_model, plan_placements
+from quire.runtime.plan.instructions import Program
+from quire.runtime.plan.lower import lower
+from quire.runtime.plan.packed_weights import PackedWeights, choose_format
+from quire.runtime.plan.trace import trace_model
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.progress import Progress, ignore_progress
+
+
+def plan_model(
+    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], progress: Progress | None = None
+) -> tuple[Program, PackedWeights]:
+    """Trace the model, then pack its weights.
+
+    Raises: NotTraceableError before any weight is read, for models that must run op by op; ModelFileError naming
+    tensors that are missing, unexpected or of a wrong shape.
+    """
+    with torch.device("meta"):
+        model = make_model(config.model.hf_config)
+    traced = trace_model(model, layer_groups)
+    parameters = dict(model.named_parameters())
+    random = config.options.load_format == "dummy"
+    aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+    placements = [] if random else plan_placements(model, parameters, aliases, checkpoint.tensors)
+    weights = PackedWeights(parameters, choose_formats(config, parameters, placements))
+    program = lower(traced, weights.format_of)
+    if random:
+        _fill_randomly(weights, parameters, config.options.seed)
+    else:
+        _fill(weights, placements, progress or ignore_progress)
+    return program, weights
+
+
+def choose_formats(
+    config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
+) -> dict[str, Any]:
+    """Per matrix its `WeightFormat`."""
+    stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
+    for placement in placements:
+        stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
+        stored[placement.parameter_name].append(placement.tensor.format)
+    vocab_size = config.model.vocab_size
+    return {
+        name: choose_format(
+            stored[name], parameter.shape[1], dtype=config.dtype, quantization=config.options.quantization,
+            keeps_stored=config.keeps_stored_weights, is_table=parameter.shape[0] == vocab_size,
+        )
+        for name, parameter in parameters.items()
+        if parameter.ndim == 2
+    }  # fmt: skip
+
+
+def _fill(weights: PackedWeights, placements: list[Placement], progress: Progress) -> None:
+    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
+    for placement in placements:
+        weights.put(placement.parameter_name, placement.tensor, placement.first_row)
+        done += placement.tensor.num_bytes
+        progress("loading weights", done, total)
+
+
+def _fill_randomly(weights: PackedWeights, parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+    """The same values as `fill_with_random` gives the eager model in fp32, one parameter at a time."""
+    for index, name in enumerate(sorted(parameters)):
+        one = {name: nn.Parameter(torch.empty(parameters[name].shape), requires_grad=False)}
+        fill_with_random(one, seed, first_index=index)
+        weights.put_values(name, one[name].data)

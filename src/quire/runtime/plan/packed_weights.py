@@ -1,0 +1,128 @@
+"""Weights in the layout of the native kernels: packed once at load, 4- and 8-bit weights staying 4 and 8 bit.
+
+What a stored format becomes (layouts: `native/plan/types.h`):
+
+    Q4_0, Q4_1, Q8_0   the same values, in another order
+    Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
+    other GGUF formats 8 bit per 32, from the decoded values: within 1/254 of a block's largest
+    F32, F16, BF16     the compute dtype
+
+Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
+"""
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire import _native
+from quire.weights.weight_tensor import WeightTensor
+
+WeightFormat = _native.WeightFormat
+BLOCK = 32
+EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
+PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m}
+FLOATS = {"F32", "F16", "BF16"}
+BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
+BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """Where and how a parameter [N, I] is packed."""
+
+    format: Any
+    offset: int
+    num_outputs: int
+    num_inputs: int
+
+
+def choose_format(
+    stored: Sequence[str], num_inputs: int, *, dtype: str, quantization: str | None, keeps_stored: bool, is_table: bool
+) -> Any:
+    """The `WeightFormat` of one parameter made of parts in these stored formats.
+
+    `keeps_stored`: quantised weights stay as they are; else all become the compute dtype, as the reference wants it.
+    `is_table`: embeddings and heads, which `int4` leaves at 8 bit.
+    """
+    formats = set(stored)
+    if num_inputs % BLOCK or not keeps_stored:
+        return BY_DTYPE[dtype]
+    if formats <= FLOATS:
+        if quantization is None:
+            return BY_DTYPE[dtype]
+        return WeightFormat.q8 if is_table else BY_QUANTIZATION[quantization]
+    if len(formats) == 1:
+        return PACKED_DIRECTLY.get(formats.pop(), WeightFormat.q8)
+    return WeightFormat.q8
+
+
+class PackedWeights:
+    """All parameters of a model in one piece of memory. Parameters are known by identity; they may be on "meta"."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, Any]) -> None:
+        """`formats`: per two-dimensional parameter its `WeightFormat`."""
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._matrices: dict[str, MatrixPlan] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
+        size = 0
+        for name, parameter in parameters.items():
+            if parameter.ndim == 1:
+                self._vectors[name] = torch.zeros(parameter.shape)
+                continue
+            num_outputs, num_inputs = parameter.shape
+            self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
+            size += _native.packed_bytes(formats[name], num_outputs, num_inputs)
+            size += -size % ALIGNMENT
+        self._memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+        self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
+
+    def format_of(self, parameter: Any) -> Any:
+        """The `WeightFormat` of a matrix."""
+        return self._matrices[self._names[id(parameter)]].format
+
+    def weight(self, parameter: Any) -> Any:
+        """The `_native.Weight` of a matrix."""
+        plan = self._matrices[self._names[id(parameter)]]
+        return _native.Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
+
+    def vector_address(self, parameter: Any) -> int:
+        """Where the fp32 values of a vector lie; 0 for None."""
+        return 0 if parameter is None else self._vectors[self._names[id(parameter)]].data_ptr()
+
+    def put(self, name: str, tensor: WeightTensor, first_row: int) -> None:
+        """A stored tensor becomes rows `first_row` … of a parameter."""
+        if name in self._vectors:
+            self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_torch(torch.float32)
+            return
+        plan = self._matrices[name]
+        if PACKED_DIRECTLY.get(tensor.format) == plan.format:
+            rows = np.ascontiguousarray(tensor.raw)
+            self._pack(plan, tensor.format, rows, first_row)
+        else:
+            self.put_values(name, tensor.to_torch(torch.float32), first_row)
+
+    def put_values(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
+        """fp32 values become rows of a parameter, quantised if its format says so. Shapes: [rows, I] or [rows]."""
+        if name in self._vectors:
+            self._vectors[name][first_row : first_row + len(values)] = values
+        else:
+            self._pack(self._matrices[name], "F32", values.contiguous().numpy(), first_row)
+
+    def _pack(self, plan: MatrixPlan, stored: str, rows: "np.ndarray[Any, Any]", first_row: int) -> None:
+        _native.pack_rows(
+            stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
+            plan.format,
+        )  # fmt: skip
+
+    def _address(self, plan: MatrixPlan) -> int:
+        return int(self._bytes.ctypes.data) + plan.offset
+

@@ -1,0 +1,168 @@
+"""Packed weights hold the values of the stored ones: read back by the embedding op, against `weights.dequantize`."""
+
+import numpy as np
+import pytest
+import torch
+
+from quire import _native
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.dequantize import dequantize
+from tests.kernels.native.packed_weights import FORMATS, Packed
+from tests.weights.gguf_builder import random_rows
+
+EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal, signs of zeros included; a NaN may have any payload."""
+    nan = np.isnan(a)
+    return np.array_equal(nan, np.isnan(b)) and np.array_equal(a.view(np.uint32)[~nan], b.view(np.uint32)[~nan])
+
+
+def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
+    """Random blocks with ordinary scales. Shapes: uint8 `[rows, bytes]`."""
+    block = BLOCK_FORMATS[stored]
+    raw = random_rows(stored, num_rows, num_inputs // block.block_len, seed=seed)
+    blocks = raw.reshape(-1, block.block_bytes)
+    random = np.random.default_rng(seed)
+    for column in range(2 if stored in ("Q4_1", "Q4_K") else 1):
+        scales = random.uniform(0.001, 0.1, len(blocks)).astype(np.float16)
+        blocks[:, 2 * column : 2 * column + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return raw
+
+
+def floats_as(stored: str, values: np.ndarray) -> np.ndarray:
+    """Shapes: fp32 `[rows, inputs]` -> uint8 `[rows, bytes]`."""
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[stored]
+    rounded = torch.from_numpy(values).to(dtype)
+    return rounded.view(torch.uint8).numpy().reshape(len(values), -1)
+
+
+def decoded(stored: str, raw: np.ndarray) -> np.ndarray:
+    return dequantize(raw, stored, torch.float32).numpy()
+
+
+@pytest.mark.parametrize(("stored", "target"), EXACT)
+@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (37, 544)])
+def test_any_bytes_keep_their_values(stored: str, target: str, shape: tuple[int, int]) -> None:
+    raw = random_rows(stored, shape[0], shape[1] // BLOCK_FORMATS[stored].block_len, seed=shape[0])
+    assert same_bits(Packed(target, *shape).add_rows(stored, raw).decoded(), decoded(stored, raw))
+
+
+@pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
+def test_plain_floats_need_no_whole_blocks(target: str) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 47)).astype(np.float32)
+    found = Packed(target, 5, 47).add_rows("F32", values.view(np.uint8)).decoded()
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[target]
+    assert same_bits(found, torch.from_numpy(values).to(dtype).float().numpy())
+
+
+@pytest.mark.parametrize("target", ["f16", "bf16"])
+def test_rounding_is_torchs_for_every_kind_of_value(target: str) -> None:
+    random = np.random.default_rng(1)
+    bits = random.integers(0, 2**32, 1 << 16, dtype=np.uint32)
+    # Half of them within float16's range, where exponents of denormals and ties are frequent.
+    bits[::2] = (bits[::2] & 0x80FF_F000) | (random.integers(100, 145, len(bits[::2]), dtype=np.uint32) << 23)
+    values = bits.view(np.float32).reshape(16, -1)
+    found = Packed(target, *values.shape).add_rows("F32", values.view(np.uint8)).decoded()
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[target]
+    assert same_bits(found, torch.from_numpy(values).to(dtype).float().numpy())
+
+
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("target", ["q8", "q4m"])
+def test_quantised_at_load_within_half_a_step(stored: str, target: str) -> None:
+    random = np.random.default_rng(2)
+    values = random.standard_normal((21, 320)).astype(np.float32) * np.exp(random.uniform(-6, 3, (21, 1)))
+    raw = floats_as(stored, values.astype(np.float32))
+    values = decoded(stored, raw)
+    found = Packed(target, *values.shape).add_rows(stored, raw).decoded()
+    blocks, read = values.reshape(21, -1, 32), found.reshape(21, -1, 32)
+    low, high = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
+    step = np.maximum(high, -low) / 127 if target == "q8" else (high - low) / 15
+    # Half a step of rounding, and what f16 adds: to the scale, over 15 or 127 steps, and to the minimum.
+    bound = step * (0.5 + (127 if target == "q8" else 15) / 2048) + np.abs(low) * (0 if target == "q8" else 1 / 2048)
+    assert (np.abs(read - blocks) <= bound).all()
+    # Rounding to the nearest: a quarter of a step on average.
+    assert np.abs(read - blocks).mean() < 0.3 * step.mean()
+
+
+def test_values_on_the_grid_survive_quantisation() -> None:
+    random = np.random.default_rng(3)
+    q = random.integers(-127, 128, (19, 96))
+    q[:, ::32] = 127
+    values = (q * 0.03125).astype(np.float32)
+    assert np.array_equal(Packed("q8", 19, 96).add_rows("F32", values.view(np.uint8)).decoded(), values)
+    u = random.integers(0, 16, (19, 96))
+    u[:, ::32], u[:, 1::32] = 0, 15
+    values = (u * 0.25 - 1.5).astype(np.float32)
+    assert np.array_equal(Packed("q4m", 19, 96).add_rows("F32", values.view(np.uint8)).decoded(), values)
+
+
+@pytest.mark.parametrize("target", ["q8", "q4m"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_spoils_its_block_and_zeros_stay(target: str, bad: float) -> None:
+    values = np.zeros((3, 96), dtype=np.float32)
+    values[1, 40] = bad
+    found = Packed(target, 3, 96).add_rows("F32", values.view(np.uint8)).decoded()
+    assert np.isnan(found[1, 32:64]).all()
+    found[1, 32:64] = 0
+    assert (found == 0).all()
+
+
+def test_q4_k_within_its_stated_error() -> None:
+    raw = finite_rows("Q4_K", 33, 768)
+    values = decoded("Q4_K", raw)
+    found = Packed("q4m", 33, 768).add_rows("Q4_K", raw).decoded()
+    blocks = raw.reshape(-1, 144)
+    d, dmin = (blocks[:, 2 * i : 2 * i + 2].copy().view(np.float16).astype(np.float64) for i in (0, 1))
+    low = np.concatenate([blocks[:, 4:8] & 63, (blocks[:, 12:16] & 15) | ((blocks[:, 4:8] >> 2) & 48)], axis=1)
+    minimum = np.concatenate([blocks[:, 8:12] & 63, (blocks[:, 12:16] >> 4) | ((blocks[:, 8:12] >> 2) & 48)], axis=1)
+    bound = (15 * d * low + dmin * minimum) / 2048 + 2.0**-22
+    error = np.abs(found.astype(np.float64) - values).reshape(-1, 8, 32)
+    assert (error <= bound[:, :, None]).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize(("stored", "target"), [*EXACT, ("Q4_K", "q4m"), ("F32", "q8"), ("BF16", "q4m")])
+def test_parts_join_and_rows_may_be_reordered(stored: str, target: str) -> None:
+    raw = finite_rows(stored, 45, 256)
+    if stored in ("F32", "BF16"):
+        raw = floats_as(stored, np.random.default_rng(4).standard_normal((45, 256)).astype(np.float32))
+    whole = Packed(target, 45, 256).add_rows(stored, raw)
+    joined = Packed(target, 45, 256).add_rows(stored, raw[:7]).add_rows(stored, raw[7:32]).add_rows(stored, raw[32:])
+    assert np.array_equal(joined.data, whole.data)
+    order = np.random.default_rng(5).permutation(45).astype(np.int32)
+    wide = np.zeros((45, raw.shape[1] + 6), dtype=np.uint8)
+    wide[:, : raw.shape[1]] = raw
+    reordered = Packed(target, 45, 256).add_rows(stored, wide[:, : raw.shape[1]], order)
+    assert np.array_equal(reordered.decoded(), whole.decoded()[order])
+
+
+@pytest.mark.parametrize(("stored", "target"), [*EXACT, ("Q4_K", "q4m"), ("F32", "q8"), ("F32", "q4m")])
+def test_outputs_past_the_last_are_zero(stored: str, target: str) -> None:
+    packed = Packed(target, 19, 256)
+    packed.add_rows(stored, finite_rows(stored, 19, 256))
+    packed.num_outputs = 32
+    assert (packed.decoded()[19:] == 0).all()
+
+
+def test_bytes_of_a_packed_matrix() -> None:
+    assert _native.packed_bytes(FORMATS["q4m"], 17, 64) == 2 * 2 * (256 + 64)
+    assert _native.packed_bytes(FORMATS["f32"], 16, 3) == 192
+    assert _native.packed_bytes(FORMATS["q8"], 0, 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("stored", "target", "num_inputs", "message"),
+    [
+        ("Q5_0", "q8", 32, "stored as Q5_0"),
+        ("Q4_0", "q8", 32, "cannot be packed"),
+        ("F32", "q4", 32, "cannot be packed"),
+        ("F32", "q8", 48, "whole number of blocks"),
+        ("Q4_K", "q4m", 288, "whole number of blocks"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(stored: str, target: str, num_inputs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.pack_rows(stored, 0, 0, num_inputs, 0, 0, 0, FORMATS[target])
