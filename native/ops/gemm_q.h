@@ -15,7 +15,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
 #elif defined(__AVX2__)
-constexpr int kMaxRows = 2, kTilesAtOnce = 1;
+constexpr int kMaxRows = 4, kTilesAtOnce = 1;
 #else
 constexpr int kMaxRows = 1, kTilesAtOnce = 1;
 #endif
@@ -57,15 +57,21 @@ inline I32x16 block_product(typename Quantised<kFormat>::Dots::Sums sums, const 
   }
 }
 
-// y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
+// y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles]. What follows the
+// tiles in memory is fetched from `next` on, unless it is null.
 template <WeightFormat kFormat, int kRows, int kTiles>
-void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, float* out,
-                    int64_t out_stride) {
+void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, const std::byte* next,
+                    float* out, int64_t out_stride) {
   using Dots = typename Quantised<kFormat>::Dots;
-  constexpr int kBytes = Quantised<kFormat>::kBytes;
+  constexpr int kBytes = Quantised<kFormat>::kBytes, kScales = kFormat == WeightFormat::q4m ? 2 : 1;
+  constexpr int kAhead = kTiles * (kBytes + kScales * kTile * 2);
   F32x16 y[kRows][kTiles];
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
   for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
+    if (next != nullptr) {
+      QUIRE_UNROLL for (int i = 0; i < kAhead; i += 64) prefetch(next + i);
+      next += kAhead;
+    }
     typename Dots::Sums sums[kRows][kTiles];
     QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
       QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::zero();
@@ -95,7 +101,7 @@ void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, in
   }
 }
 
-using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, float*, int64_t);
+using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, const std::byte*, float*, int64_t);
 
 // The kernel for 1 … kMaxRows rows.
 template <WeightFormat kFormat, int kRows = kMaxRows>
@@ -110,7 +116,8 @@ inline MultiplyTiles multiply_tiles_for(int64_t num_rows) {
 template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, float* out, int64_t out_stride) {
-  const int64_t blocks = weight.num_inputs / kBlock, groups = (num_rows + kMaxRows - 1) / kMaxRows;
+  const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
+  const int64_t groups = (num_rows + kMaxRows - 1) / kMaxRows;
   for (int64_t c = 0; c < num_tiles; c += kTilesAtOnce) {
     QTile tiles[kTilesAtOnce];
     for (int i = 0; i < kTilesAtOnce; ++i) {
@@ -119,8 +126,9 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
     }
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
+      const std::byte* next = g == 0 ? weight.data + (tile + c + kTilesAtOnce) * bytes : nullptr;
       multiply_tiles_for<kFormat>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes, blocks,
-                                               out + begin * out_stride + c * kTile, out_stride);
+                                               next, out + begin * out_stride + c * kTile, out_stride);
     }
   }
 }
