@@ -1,44 +1,157 @@
-// Products of fp32 rows with fp32 and fp16 weights, and of bf16 rows with bf16 weights.
+// Products of fp32 rows with fp32 and fp16 weights, and of bf16 rows with bf16 weights: one kernel for all three.
+//
+// A block of R rows x C tiles keeps its sums in registers while it goes through the inputs: each weight is loaded once
+// for R rows, each activation once for C tiles. Long rows are cut, the sums resting in `out` between the cuts, so that
+// the weights of one cut stay in the L1 cache for the next rows. Neither changes the order of any sum (gemm.h).
 #pragma once
-#include "isa/simd.h"
-#include "plan/types.h"
+#include "ops/float_formats.h"
 
 namespace quire {
 namespace {
 
-// See gemm.h: the order of operations.
+// R * C sums beside C weights and an activation must fit the registers.
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 8, kFloatRowsOfPair = 8;
+constexpr bool kPairsOfTiles = true;
+#elif defined(__AVX2__)
+constexpr int kFloatRows = 6, kFloatRowsOfPair = 2;
+constexpr bool kPairsOfTiles = false;
+#else
+constexpr int kFloatRows = 1, kFloatRowsOfPair = 1;
+constexpr bool kPairsOfTiles = false;
+#endif
+constexpr int64_t kTilesOfCut = 2;
+constexpr int64_t kWideningRows = 4 * kFloatRows + 1;  // from which weights are widened for all rows, not in the kernel
+constexpr int64_t kFloatPrefetchBytes = 4096;          // ahead in a tile's stream; with 1024 one row is 10 % slower
+
+// Inputs to add to the sums of some rows: `steps` steps of C tiles, whose weights start at w + c * stride.
+struct FloatCut {
+  const std::byte* w;
+  int64_t stride, steps;
+  bool resumes;  // `out` holds the sums so far
+};
+
+// kPrefetch: for the first rows that meet the weights; for the next ones it would cost 5 %.
+template <typename Format, int R, int C, bool kPrefetch>
+void float_block(const FloatCut& cut, const std::byte* const* x, float* out, int64_t out_stride) {
+  F32x16 y[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) y[r][c] = cut.resumes ? load(out + r * out_stride + c * kTile) : zero();
+  }
+  const std::byte* w = cut.w;
+  for (int64_t i = 0; i < cut.steps; ++i, w += Format::kWeightBytes) {
+    decltype(Format::weights(w)) weights[C];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) {
+      weights[c] = Format::weights(w + c * cut.stride);
+      if (kPrefetch) __builtin_prefetch(w + c * cut.stride + kFloatPrefetchBytes, 0, 3);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const auto value = Format::activation(x[r] + i * Format::kRowBytes);
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) y[r][c] = Format::add(weights[c], value, y[r][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kTile, y[r][c]);
+  }
+}
+
+// The kernel of `rows` rows, 1 … R.
+template <typename Format, int C, int R>
+void float_rows(int64_t rows, bool prefetch, const FloatCut& cut, const std::byte* const* x, float* out,
+                int64_t out_stride) {
+  if constexpr (R > 1) {
+    if (rows < R) return float_rows<Format, C, R - 1>(rows, prefetch, cut, x, out, out_stride);
+  }
+  return prefetch ? float_block<Format, R, C, true>(cut, x, out, out_stride)
+                  : float_block<Format, R, C, false>(cut, x, out, out_stride);
+}
+
+// One cut, inputs from step `begin` on, of num_tiles tiles (a multiple of C) times all rows. The weights are of type
+// `Format`, which is F32Weights when they were widened; the activations are those of `Source`.
+template <typename Source, typename Format, int C>
+void float_cut(const FloatCut& cut, int64_t num_tiles, const Rows& x, int64_t first, int64_t num_rows, int64_t begin,
+               int64_t steps, float* out, int64_t out_stride) {
+  constexpr int64_t kMost = C == 1 ? kFloatRows : kFloatRowsOfPair, kWidest = Source::kDepth * 2;
+  alignas(64) float wide[kMost * kWidest];
+  const std::byte* values[kMost];
+  const int64_t num_groups = (num_rows + kMost - 1) / kMost;
+  for (int64_t group = 0, r = 0; group < num_groups; ++group) {
+    const int64_t rows = (num_rows - r + num_groups - group - 1) / (num_groups - group);
+    for (int64_t k = 0; k < rows; ++k) {
+      values[k] = Source::Activations::read(row<std::byte>(x, first + r + k), begin, steps, wide + k * kWidest);
+    }
+    for (int64_t c = 0; c < num_tiles; c += C) {
+      const FloatCut tiles{cut.w + c * cut.stride, cut.stride, cut.steps, cut.resumes};
+      float_rows<Format, C, kMost>(rows, group == 0, tiles, values, out + r * out_stride + c * kTile, out_stride);
+    }
+    r += rows;
+  }
+}
+
+// `from` widened, at most kTilesOfCut tiles, to `wide`.
+template <typename Format>
+FloatCut widened(const FloatCut& from, int64_t num_tiles, float* wide) {
+  constexpr int64_t kTileFloats = Format::kDepth * Format::kWide * kTile;
+  for (int64_t c = 0; c < num_tiles; ++c) {
+    for (int64_t i = 0; i < from.steps; ++i) {
+      const std::byte* w = from.w + c * from.stride + i * Format::kWeightBytes;
+      __builtin_prefetch(w + kFloatPrefetchBytes, 0, 3);
+      Format::widen(w, wide + c * kTileFloats + i * Format::kWide * kTile);
+    }
+  }
+  return {reinterpret_cast<const std::byte*>(wide), kTileFloats * 4, from.steps * Format::kWide, from.resumes};
+}
+
+// At most kTilesOfCut tiles times all rows.
+template <typename Format, int C>
+void float_tiles(const std::byte* w, int64_t stride, int64_t num_tiles, const Rows& x, int64_t first, int64_t num_rows,
+                 int64_t num_steps, float* out, int64_t out_stride) {
+  for (int64_t begin = 0; begin < num_steps; begin += Format::kDepth) {
+    const int64_t left = num_steps - begin, steps = left < Format::kDepth ? left : Format::kDepth;
+    const FloatCut cut{w + begin * Format::kWeightBytes, stride, steps, begin > 0};
+    if constexpr (Format::kWide > 0) {
+      if (num_rows >= kWideningRows) {
+        alignas(64) float wide[kTilesOfCut * Format::kDepth * Format::kWide * kTile];
+        const FloatCut wider = widened<Format>(cut, num_tiles, wide);
+        float_cut<Format, F32Weights, C>(wider, num_tiles, x, first, num_rows, begin, steps, out, out_stride);
+        continue;
+      }
+    }
+    float_cut<Format, Format, C>(cut, num_tiles, x, first, num_rows, begin, steps, out, out_stride);
+  }
+}
+
+template <typename Format>
+void float_format(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile, int64_t num_tiles,
+                  float* out, int64_t out_stride) {
+  const int64_t stride = tile_bytes(weight.format, weight.num_inputs);
+  const int64_t num_steps = (weight.num_inputs + Format::kInputs - 1) / Format::kInputs;
+  const std::byte* w = weight.data + tile * stride;
+  for (int64_t c = 0; c < num_tiles; c += kTilesOfCut) {
+    const int64_t tiles = num_tiles - c < kTilesOfCut ? num_tiles - c : kTilesOfCut;
+    const bool pairs = tiles == 2 && (kPairsOfTiles || num_rows <= kFloatRowsOfPair);
+    const auto multiply = pairs ? float_tiles<Format, 2> : float_tiles<Format, 1>;
+    multiply(w + c * stride, stride, tiles, x, first, num_rows, num_steps, out + c * kTile, out_stride);
+  }
+}
+
+// y of rows first … first + num_rows - 1 and of num_tiles tiles from `tile` on, to out[row][16 * tiles].
 inline void multiply_float(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                            int64_t num_tiles, float* out, int64_t out_stride) {
-  const int64_t bytes = tile_bytes(weight.format, weight.num_inputs);
-  for (int64_t c = 0; c < num_tiles; ++c) {
-    const std::byte* data = weight.data + (tile + c) * bytes;
-    const auto* halves = reinterpret_cast<const uint16_t*>(data);
-    for (int64_t r = 0; r < num_rows; ++r) {
-      F32x16 y = zero();
-      if (weight.format == WeightFormat::bf16) {
-        const uint16_t* values = row<uint16_t>(x, first + r);
-        for (int64_t j = 0; j < (weight.num_inputs + 1) / 2; ++j) {
-          uint16_t even[kLanes], odd[kLanes], pair[kLanes] = {values[2 * j], values[2 * j + 1]};
-          for (int lane = 0; lane < kLanes; ++lane) {
-            even[lane] = halves[(j * kTile + lane) * 2];
-            odd[lane] = halves[(j * kTile + lane) * 2 + 1];
-          }
-          float wide[kLanes];
-          store(wide, widen_bf16(pair));
-          y = fma(broadcast(wide[1]), widen_bf16(odd), y);
-          y = fma(broadcast(wide[0]), widen_bf16(even), y);
-        }
-      } else {
-        const float* values = row<float>(x, first + r);
-        for (int64_t i = 0; i < weight.num_inputs; ++i) {
-          const F32x16 w = weight.format == WeightFormat::f16
-                               ? widen_f16(halves + i * kTile)
-                               : load(reinterpret_cast<const float*>(data) + i * kTile);
-          y = fma(broadcast(values[i]), w, y);
-        }
-      }
-      store(out + r * out_stride + c * kTile, y);
-    }
+  switch (weight.format) {
+    case WeightFormat::f32:
+      return float_format<F32Weights>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+    case WeightFormat::f16:
+      return float_format<F16Weights>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+    default:
+      return float_format<Bf16Weights>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
   }
 }
 

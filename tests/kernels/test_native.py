@@ -11,7 +11,7 @@ import torch
 from quire import _native
 from quire.kernels.rms_norm import native, reference
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512") if _native.isa_supported(isa)]
+ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,92 @@
+// Dot products of bf16 pairs, as VDPBF16PS computes them: lane += x.odd * w.odd, then lane += x.even * w.even, each a
+// fused multiply-add rounded to nearest. The instruction treats denormals as zero whatever MXCSR says; so do all
+// threads of a plan (pool.cpp), which makes the two fused multiply-adds of the other instruction sets give its bits.
+// Checked on Zen 4 with 48 million random and adversarial sums.
+#pragma once
+#include <cstddef>
+
+#include "isa/simd.h"
+
+namespace quire {
+namespace {
+
+#if defined(__AVX512BF16__)
+
+struct Pairs {
+  __m512bh v;
+};
+inline Pairs load_pairs(const std::byte* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+inline Pairs broadcast_pair(const std::byte* p) {
+  int32_t pair;
+  memcpy(&pair, p, sizeof pair);
+  return {(__m512bh)_mm512_set1_epi32(pair)};
+}
+inline F32x16 dot2(Pairs a, Pairs b, F32x16 y) { return {_mm512_dpbf16_ps(y.v, a.v, b.v)}; }
+
+#else
+
+// widen_odd_even: 16 pairs as 32 floats, odd before even.
+
+// Widened, since unpacking a pair for each sum would cost more than the sum.
+struct Pairs {
+  F32x16 even, odd;
+};
+#if defined(__AVX512F__)
+inline Pairs load_pairs(const std::byte* p) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))}};
+}
+inline void widen_odd_even(const std::byte* p, float* wide) {
+  const __m512i swapped = _mm512_ror_epi32(_mm512_loadu_si512(p), 16);
+  const __m256i lo = _mm512_castsi512_si256(swapped), hi = _mm512_extracti64x4_epi64(swapped, 1);
+  _mm512_storeu_si512(wide, _mm512_slli_epi32(_mm512_cvtepu16_epi32(lo), 16));
+  _mm512_storeu_si512(wide + kLanes, _mm512_slli_epi32(_mm512_cvtepu16_epi32(hi), 16));
+}
+#elif defined(__AVX2__)
+inline __m256 even8(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 odd8(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536))); }
+inline Pairs load_pairs(const std::byte* p) {
+  const __m256i lo = _mm256_loadu_si256((const __m256i*)p), hi = _mm256_loadu_si256((const __m256i*)(p + 32));
+  return {{even8(lo), even8(hi)}, {odd8(lo), odd8(hi)}};
+}
+inline void widen_odd_even(const std::byte* p, float* wide) {
+  for (int i = 0; i < kLanes; i += 8, p += 32, wide += 16) {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    const __m256 even = even8(pairs), odd = odd8(pairs);
+    const __m256 lo = _mm256_unpacklo_ps(odd, even), hi = _mm256_unpackhi_ps(odd, even);
+    _mm256_storeu_ps(wide, _mm256_permute2f128_ps(lo, hi, 0x20));
+    _mm256_storeu_ps(wide + 8, _mm256_permute2f128_ps(lo, hi, 0x31));
+  }
+}
+#else
+inline Pairs load_pairs(const std::byte* p) {
+  Pairs pairs;
+  for (int i = 0; i < kLanes; ++i) {
+    uint16_t halves[2];
+    memcpy(halves, p + 4 * i, sizeof halves);
+    pairs.even.v[i] = widen1_bf16(halves[0]);
+    pairs.odd.v[i] = widen1_bf16(halves[1]);
+  }
+  return pairs;
+}
+inline void widen_odd_even(const std::byte* p, float* wide) {
+  const Pairs pairs = load_pairs(p);
+  for (int i = 0; i < kLanes; ++i) {
+    wide[2 * i] = pairs.odd.v[i];
+    wide[2 * i + 1] = pairs.even.v[i];
+  }
+}
+#endif
+// The pair is two floats here, odd before even: WidenedPairs in ops/float_formats.h.
+inline Pairs broadcast_pair(const std::byte* p) {
+  float pair[2];
+  memcpy(pair, p, sizeof pair);
+  return {broadcast(pair[1]), broadcast(pair[0])};
+}
+inline F32x16 dot2(Pairs a, Pairs b, F32x16 y) { return fma(a.even, b.even, fma(a.odd, b.odd, y)); }
+
+#endif
+
+}  // namespace
+}  // namespace quire
