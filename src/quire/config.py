@@ -54,7 +54,7 @@ class EngineOptions:
     )
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
-        None, "quantise the weights of an unquantised model at load", choices=(None, "int8", "int4"), group="model"
+        None, "quantise the weights of an unquantised model at load", choices=("int8", "int4"), group="model"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
     seed: int = option(0, "seeds requests that bring none", group="model")
@@ -86,7 +86,7 @@ class EngineOptions:
         _check_types(self)
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
-            if choices and value not in choices:
+            if choices and value is not None and value not in choices:
                 raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
         if self.dtype != "auto" and canonical_dtype(self.dtype) is None:
             raise ConfigError(

@@ -15,8 +15,8 @@ from quire.runtime.request_states import RequestStates
 from quire.sampling_params import SamplingParams
 from quire.types import (
     BlockTableUpdate,
-    FullAttentionSpec,
     KVCacheGroup,
+    KVCacheSpec,
     NewRequest,
     ScheduledRequest,
     SchedulerOutput,
@@ -24,8 +24,8 @@ from quire.types import (
 from tests.runtime.builders import make_config
 
 GROUPS = (
-    KVCacheGroup((0,), FullAttentionSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
-    KVCacheGroup((1,), FullAttentionSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    KVCacheGroup((0,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    KVCacheGroup((1,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
 )
 
 
