@@ -4,14 +4,13 @@ Next to read: `peers.py`.
 """
 
 import datetime
-import json
-import re
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.command_line import cpu_name
 from benchmarks.side_process import SideError, SideProcess
 from benchmarks.side_specs import Models
 from quire import __version__
@@ -20,29 +19,34 @@ from quire.cli.bench_cases import BenchCase
 
 SCHEMA = "quire.bench.peers/1"
 LIMITS_TIMEOUT_S = 120.0
+NOISY_SHARE = 0.05
+"""A measurement is noisy when other processes had more of the machine's CPU time than this."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a side in a case."""
+
+    tokens_per_s: list[float]
+    cpu_elsewhere: list[float]
+    """Per measurement, the share of the machine's CPU time that went to others."""
+    token_ids: list[list[int]]
+    """What each stream generated."""
 
 
 class Report:
     """Collects samples per case and side; ratios are those of the first side loaded to each other."""
 
     def __init__(self, models: Models, num_threads: int, cases: Sequence[BenchCase]) -> None:
-        from quire.runtime.hardware import read_cpu_info
-
-        self.cpu = read_cpu_info().name
+        self._cpu = cpu_name()
         self._models, self._num_threads, self._cases = models, num_threads, cases
         self._sides: list[dict[str, Any]] = []
         self._skipped: list[dict[str, str]] = []
         self._machine: dict[str, float] | None = None
         self._limits: dict[str, float] = {}
-        self._samples: dict[str, dict[str, list[float]]] = {case.name: {} for case in cases}
-        self._token_ids: dict[str, dict[str, list[list[list[int]]]]] = {case.name: {} for case in cases}
+        self._turns: dict[str, dict[str, list[Turn]]] = {case.name: {} for case in cases}
         self._names: list[str] = []
         self._widths: list[int] = []
-
-    @property
-    def cpu_slug(self) -> str:
-        """The CPU's name for a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", self.cpu.lower()).strip("-") or "cpu"
 
     # --- What happens ---------------------------------------------------------------------
 
@@ -64,7 +68,7 @@ class Report:
                 "settings": side.settings,
                 "load_s": side.load_s,
                 "start_s": side.start_s,
-            }  # fmt: skip
+            }
         )
 
     def find_limits(self, sides: Sequence[SideProcess]) -> None:
@@ -82,10 +86,9 @@ class Report:
                 self._limits = dict(zip(names, answer["tokens_per_s"], strict=True))
                 return
 
-    def add(self, name: str, case: BenchCase, samples: Sequence[float], token_ids: list[list[int]]) -> None:
-        """Tokens per second of one turn, and what it generated."""
-        self._samples[case.name].setdefault(name, []).extend(samples)
-        self._token_ids[case.name].setdefault(name, []).append(token_ids)
+    def add(self, name: str, case: BenchCase, turn: Turn) -> None:
+        """A side had its turn."""
+        self._turns[case.name].setdefault(name, []).append(turn)
 
     # --- The table ------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Report:
         """The environment and the head of the table."""
         self._names = list(names)
         print(
-            f"quire {__version__} ({source_commit()}) · {self.cpu} · {self._num_threads} threads · {self._models.name}"
+            f"quire {__version__} ({source_commit()}) · {self._cpu} · {self._num_threads} threads · {self._models.name}"
         )
         if self._machine:
             print("machine: " + ", ".join(f"{key} {value:.3g}" for key, value in self._machine.items()))
@@ -115,12 +118,16 @@ class Report:
             found = result["sides"].get(name)
             ratio = result["ratios"].get(name)
             text = f"{found['median_tokens_per_s']:.4g}" if found else "-"
-            cells.append(text + (f" ({ratio:.2f}x)" if ratio else ""))
+            noisy = "*" if found and found["cpu_elsewhere"] > NOISY_SHARE else ""
+            cells.append(text + noisy + (f" ({ratio:.2f}x)" if ratio else ""))
         share = result["share_of_limit"]
         self._line([*cells, f"{100 * share:.0f} %" if share else ""])
 
     def end(self) -> None:
-        """Who generated something else, which random prompts make likely and wrong settings certain."""
+        """Which peers choose other tokens: some always do on random prompts, a wrongly set up one does nearly always."""
+        print(
+            f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs in half of the measurements: run it again"
+        )
         for name, share in self._agreement().items():
             print(f"first tokens as {self._names[0]}: {name} {100 * share:.0f} %")
 
@@ -134,10 +141,7 @@ class Report:
     # --- JSON -----------------------------------------------------------------------------
 
     def _result(self, case: BenchCase) -> dict[str, Any]:
-        sides = {
-            name: {"median_tokens_per_s": statistics.median(samples), "samples_tokens_per_s": samples}
-            for name, samples in self._samples[case.name].items()
-        }
+        sides = {name: _summary(turns) for name, turns in self._turns[case.name].items()}
         ours = sides.get(self._names[0]) if self._names else None
         ratios, share = {}, None
         limit = self._limits.get(case.name)
@@ -159,11 +163,10 @@ class Report:
     def _agreement(self) -> dict[str, float]:
         """Per side, the share of streams whose first token is that of the first side."""
         equal: dict[str, list[bool]] = {name: [] for name in self._names[1:]}
-        for by_name in self._token_ids.values():
+        for by_name in self._turns.values():
             for name, found in equal.items():
-                pairs = zip(by_name.get(self._names[0], []), by_name.get(name, []), strict=False)
-                for ours, theirs in pairs:
-                    found += [a[:1] == b[:1] for a, b in zip(ours, theirs, strict=False)]
+                for ours, theirs in zip(by_name.get(self._names[0], []), by_name.get(name, []), strict=False):
+                    found += [a[:1] == b[:1] for a, b in zip(ours.token_ids, theirs.token_ids, strict=False)]
         return {name: statistics.fmean(found) for name, found in equal.items() if found}
 
     def as_json(self) -> dict[str, Any]:
@@ -173,7 +176,7 @@ class Report:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "version": __version__,
             "commit": source_commit(),
-            "cpu": self.cpu,
+            "cpu": self._cpu,
             "num_threads": self._num_threads,
             "model": self._models.name,
             "model_bytes": self._models.gguf.stat().st_size,
@@ -185,7 +188,10 @@ class Report:
         }
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write it, making the folder if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n")
+def _summary(turns: Sequence[Turn]) -> dict[str, Any]:
+    samples = [sample for turn in turns for sample in turn.tokens_per_s]
+    return {
+        "median_tokens_per_s": statistics.median(samples),
+        "samples_tokens_per_s": samples,
+        "cpu_elsewhere": statistics.median([share for turn in turns for share in turn.cpu_elsewhere]),
+    }

@@ -10,8 +10,6 @@ streams after D tokens of prompt. Next to read: `side_process.py`, `sides/protoc
 
 import argparse
 import contextlib
-import datetime
-import os
 import random
 import re
 import sys
@@ -19,12 +17,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peer_report import Report, write_json
+from benchmarks.command_line import add_shared_options, finish_arguments, write_result
+from benchmarks.peer_report import Report, Turn
 from benchmarks.side_process import SideError, SideProcess
 from benchmarks.side_specs import DEFAULT_SIDES, Models, Skipped, make_spec
 from quire.cli.bench_cases import BenchCase, random_prompts
 
-RESULTS = Path(__file__).parent / "results"
 CASES = (
     "tg64+d128", "tg64@8+d128", "tg64@32+d128", "tg64@64+d128", "pp128", "pp512", "pp2048", "tg64@8+d2048",
 )  # fmt: skip
@@ -46,15 +44,17 @@ def parse_case(name: str) -> BenchCase:
     raise ValueError(f"{name!r} is no case: ppN, or tgN@STREAMS+dDEPTH as tg64@8+d128")
 
 
-def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> tuple[list[float], list[list[int]]]:
-    """Tokens per second of each measurement in one turn of a side, and what was generated. Raises: SideError."""
+def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> Turn:
+    """One turn of a side. Raises: SideError."""
     samples: list[float] = []
+    elsewhere: list[float] = []
     total_s = 0.0
     while not samples or (total_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
         answer = side.request("measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompts, num_generated=case.num_generated)
         samples.append(answer["tokens"] / answer["seconds"])
+        elsewhere.append(side.cpu_elsewhere)
         total_s += answer["seconds"]
-    return samples, answer["token_ids"]
+    return Turn(samples, elsewhere, answer["token_ids"])
 
 
 def measure_case(
@@ -71,7 +71,7 @@ def measure_case(
                         num_generated=min(case.num_generated, WARM_UP_TOKENS),
                     )  # fmt: skip
                 else:
-                    report.add(side.name, case, *measure_turn(side, case, prompt_sets[repetition]))
+                    report.add(side.name, case, measure_turn(side, case, prompt_sets[repetition]))
             except SideError as error:
                 report.fail(side.name, f"{case.name}: {error}")
                 sides.remove(side)
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for case in cases:
             generator = random.Random(f"{PROMPT_SEED} {case.name}")
             prompt_sets = [
-                random_prompts(case, models.vocab_size, models.special_token_ids, generator)
+                random_prompts(case, models.vocab_size, models.tokenizer.special_token_ids, generator)
                 for _ in range(arguments.repetitions)
             ]
             measure_case(sides, case, prompt_sets, report)
@@ -127,26 +127,10 @@ def run(arguments: argparse.Namespace) -> Report:
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    listed = ",".join
-    parser.add_argument("--model", default="smollm2", help="alias or GGUF file  [smollm2]")
-    parser.add_argument("--bf16", type=Path, help="bf16 directory of the model  [made from the GGUF file]")
-    parser.add_argument(
-        "--sides", "--peers", default=listed(DEFAULT_SIDES),
-        help="separated by commas, with options after colons (llama.cpp:kv=q8_0, quire:env.QUIRE_ISA=avx2, "
-        "quire:model=bf16); ratios are those of the first  [%(default)s]",
-    )  # fmt: skip
-    parser.add_argument("--cases", default=listed(CASES), help="[%(default)s]")
+    add_shared_options(parser, DEFAULT_SIDES, what="peers")
+    parser.add_argument("--cases", default=",".join(CASES), help="[%(default)s]")
     parser.add_argument("--repetitions", type=int, default=3, help="turns of each side per case  [3]")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="[all cores]")
-    for peer, variable in (("llama-cpp", "LLAMA_CPP"), ("vllm", "VLLM"), ("openvino", "OPENVINO")):
-        parser.add_argument(
-            f"--{peer}-python", default=os.environ.get(f"QUIRE_BENCH_{variable}"),
-            help=f"interpreter that has it  [$QUIRE_BENCH_{variable}]",
-        )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="file to write  [benchmarks/results/DATE-CPU-WHAT.json]")
-    parser.add_argument("--what", default="peers", help="last part of that name  [peers]")
-    arguments = parser.parse_args(words)
-    arguments.sides = [name for name in arguments.sides.split(",") if name]
+    arguments = finish_arguments(parser, words)
     arguments.cases = [name for name in arguments.cases.split(",") if name]
     try:
         for name in arguments.cases:
@@ -158,11 +142,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    report = run(arguments)
-    date = datetime.date.today().isoformat()
-    path = arguments.json or RESULTS / f"{date}-{report.cpu_slug}-{arguments.what}.json"
-    write_json(path, report.as_json())
-    print(f"written to {path}", file=sys.stderr)
+    write_result(run(arguments).as_json(), arguments)
 
 
 if __name__ == "__main__":

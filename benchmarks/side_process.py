@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 12
 
@@ -50,6 +51,8 @@ class SideProcess:
         """From the start of the process: interpreter, imports, loading."""
         self._log_path = log
         self._unread = b""
+        self.cpu_elsewhere = 0.0
+        """Share of the machine's CPU time that went to others while the last request was answered."""
         self._started = time.perf_counter()
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -72,6 +75,7 @@ class SideProcess:
         """Ask, wait for the answer, and stop the process again. Raises: SideError."""
         line = json.dumps({"op": op, **values}).encode() + b"\n"
         assert self._process.stdin is not None
+        before = (time.monotonic(), _machine_busy_s() - _process_cpu_s(self._process.pid))
         try:
             self._process.send_signal(signal.SIGCONT)
             self._process.stdin.write(line)
@@ -80,6 +84,9 @@ class SideProcess:
         except (OSError, ValueError) as error:
             raise SideError(f"{self.name} ended during {op!r}{self._log_tail()}") from error
         self._process.send_signal(signal.SIGSTOP)
+        wall_s = time.monotonic() - before[0]
+        elsewhere_s = _machine_busy_s() - _process_cpu_s(self._process.pid) - before[1]
+        self.cpu_elsewhere = max(0.0, elsewhere_s / (wall_s * (os.cpu_count() or 1)))
         if "error" in answer:
             raise SideError(f"{self.name}: {answer['error']}{self._log_tail()}")
         return answer
@@ -118,3 +125,22 @@ class SideProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _machine_busy_s() -> float:
+    """CPU seconds all CPUs have been busy or stolen since the machine started; 0 where /proc does not say."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / CLOCK_TICKS_PER_S
+
+
+def _process_cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all its threads; 0 when it is gone."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(after_name[11]) + int(after_name[12])) / CLOCK_TICKS_PER_S

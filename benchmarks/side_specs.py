@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.dequantise import dequantised
 from benchmarks.side_process import ROOT, SideSpec
 from quire.engine.tokenizer_source import load_tokenizer
+from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
@@ -45,7 +46,7 @@ KINDS = {
     "llama.cpp": Kind("llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
     "vllm": Kind("vllm", "vllm", "vllm_python", "bf16"),
     "openvino": Kind("openvino", "openvino_genai", "openvino_python", "gguf"),
-    "transformers": Kind("transformers", "transformers", None, "gguf"),
+    "transformers": Kind("transformers", "transformers", None, "bf16"),
 }
 
 
@@ -56,7 +57,7 @@ class Models:
     name: str
     gguf: Path
     vocab_size: int
-    special_token_ids: frozenset[int]
+    tokenizer: Tokenizer
     bf16_directory: Path | None = None
 
     @classmethod
@@ -64,8 +65,7 @@ class Models:
         """Fetch the model if need be, and read what prompts depend on."""
         files = resolve_source(name)
         checkpoint = open_checkpoint(files, with_tensors=False)
-        special = load_tokenizer(checkpoint).special_token_ids
-        return cls(name, files.path, checkpoint.hf_config["vocab_size"], special, bf16)
+        return cls(name, files.path, checkpoint.hf_config["vocab_size"], load_tokenizer(checkpoint), bf16)
 
     def path(self, weights: str) -> Path:
         """The file or directory for "gguf", "bf16" or a path."""
@@ -83,7 +83,8 @@ def make_spec(name: str, models: Models, interpreters: Mapping[str, Any]) -> Sid
     if kind is None:
         raise Skipped(f"there is no side {base!r}; there are {', '.join(KINDS)}")
     options: dict[str, Any] = {}
-    environment: dict[str, str] = {}
+    # Packages of this environment are not for another interpreter.
+    environment: dict[str, str] = {"PYTHONPATH": ""} if kind.python else {}
     weights = kind.weights
     for setting in settings:
         key, separator, value = setting.partition("=")
