@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from benchmarks.kernels.peaks import Peaks, measure
 
+from benchmarks.kernels.peaks import Peaks, measure
 from quire import _native
 
 SECONDS = 0.25

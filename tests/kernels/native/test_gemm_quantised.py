@@ -159,6 +159,14 @@ def test_bias_and_activation_of_every_type_of_rows(out: str, activation: str, ga
         assert_same([found, torch.from_numpy(exact.copy()).bfloat16().view(torch.uint16).numpy()])
 
 
+@pytest.mark.parametrize("isa", FAST_ISAS)
+def test_a_gated_half_may_end_within_a_panel(isa: str) -> None:
+    packed, acts = random_weights("q4", 96, 64), random_acts(9, 64)
+    whole = torch.from_numpy(multiply(packed, acts))
+    for found in each_isa(lambda: multiply(packed, acts, activation="relu", gated=True), [isa]):
+        assert torch.equal(torch.from_numpy(found.copy()), whole[:, :48].clamp(min=0) * whole[:, 48:])
+
+
 @pytest.mark.parametrize("num_outputs", [31, 33])
 def test_an_odd_bf16_row_ends_in_a_zero(num_outputs: int) -> None:
     found = multiply(random_weights("q4", num_outputs, 32), random_acts(3, 32), out="bf16")
