@@ -50,6 +50,12 @@ struct ByteDots {
 
 #elif defined(__AVX2__)
 
+// GCC 12 computes all products of a block before it adds them, and spills them: 86 GMAC/s instead of 124.
+inline __m256i in_register(__m256i value) {
+  asm("" : "+x"(value));
+  return value;
+}
+
 // Sums of two products as int16. 32 inputs make 16 products of at most 15 * 127 for each of them: they fit.
 struct NibbleDots {
   static constexpr int kInputs = 8;
@@ -68,12 +74,13 @@ struct NibbleDots {
   }
   static Weights load(const uint8_t* p) { return {load_half(p), load_half(p + 32)}; }
   static Sums zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static __m256i products(const Half& w, __m256i a, __m256i b) {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w.low, a), _mm256_maddubs_epi16(w.high, b));
+  }
   static Sums add(Sums sums, const Weights& w, const int8_t* x) {
     const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));
-    sums.lo = _mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(w.lo.low, a));
-    sums.hi = _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(w.hi.low, a));
-    sums.lo = _mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(w.lo.high, b));
-    sums.hi = _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(w.hi.high, b));
+    sums.lo = in_register(_mm256_add_epi16(sums.lo, products(w.lo, a, b)));
+    sums.hi = in_register(_mm256_add_epi16(sums.hi, products(w.hi, a, b)));
     return sums;
   }
   static I32x16 total(Sums sums) {
@@ -101,7 +108,8 @@ struct ByteDots {
   static Sums zero() { return zero_i(); }
   static Sums add(Sums sums, const Weights& w, const int8_t* x) {
     const __m256i four = _mm256_set1_epi32(four_bytes(x));
-    return sums + I32x16{products(w.lo, four), products(w.hi, four)};
+    return {in_register(_mm256_add_epi32(sums.lo, products(w.lo, four))),
+            in_register(_mm256_add_epi32(sums.hi, products(w.hi, four)))};
   }
   static I32x16 total(Sums sums, int32_t) { return sums; }
 };
