@@ -44,9 +44,7 @@ inline F32x16 exp2_of_non_positive(F32x16 x) {
   return select_less(x, broadcast(-125.0f), zero(), result);
 }
 
-inline F32x16 tanh(F32x16 x) {
-  return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f));
-}
+inline F32x16 tanh(F32x16 x) { return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f)); }
 
 // Abramowitz & Stegun 7.1.26, absolute error 1.5e-7.
 inline F32x16 erf(F32x16 x) {
@@ -64,14 +62,18 @@ inline F32x16 erf(F32x16 x) {
 inline F32x16 activated(Activation activation, F32x16 x) {
   const F32x16 half = broadcast(0.5f), one = broadcast(1.0f);
   switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return select_less(x, zero(), zero(), x);
-    case Activation::gelu: return half * x * (one + erf(x * broadcast(0.70710678f)));
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return select_less(x, zero(), zero(), x);
+    case Activation::gelu:
+      return half * x * (one + erf(x * broadcast(0.70710678f)));
     case Activation::gelu_tanh: {
       const F32x16 inner = fma(x * x * x, broadcast(0.044715f), x) * broadcast(0.79788456f);
       return half * x * (one + tanh(inner));
     }
-    case Activation::silu: return x / (one + exp(zero() - x));
+    case Activation::silu:
+      return x / (one + exp(zero() - x));
   }
   return x;
 }
