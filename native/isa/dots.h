@@ -1,7 +1,7 @@
 // Exact dot products of a block: unsigned weights of 4 or 8 bits with signed bytes, sixteen outputs at a time.
 //
-// Nibbles and Bytes have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the activations
-// from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
+// NibbleDots and ByteDots have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the
+// activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
 #pragma once
 #include "isa/simd.h"
 
@@ -17,7 +17,7 @@ inline int32_t four_bytes(const int8_t* p) {
 
 #if defined(__AVX512VNNI__)
 
-struct Nibbles {
+struct NibbleDots {
   static constexpr int kInputs = 8;  // that 64 bytes of a tile hold for each output
   struct Weights {
     __m512i low, high;
@@ -35,7 +35,7 @@ struct Nibbles {
   static I32x16 total(Sums sums) { return sums; }  // sum of u * x
 };
 
-struct Bytes {
+struct ByteDots {
   static constexpr int kInputs = 4;
   using Weights = __m512i;
   using Sums = I32x16;
@@ -51,7 +51,7 @@ struct Bytes {
 #elif defined(__AVX2__)
 
 // Sums of two products as int16. 32 inputs make 16 products of at most 15 * 127 for each of them: they fit.
-struct Nibbles {
+struct NibbleDots {
   static constexpr int kInputs = 8;
   struct Half {
     __m256i low, high;
@@ -83,7 +83,7 @@ struct Nibbles {
 };
 
 // |w| is unsigned and x takes w's sign: two products are at most 2 * 128 * 127, which fits int16. x is never -128.
-struct Bytes {
+struct ByteDots {
   static constexpr int kInputs = 4;
   struct Weights {
     __m256i lo, hi;  // u - 128
@@ -108,7 +108,7 @@ struct Bytes {
 
 #else
 
-struct Nibbles {
+struct NibbleDots {
   static constexpr int kInputs = 8;
   struct Weights {
     uint8_t low[64], high[64];
@@ -132,7 +132,7 @@ struct Nibbles {
   static I32x16 total(Sums sums) { return sums; }
 };
 
-struct Bytes {
+struct ByteDots {
   static constexpr int kInputs = 4;
   using Weights = const uint8_t*;
   using Sums = I32x16;

@@ -6,12 +6,13 @@
 namespace quire {
 namespace {
 
-// e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of r of degree 7, times 2^n in two
-// steps, since n may be 128. Below -87.3 it is 0 (no denormals), above 88.7 infinity; NaN stays NaN.
+// e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of r of degree 7, and n added to its
+// exponent: within the limits the result is a normal number. Below -87.3 it is 0, above 88.7 infinity; NaN stays NaN.
 inline F32x16 exp(F32x16 x) {
   const F32x16 low = broadcast(-87.3f), high = broadcast(88.7f), infinity = broadcast(__builtin_inff());
   const F32x16 clamped = min(max(x, low), high);
-  const F32x16 n = to_float(round_to_int(clamped * broadcast(1.44269504f)));
+  const I32x16 exponent = round_to_int(clamped * broadcast(1.44269504f));
+  const F32x16 n = to_float(exponent);
   F32x16 r = fma(n, broadcast(-0.693359375f), clamped);  // ln 2 in two parts
   r = fma(n, broadcast(2.12194440e-4f), r);
   F32x16 p = broadcast(1.0f / 5040.0f);
@@ -22,12 +23,25 @@ inline F32x16 exp(F32x16 x) {
   p = fma(p, r, broadcast(0.5f));
   p = fma(p, r, broadcast(1.0f));
   p = fma(p, r, broadcast(1.0f));
-  const I32x16 half = round_to_int(n * broadcast(0.5f));
-  const I32x16 other = round_to_int(n - to_float(half));
-  const I32x16 bias = broadcast(int32_t{127});
-  const F32x16 result = p * float_of_bits(shift_left<23>(half + bias)) * float_of_bits(shift_left<23>(other + bias));
+  const F32x16 result = float_of_bits(bits_of(p) + shift_left<23>(exponent));
   const F32x16 finite = select_less(x, low, zero(), select_less(high, x, infinity, result));
   return select_less(x, infinity, finite, x);
+}
+
+// 2^x for x <= 1, to 1.9 ulp: the minimax polynomial of degree 5 with 2^0 = 1 on |x - n| <= 1/2, n added to its
+// exponent. Adding 1.5 * 2^23 rounds x to n and leaves n in the lowest bits. Below -125 it is 0; NaN stays NaN.
+inline F32x16 exp2_of_non_positive(F32x16 x) {
+  const F32x16 magic = broadcast(12582912.0f);
+  const F32x16 shifted = x + magic;
+  const F32x16 r = x - (shifted - magic);
+  F32x16 p = broadcast(0.0013264722656458616f);
+  p = fma(p, r, broadcast(0.009671480394899845f));
+  p = fma(p, r, broadcast(0.055507462471723557f));
+  p = fma(p, r, broadcast(0.24022240936756134f));
+  p = fma(p, r, broadcast(0.6931469440460205f));
+  p = fma(p, r, broadcast(1.0f));
+  const F32x16 result = float_of_bits(bits_of(p) + shift_left<23>(bits_of(shifted)));
+  return select_less(x, broadcast(-125.0f), zero(), result);
 }
 
 inline F32x16 tanh(F32x16 x) {

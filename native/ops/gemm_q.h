@@ -1,9 +1,9 @@
 // Products of int8 rows with 4- and 8-bit weights.
 //
-// The kernel keeps kMaxRows rows by kTilesAtOnce tiles of sums in registers, so that a block's weights are unpacked and
-// its scales converted once for all of these rows. Per block of 32 inputs, row and tile, AVX-512 needs eight VPDPBUSD,
-// a multiplication and one or two fused multiply-adds, all on the same two units: 11 cycles for 512 products on Zen 4,
-// of which 98 % are reached (benchmarks/kernels/gemm_quantised.py).
+// The kernel keeps kRowsAtOnce rows by kTilesAtOnce tiles of sums in registers, so that a block's weights are unpacked
+// and its scales converted once for all of these rows. Per block of 32 inputs, row and tile, AVX-512 needs eight
+// VPDPBUSD, a multiplication and one or two fused multiply-adds, all on the same two units: 11 cycles for 512 products
+// on Zen 4, of which 98 % are reached (benchmarks/kernels/gemm_quantised.py).
 #pragma once
 #include "isa/dots.h"
 #include "isa/simd.h"
@@ -13,21 +13,21 @@ namespace quire {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
+constexpr int kRowsAtOnce = 6, kTilesAtOnce = 2;  // 12 integer and 12 fp32 sums in 32 registers
 #elif defined(__AVX2__)
-constexpr int kMaxRows = 4, kTilesAtOnce = 1;
+constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
 #else
-constexpr int kMaxRows = 1, kTilesAtOnce = 1;
+constexpr int kRowsAtOnce = 1, kTilesAtOnce = 1;
 #endif
 
 template <WeightFormat kFormat>
 struct Quantised {
-  using Dots = Nibbles;
+  using Dots = NibbleDots;
   static constexpr int kBytes = 256;  // of a block
 };
 template <>
 struct Quantised<WeightFormat::q8> {
-  using Dots = Bytes;
+  using Dots = ByteDots;
   static constexpr int kBytes = 512;
 };
 
@@ -49,11 +49,11 @@ inline QTile q_tile(const Weight& weight, int64_t tile) {
 template <WeightFormat kFormat>
 inline I32x16 block_product(typename Quantised<kFormat>::Dots::Sums sums, const ActBlock& x) {
   if constexpr (kFormat == WeightFormat::q8) {
-    return Bytes::total(sums, x.sum);
+    return ByteDots::total(sums, x.sum);
   } else if constexpr (kFormat == WeightFormat::q4) {
-    return Nibbles::total(sums) - shift_left<3>(broadcast(x.sum));
+    return NibbleDots::total(sums) - shift_left<3>(broadcast(x.sum));
   } else {
-    return Nibbles::total(sums);
+    return NibbleDots::total(sums);
   }
 }
 
@@ -103,8 +103,8 @@ void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, in
 
 using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, const std::byte*, float*, int64_t);
 
-// The kernel for 1 … kMaxRows rows.
-template <WeightFormat kFormat, int kRows = kMaxRows>
+// The kernel for 1 … kRowsAtOnce rows.
+template <WeightFormat kFormat, int kRows = kRowsAtOnce>
 inline MultiplyTiles multiply_tiles_for(int64_t num_rows) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) return multiply_tiles_for<kFormat, kRows - 1>(num_rows);
@@ -117,7 +117,7 @@ template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
-  const int64_t groups = (num_rows + kMaxRows - 1) / kMaxRows;
+  const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int64_t c = 0; c < num_tiles; c += kTilesAtOnce) {
     QTile tiles[kTilesAtOnce];
     for (int i = 0; i < kTilesAtOnce; ++i) {
