@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "isa/choose.h"
+#include "threads/pool.h"
 #include "weights/half.h"
 
 namespace quire {
@@ -75,13 +76,14 @@ class SmallStep {
   }
   Context context() {
     const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
-    return {&step_, 0, 1, scratch_.get() + (64 - address % 64) % 64};
+    return {&step_, 0, 1, scratch_.get() + (64 - address % 64) % 64, &barrier_};
   }
 
  private:
   int32_t zeros_[kTokens] = {}, numbers_[kTokens], positions_[kTokens], ids_[kTokens], counts_[2] = {};
   std::unique_ptr<std::byte[]> scratch_;  // not zeroed: few of its pages are touched
   Step step_{};
+  Barrier barrier_{1};
 };
 
 // Any bits are a 4- or 8-bit weight; floats and scales must be finite and not tiny.
