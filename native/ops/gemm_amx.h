@@ -202,7 +202,8 @@ inline void load_sums(bool resumes, const float* from, int64_t stride) {
 
 // kGroups x 16 rows by kTiles x 16 outputs, some inputs, whose weights start at w.
 template <int kGroups, int kTiles>
-void bf16_block(const Bf16Group* groups, const std::byte* w, int64_t tile_stride, int64_t num_pairs, bool resumes) {
+void bf16_block(const Bf16Group* groups, const std::byte* w, int64_t tile_stride, int64_t num_pairs, bool resumes,
+                bool prefetch) {
   constexpr int64_t kAhead = 4096;
   const Bf16Group &a = groups[0], &b = groups[kGroups - 1];
   load_sums<0>(resumes, a.out, a.out_stride);
@@ -212,7 +213,7 @@ void bf16_block(const Bf16Group* groups, const std::byte* w, int64_t tile_stride
   const int64_t num_steps = num_pairs / 16, left = num_pairs % 16;
   for (int64_t i = 0; i < num_steps; ++i) {
     const std::byte* w0 = w + i * 16 * kStepBytes;
-    for (int64_t line = 0; line < 16 * kTiles; ++line) {
+    for (int64_t line = 0; prefetch && line < 16 * kTiles; ++line) {
       __builtin_prefetch(w0 + line / 16 * tile_stride + kAhead + line % 16 * 64);
     }
     add_step<kGroups, kTiles>(a.x + i * kStepBytes, a.x_stride, b.x + i * kStepBytes, b.x_stride, w0,
@@ -233,10 +234,10 @@ void bf16_block(const Bf16Group* groups, const std::byte* w, int64_t tile_stride
 }
 
 inline void bf16_groups(const Bf16Group* groups, int64_t num_groups, const std::byte* w, int64_t tile_stride,
-                        int64_t num_tiles, int64_t num_pairs, bool resumes) {
+                        int64_t num_tiles, int64_t num_pairs, bool resumes, bool prefetch) {
   const auto block = num_groups == 2 ? (num_tiles == 2 ? bf16_block<2, 2> : bf16_block<2, 1>)
                                      : (num_tiles == 2 ? bf16_block<1, 2> : bf16_block<1, 1>);
-  block(groups, w, tile_stride, num_pairs, resumes);
+  block(groups, w, tile_stride, num_pairs, resumes, prefetch);
 }
 
 // Fewer than 16 rows: the tile instructions would read 16, so a cut of them is copied and padded with zeros.
@@ -252,7 +253,7 @@ inline void bf16_few_rows(const Bf16Group& rows, int64_t num_rows, const std::by
     for (int64_t r = 0; r < num_rows; ++r) {
       memcpy(padded[r], rows.x + r * rows.x_stride + begin * 4, static_cast<size_t>(pairs) * 4);
     }
-    bf16_groups(&group, 1, w + begin * 64, tile_stride, num_tiles, pairs, begin > 0);
+    bf16_groups(&group, 1, w + begin * 64, tile_stride, num_tiles, pairs, begin > 0, true);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     memcpy(rows.out + r * rows.out_stride, values[r], static_cast<size_t>(num_tiles * kTile) * sizeof(float));
@@ -276,7 +277,7 @@ inline void multiply_bf16_tiles(const Weight& weight, const Rows& x, int64_t fir
       // The last group may repeat rows of the one before: they get the same values again.
       const int64_t last = num_rows - 16, second = r + 16 < last ? r + 16 : last;
       const Bf16Group groups[] = {group_at(r < last ? r : last, c), group_at(second, c)};
-      bf16_groups(groups, r + 16 < num_rows ? 2 : 1, w, stride, tiles, num_pairs, false);
+      bf16_groups(groups, r + 16 < num_rows ? 2 : 1, w, stride, tiles, num_pairs, false, r == 0);
     }
   }
 }
