@@ -5,6 +5,11 @@
 
 #ifdef QUIRE_X86
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #endif
 
 namespace quire {
@@ -50,9 +55,34 @@ bool has_avx512() {
 
 bool has_avx512_bf16() { return has_avx512() && cpuid(7, 0).eax >= 1 && has(cpuid(7, 1).eax, {5}); }
 
+#ifdef QUIRE_AMX
+
+bool processor_has_amx() {
+  return has_avx512() && has(cpuid(7, 0).edx, {22, 24, 25}) && saves({17, 18});  // AMX-BF16, -TILE, -INT8
+}
+
+// Linux saves the 8 KiB of tiles only for processes that ask (arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)). It refuses
+// while some thread has a signal stack too small for them. Once granted it holds for all threads and child processes.
+int ask_for_tiles() {
+  static const int error = syscall(SYS_arch_prctl, 0x1023, 18) == 0 ? 0 : errno;
+  return error;
+}
+
+#endif
 #endif
 
-const char* const kBestFirst[] = {"avx512_bf16", "avx512", "avx2", "scalar"};
+// Why an instruction set that the processor has cannot be used; empty if it can, or if the processor lacks it.
+std::string refusal(const std::string& isa) {
+#ifdef QUIRE_AMX
+  if (isa == "amx" && processor_has_amx() && ask_for_tiles() != 0) {
+    return std::string("the kernel does not grant its registers (") + std::strerror(ask_for_tiles()) + ")";
+  }
+#endif
+  (void)isa;
+  return "";
+}
+
+const char* const kBestFirst[] = {"amx", "avx512_bf16", "avx512", "avx2", "scalar"};
 
 }  // namespace
 
@@ -62,6 +92,10 @@ const OpTable* supported_ops(const std::string& isa) {
   if (isa == "avx2" && has_avx2()) return &avx2_ops;
   if (isa == "avx512" && has_avx512()) return &avx512_ops;
   if (isa == "avx512_bf16" && has_avx512_bf16()) return &avx512_bf16_ops;
+  if (isa == "amx_emulated" && has_avx512()) return &amx_emulated_ops;
+#ifdef QUIRE_AMX
+  if (isa == "amx" && processor_has_amx() && ask_for_tiles() == 0) return &amx_ops;
+#endif
 #endif
   return nullptr;
 }
@@ -73,15 +107,17 @@ IsaChoice choose_isa(const std::string& requested, const std::vector<std::string
   bool reached = requested.empty() || choice.requested_missing;
   for (const char* isa : kBestFirst) {
     reached = reached || isa == requested;
-    const OpTable* ops = reached ? supported_ops(isa) : nullptr;
+    if (!reached) continue;
+    if (const std::string reason = refusal(isa); !reason.empty()) {
+      choice.notes.push_back(std::string(isa) + " is not used: " + reason);
+    }
+    const OpTable* ops = supported_ops(isa);
     if (ops == nullptr) continue;
+    choice.ops = ops;
     if (ops == &scalar_ops) break;
     const bool trusted = std::find(distrusted.begin(), distrusted.end(), isa) == distrusted.end();
     const std::string failing = trusted ? failing_op(*ops) : "as asked";
-    if (failing.empty()) {
-      choice.ops = ops;
-      break;
-    }
+    if (failing.empty()) break;
     choice.notes.push_back(std::string(isa) + " is not used: its self-test failed (" + failing + ")");
   }
   return choice;

@@ -3,7 +3,8 @@
 //
 // y[n] of one row is computed by one thread in one order whatever the number of rows:
 //   f32, f16   y = fma(x[i], w[i], y) for i = 0, 1, …
-//   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order
+//   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order;
+//              on AMX, and only there, another one (gemm_amx.h)
 //   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
 //              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
 #pragma once
@@ -25,7 +26,11 @@ constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay i
 inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                      int64_t num_tiles, float* out, int64_t out_stride) {
   if (wanted_rows(weight.format) == RowType::q8) {
+#if defined(QUIRE_TILES)
+    multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#else
     multiply_q(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#endif
   } else {
     multiply_float(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
   }
@@ -87,6 +92,7 @@ inline void gemm(const GemmOp& op, const Context& context) {
   const int64_t num_rows = op.of_logit_rows ? context.step->num_logit_rows : context.step->num_tokens;
   const Pieces pieces(num_rows, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
   const Range mine = share(pieces.count, context);
+  const TileSession session(op.weight.format, num_rows);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs,
                reinterpret_cast<float*>(context.scratch));

@@ -26,6 +26,7 @@ inline void head(const HeadOp& op, const Context& context) {
   float* scratch = reinterpret_cast<float*>(context.scratch);
   const Pieces pieces(num_rows, num_outputs, context.num_threads);
   const Range mine = share(pieces.count, context);
+  const TileSession session(op.weight.format, num_rows);
   for (int64_t piece = mine.begin; piece < mine.end; ++piece) {
     const int64_t column = pieces.column(piece), count = pieces.columns(piece);
     const Range rows = pieces.rows(piece);

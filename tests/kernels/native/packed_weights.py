@@ -8,7 +8,7 @@ from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
 from tests.weights.gguf_builder import random_rows
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
+ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx") if _native.isa_supported(isa)]
 FORMATS = {name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8")}
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("unused", "i4")])
 """`ActBlock` of native/plan/types.h."""
