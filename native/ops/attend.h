@@ -28,15 +28,15 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   AttendRows rows{};
   rows.stride = padded_head_size(op.kv.head_size);
   rows.query_stride = rows.stride * 4;
-  rows.queries = take<std::byte>(&memory, kAttendRows * rows.query_stride);
-  rows.scores = take<std::byte>(&memory, kAttendRows * kTileTokens * 4);
-  rows.query_scales = take<float>(&memory, kAttendRows * 4);
-  rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
-  rows.lows = take<int32_t>(&memory, kAttendRows * 4);
-  rows.highs = take<int32_t>(&memory, kAttendRows * 4);
+  rows.queries = take<std::byte>(&memory, kMaxRows * rows.query_stride);
+  rows.scores = take<std::byte>(&memory, kMaxRows * kTileTokens * 4);
+  rows.query_scales = take<float>(&memory, kMaxRows * 4);
+  rows.query_sums = take<int32_t>(&memory, kMaxRows * 4);
+  rows.lows = take<int32_t>(&memory, kMaxRows * 4);
+  rows.highs = take<int32_t>(&memory, kMaxRows * 4);
   rows.scale = op.scale * 1.44269504f;
-  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
-  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
+  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
+  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
   rows.padded = memory;
   return rows;
 }
@@ -65,6 +65,11 @@ void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRow
   rows->count = item.num_rows;
   for (int64_t row = 0; row < item.num_rows; ++row) {
     const RowPlace place = place_of(op, step, item, row);
+    const auto* q = reinterpret_cast<const std::byte*>(op.q + place.token * op.stride + place.head * width);
+    for (int64_t i = 0; i < width * 4; i += 64) __builtin_prefetch(q + i);
+  }
+  for (int64_t row = 0; row < item.num_rows; ++row) {
+    const RowPlace place = place_of(op, step, item, row);
     const int64_t position = step.positions[place.token], start = position - op.window + 1;
     rows->lows[row] = static_cast<int32_t>(op.window == 0 || start < 0 ? 0 : start);
     rows->highs[row] = static_cast<int32_t>(position + 1);
@@ -86,8 +91,8 @@ void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRow
 // The values of tokens low … high - 1 of a tile as runs. The token that pairs with the last one may not be written yet:
 // it is read as zero. Where D is no multiple of 16, values are copied to rows that are.
 template <class Kv>
-int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& tile, int64_t low, int64_t high, Run* runs,
-                  int64_t* row_bytes) {
+int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& tile, const TileKeys& next, int64_t low,
+                  int64_t high, Run* runs, int64_t* row_bytes) {
   const int64_t step_bytes = kv.head_size * Kv::kValueBytes / kLanes, padded = rows.stride * Kv::kValueBytes / kLanes;
   const bool copies = padded != step_bytes;
   std::byte* free = rows.padded;
@@ -107,7 +112,7 @@ int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& til
       free += kGroup / Kv::kTokens * padded;
     }
     if (steps > first) {
-      runs[count++] = {values + first * padded, steps - first, weights + first * Kv::kWeightBytes};
+      runs[count++] = {values + first * padded, next.keys[g], steps - first, weights + first * Kv::kWeightBytes};
     }
     if (half) {
       const std::byte* last = tile.values[g] + steps * step_bytes;
@@ -117,7 +122,7 @@ int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& til
         free[i] = keep ? last[i] : std::byte{0};
         free[i + 1] = keep ? last[i + 1] : std::byte{0};
       }
-      runs[count++] = {free, 1, weights + steps * Kv::kWeightBytes};
+      runs[count++] = {free, free, 1, weights + steps * Kv::kWeightBytes};
     }
   }
   *row_bytes = padded;
@@ -126,21 +131,26 @@ int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& til
 
 // One tile's result of an item's rows, to rows.tile.
 template <class Kv>
-void attend_tile(const AttendOp& op, const Step& step, const Item& item, int64_t index, const AttendRows& rows) {
-  const int32_t* table = step.block_table(op.kv.group, item.request);
+void attend_tile(const AttendOp& op, const Item& item, int64_t index, const TileKeys& tile, const TileKeys& next,
+                 const AttendRows& rows) {
   const int64_t begin = index * kTileTokens, width = op.kv.head_size;
   const int64_t low = item.low > begin ? item.low : begin;
   const int64_t high = item.high < begin + kTileTokens ? item.high : begin + kTileTokens;
-  TileKeys tile;
-  find_keys<Kv>(op.kv, table, item.head, begin, low, high, &tile);
   score_tile<Kv>(rows, tile, (width + Kv::kDims - 1) / Kv::kDims);
-  float factors[kAttendRows];
+  // All rows' highest scores before the first weight: the many reductions overlap.
+  Seen seen[kMaxRows];
   for (int64_t row = 0; row < rows.count; ++row) {
-    factors[row] = soften<Kv>(rows, row, begin, tile.first, tile.end, tile.scales, op.kv.block_size);
+    seen[row] = seen_by(rows, row, begin, tile.first, tile.end);
+    if (Kv::kScaled) scale_scores(rows, row, seen[row].from, seen[row].to, tile.scales);
+    find_highest(rows, row, seen[row]);
+  }
+  float factors[kMaxRows];
+  for (int64_t row = 0; row < rows.count; ++row) {
+    factors[row] = soften<Kv>(rows, row, seen[row], tile.scales, op.kv.block_size);
   }
   Run runs[kTileGroups + 1];
   int64_t row_bytes;
-  const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, low - begin, high - begin, runs, &row_bytes);
+  const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, next, low - begin, high - begin, runs, &row_bytes);
   weigh_tile<Kv>(rows, runs, num_runs, row_bytes, reinterpret_cast<std::byte*>(rows.tile.sums));
   if constexpr (Kv::kScaled) {
     for (int64_t row = 0; row < rows.count; ++row) {
@@ -170,42 +180,57 @@ inline void write_rows(const AttendOp& op, const Step& step, const Item& item, c
   }
 }
 
-// An item that other threads continue.
-struct Cut {
+// One thread's tiles of one item: all, its beginning, or a later part, whose tiles' results another thread merges.
+struct Task {
   Item item;
-  int64_t before;
-  bool pending;
+  int64_t before;  // the cost of the items before this one
+  int64_t first, end;
 };
 
-// This thread's tiles of one item: all of them, its beginning, or a part whose tiles' results others will merge.
+inline void find_keys(const AttendOp& op, const Step& step, const Item& item, int64_t tile, TileKeys* keys) {
+  find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
+}
+
+// While a tile is computed the next one is fetched, at the end that of the task that follows, if any.
 template <class Kv>
-void attend_item(const AttendOp& op, const Context& context, const Item& item, int64_t first, int64_t end,
-                 AttendRows* rows, bool* pending) {
-  load_rows<Kv>(op, *context.step, item, rows);
-  const bool begins = first == item.first_tile;
+void attend_task(const AttendOp& op, const Context& context, const Task& task, const Task* following,
+                 AttendRows* rows) {
+  const Step& step = *context.step;
+  const Item& item = task.item;
+  load_rows<Kv>(op, step, item, rows);
+  const bool begins = task.first == item.first_tile;
   if (begins) clear(rows->total, rows->count, rows->stride);
-  for (int64_t tile = first; tile < end; ++tile) {
-    if (begins) {
-      attend_tile<Kv>(op, *context.step, item, tile, *rows);
-      merge(rows->tile, rows->count, rows->stride, rows->total);
+  const Partial own = rows->tile;
+  TileKeys keys[2];
+  find_keys(op, step, item, task.first, &keys[0]);
+  for (int64_t i = 0; task.first + i < task.end; ++i) {
+    const int64_t tile = task.first + i;
+    TileKeys *now = &keys[i % 2], *next = &keys[(i + 1) % 2];
+    if (tile + 1 < task.end) {
+      find_keys(op, step, item, tile + 1, next);
+    } else if (following != nullptr) {
+      find_keys(op, step, following->item, following->first, next);
     } else {
-      AttendRows other = *rows;
-      std::byte* memory = context.scratch + kPartialsAt + (tile - first) * partial_bytes(rows->count, rows->stride);
-      other.tile = partial_at(memory, rows->count);
-      attend_tile<Kv>(op, *context.step, item, tile, other);
+      next = now;
     }
+    if (!begins) {
+      std::byte* memory = context.scratch + kPartialsAt + i * partial_bytes(rows->count, rows->stride);
+      rows->tile = partial_at(memory, rows->count);
+    }
+    attend_tile<Kv>(op, item, tile, *now, *next, *rows);
+    if (begins) merge(rows->tile, rows->count, rows->stride, rows->total);
   }
-  if (begins && end == item.end_tile) write_rows(op, *context.step, item, *rows);
-  *pending = begins && end < item.end_tile;
+  rows->tile = own;
+  if (begins && task.end == item.end_tile) write_rows(op, step, item, *rows);
 }
 
 // The rest of an item that this thread began: other threads' tiles, in order.
-inline void finish_cut(const AttendOp& op, const Context& context, const Shares& shares, const Cut& cut,
-                       const AttendRows& rows) {
-  const Item& item = cut.item;
+inline void finish_task(const AttendOp& op, const Context& context, const Shares& shares, const Task& task,
+                        const AttendRows& rows) {
+  const Item& item = task.item;
   for (int64_t thread = context.thread + 1; thread < context.num_threads; ++thread) {
-    const int64_t first = shares.end_tile(item, cut.before, thread - 1);
-    const int64_t end = shares.end_tile(item, cut.before, thread);
+    const int64_t first = shares.end_tile(item, task.before, thread - 1);
+    const int64_t end = shares.end_tile(item, task.before, thread);
     for (int64_t tile = first; tile < end; ++tile) {
       std::byte* memory = scratch_of(context, thread) + kPartialsAt;
       memory += (tile - first) * partial_bytes(item.num_rows, rows.stride);
@@ -222,21 +247,24 @@ void attend_with(const AttendOp& op, const Context& context) {
   Shares shares{0, context.num_threads, rows.stride, kScratchBytes - kPartialsAt};
   for_items(op, step, 1, [&](const Item& item) { shares.total += item.cost * op.kv.num_kv_heads; });
   int64_t before = 0;
-  bool meets = false;
-  Cut cut{};
+  bool has_task = false, meets = false;
+  Task task{};
   for_items(op, step, op.kv.num_kv_heads, [&](const Item& item) {
     meets = meets || shares.may_cut(item);
     const int64_t first = context.thread == 0 ? item.first_tile : shares.end_tile(item, before, context.thread - 1);
-    const int64_t end = shares.end_tile(item, before, context.thread);
-    if (first < end) {
-      bool pending;
-      attend_item<Kv>(op, context, item, first, end, &rows, &pending);
-      if (pending) cut = {item, before, true};
-    }
+    const Task next{item, before, first, shares.end_tile(item, before, context.thread)};
     before += item.cost;
+    if (next.first >= next.end) return;
+    if (has_task) attend_task<Kv>(op, context, task, &next, &rows);
+    task = next;
+    has_task = true;
   });
+  if (has_task) attend_task<Kv>(op, context, task, nullptr, &rows);
   if (meets) wait_for_all(*context.barrier);
-  if (cut.pending) finish_cut(op, context, shares, cut, rows);
+  // Only a thread's last task can have a rest.
+  if (has_task && task.first == task.item.first_tile && task.end < task.item.end_tile) {
+    finish_task(op, context, shares, task, rows);
+  }
 }
 
 inline void attend(const AttendOp& op, const Context& context) {

@@ -9,8 +9,8 @@
 //             tile: integer sums are exact
 #pragma once
 #include "isa/simd_bf16.h"
+#include "isa/simd_f16.h"
 #include "isa/simd_int.h"
-#include "isa/simd_narrow.h"
 #include "ops/kv_cache.h"
 
 namespace quire {
@@ -41,6 +41,10 @@ struct F32Kv {
   static F32x16 add(F32x16 a, F32x16 b, F32x16 y) { return fma(a, b, y); }
   static void store_query(std::byte* to, F32x16 q) { store(reinterpret_cast<float*>(to), q); }
   static void store_weights(std::byte* to, F32x16 p) { store(reinterpret_cast<float*>(to), p); }
+  static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
+    store_weights(to, p);
+    store_weights(to + 64, q);
+  }
 };
 
 struct F16Kv : F32Kv {
@@ -67,6 +71,9 @@ struct Bf16Kv {
   static void store_weights(std::byte* to, F32x16 p) {
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(p.v));
   }
+  static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(q.v, p.v));
+  }
 #else
   // Rounded, then widened again once for all uses.
   static constexpr int64_t kQueryBytes = 8, kWeightBytes = 8;
@@ -81,6 +88,10 @@ struct Bf16Kv {
     store(reinterpret_cast<float*>(to), widen_bf16(narrow));
   }
   static void store_weights(std::byte* to, F32x16 p) { store_query(to, p); }
+  static void store_weights(std::byte* to, F32x16 p, F32x16 q) {
+    store_query(to, p);
+    store_query(to + 64, q);
+  }
 #endif
   static Pairs weight(const std::byte* p) { return query(p); }
 };
@@ -92,11 +103,14 @@ struct I8Kv {
   using Sum = I32x16;
   using Number = int32_t;
   static Sum none() { return zero_i(); }
-  static Bytes64 key(const std::byte* p) { return load_bytes(p); }
-  static Bytes64 query(const std::byte* p) { return broadcast_quad(p); }
-  static I32x16 add(const Bytes64& k, const Bytes64& q, I32x16 y) { return dot4(k, q, y); }
+  static Quads key(const std::byte* p) { return load_quads(p); }
+  static Quads query(const std::byte* p) { return broadcast_quad(p); }
+  static I32x16 add(const Quads& k, const Quads& q, I32x16 y) { return dot4(k, q, y); }
   static Shorts value(const std::byte* p) { return load_shorts(p); }
   static Shorts weight(const std::byte* p) { return broadcast_shorts(p); }
+  // fp32 until their scale is known: attend_softmax.h
+  static void store_weights(std::byte* to, F32x16 p) { F32Kv::store_weights(to, p); }
+  static void store_weights(std::byte* to, F32x16 p, F32x16 q) { F32Kv::store_weights(to, p, q); }
   static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }
 };
 

@@ -48,45 +48,68 @@ inline float quantise_weights(float* weights, int64_t first, int64_t end, const 
   return highest / 32767.0f + sum(check);
 }
 
-// Scores of groups first … end - 1 to weights, which are zero where the row does not see. What weights must be
-// multiplied with is returned.
+// The groups of a tile that some row sees, and the positions of it that one row sees.
+struct Seen {
+  int64_t first, end;  // groups
+  int64_t low, high;   // tokens of the tile, within the groups
+  int64_t from, to;    // groups with such tokens
+};
+inline Seen seen_by(const AttendRows& rows, int64_t row, int64_t begin, int64_t first, int64_t end) {
+  Seen seen{first, end, rows.lows[row] - begin, rows.highs[row] - begin, end, end};
+  if (seen.low < first * kGroup) seen.low = first * kGroup;
+  if (seen.high > end * kGroup) seen.high = end * kGroup;
+  if (seen.low < seen.high) {
+    seen.from = seen.low / kGroup;
+    seen.to = (seen.high + kGroup - 1) / kGroup;
+  }
+  return seen;
+}
+
+// Scores of positions that the row does not see become -inf; the highest times `scale` goes to rows.tile.
+inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) {
+  auto* scores = reinterpret_cast<float*>(rows.scores + row * kTileTokens * 4);
+  const auto mask = [&](int64_t g) {
+    store(scores + g * kGroup, masked(load(scores + g * kGroup), g * kGroup, seen.low, seen.high));
+  };
+  if (seen.from < seen.to && seen.low % kGroup != 0) mask(seen.from);
+  if (seen.from < seen.to && seen.high % kGroup != 0) mask(seen.to - 1);
+  F32x16 highest = broadcast(-__builtin_inff()), other = highest;
+  int64_t g = seen.from;
+  for (; g + 2 <= seen.to; g += 2) {
+    highest = max(highest, load(scores + g * kGroup));
+    other = max(other, load(scores + (g + 1) * kGroup));
+  }
+  if (g < seen.to) highest = max(highest, load(scores + g * kGroup));
+  highest = max(highest, other);
+  rows.tile.highest[row] = seen.from < seen.to ? largest(highest) * rows.scale : kLowest;
+}
+
+// Scores to weights, which are zero where the row does not see. What weights must be multiplied with is returned.
 template <class Kv>
-float soften(const AttendRows& rows, int64_t row, int64_t begin, int64_t first, int64_t end, const float* const* scales,
-             int64_t block_size) {
+float soften(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales, int64_t block_size) {
+  constexpr int64_t kBytes = Kv::kScaled ? 64 : kGroup / Kv::kTokens * Kv::kWeightBytes;
   std::byte* memory = rows.scores + row * kTileTokens * 4;
   auto* scores = reinterpret_cast<float*>(memory);
-  int64_t low = rows.lows[row] - begin, high = rows.highs[row] - begin;
-  low = low < first * kGroup ? first * kGroup : low;
-  high = high > end * kGroup ? end * kGroup : high;
-  const int64_t from = low < high ? low / kGroup : end, to = low < high ? (high + kGroup - 1) / kGroup : end;
-  F32x16 totals = zero(), highest = broadcast(-__builtin_inff());
-  if (Kv::kScaled) scale_scores(rows, row, from, to, scales);
-  for (int64_t g = from; g < to; ++g) {
-    const bool whole = g * kGroup >= low && (g + 1) * kGroup <= high;
-    F32x16 values = load(scores + g * kGroup);
-    if (!whole) {
-      values = masked(values, g * kGroup, low, high);
-      store(scores + g * kGroup, values);
-    }
-    highest = max(highest, values);
+  const F32x16 scale = broadcast(rows.scale), offset = broadcast(-rows.tile.highest[row]);
+  F32x16 totals = zero();
+  for (int64_t g = seen.first; g < seen.from; ++g) memset(memory + g * kBytes, 0, kBytes);
+  int64_t g = seen.from;
+  for (; g + 2 <= seen.to; g += 2) {
+    F32x16 p[2];
+    QUIRE_UNROLL for (int i = 0; i < 2; ++i) p[i] = fma(load(scores + (g + i) * kGroup), scale, offset);
+    exp2_of_non_positive(p);
+    QUIRE_UNROLL for (int i = 0; i < 2; ++i) totals = totals + p[i];
+    Kv::store_weights(memory + g * kBytes, p[0], p[1]);
   }
-  const float most = low < high ? largest(highest) * rows.scale : kLowest;
-  const F32x16 scale = broadcast(rows.scale), offset = broadcast(-most);
-  constexpr int64_t kBytes = Kv::kScaled ? 64 : kGroup / Kv::kTokens * Kv::kWeightBytes;
-  for (int64_t g = first; g < from; ++g) memset(memory + g * kBytes, 0, kBytes);
-  for (int64_t g = from; g < to; ++g) {
-    const F32x16 p = exp2_of_non_positive(fma(load(scores + g * kGroup), scale, offset));
-    totals = totals + p;
-    if constexpr (Kv::kScaled) {
-      store(scores + g * kGroup, p);
-    } else {
-      Kv::store_weights(memory + g * kBytes, p);
-    }
+  if (g < seen.to) {
+    F32x16 p[1] = {fma(load(scores + g * kGroup), scale, offset)};
+    exp2_of_non_positive(p);
+    totals = totals + p[0];
+    Kv::store_weights(memory + g * kBytes, p[0]);
   }
-  for (int64_t g = to; g < end; ++g) memset(memory + g * kBytes, 0, kBytes);
-  rows.tile.highest[row] = most;
+  for (g = seen.to; g < seen.end; ++g) memset(memory + g * kBytes, 0, kBytes);
   store(rows.tile.totals + row * kLanes, totals);
-  return Kv::kScaled ? quantise_weights(scores, first, end, scales, block_size) : 1.0f;
+  return Kv::kScaled ? quantise_weights(scores, seen.first, seen.end, scales, block_size) : 1.0f;
 }
 
 }  // namespace

@@ -53,8 +53,10 @@ inline void merge(const Partial& part, int64_t num_rows, int64_t stride, const P
   float total_factors[kRowSlots], part_factors[kRowSlots];
   for (int64_t i = 0; i < num_rows; i += kLanes) {
     const F32x16 a = load(total.highest + i), b = load(part.highest + i), highest = max(a, b);
-    store(total_factors + i, exp2_of_non_positive(a - highest));
-    store(part_factors + i, exp2_of_non_positive(b - highest));
+    F32x16 factors[2] = {a - highest, b - highest};
+    exp2_of_non_positive(factors);
+    store(total_factors + i, factors[0]);
+    store(part_factors + i, factors[1]);
     store(total.highest + i, highest);
   }
   for (int64_t r = 0; r < num_rows; ++r) {

@@ -4,36 +4,32 @@
 #pragma once
 #include "ops/attend_formats.h"
 #include "ops/attend_state.h"
+#include "ops/attend_work.h"
 #include "ops/functions.h"
 
 namespace quire {
 namespace {
 
-// R rows x C groups of 16 tokens: each key is loaded once for R rows, each query step once for C groups.
+// R rows x C groups of 16 tokens: each key is loaded once for R rows, each query step once for C groups. What lies at
+// `ahead` is prefetched: as many bytes of each group as are read.
 template <class Kv, int R, int C>
-void score_block(const std::byte* const* keys, const std::byte* queries, int64_t query_stride, int64_t steps,
-                 typename Kv::Number* out) {
+void score_block(const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
+                 int64_t query_stride, int64_t steps, typename Kv::Number* out) {
   typename Kv::Sum y[R][C];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) y[r][c] = Kv::none();
-  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::none(); }
   for (int64_t i = 0; i < steps; ++i) {
     decltype(Kv::key(keys[0])) key[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+      key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes);
+      prefetch(ahead[c] + i * Kv::kKeyBytes);
+    }
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
       const auto query = Kv::query(queries + r * query_stride + i * Kv::kQueryBytes);
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(out + r * kTileTokens + c * kGroup, y[r][c]);
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) store(out + r * kTileTokens + c * kGroup, y[r][c]);
   }
 }
 
@@ -41,6 +37,7 @@ void score_block(const std::byte* const* keys, const std::byte* queries, int64_t
 // `weights` of each row of weights.
 struct Run {
   const std::byte* values;
+  const std::byte* ahead;
   int64_t steps;
   int64_t weights;
 };
@@ -50,41 +47,36 @@ template <class Kv, int R, int C>
 void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
                  typename Kv::Number* out, int64_t out_stride) {
   typename Kv::Sum y[R][C];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) y[r][c] = Kv::none();
-  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::none(); }
   for (const Run* run = runs; run < runs + num_runs; ++run) {
     const std::byte* v = run->values;
+    const std::byte* ahead = run->ahead;
     const std::byte* w = weights + run->weights;
-    for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, w += Kv::kWeightBytes) {
+    for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, ahead += row_bytes, w += Kv::kWeightBytes) {
       decltype(Kv::value(v)) value[C];
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) value[c] = Kv::value(v + c * Kv::kValueBytes);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+        value[c] = Kv::value(v + c * Kv::kValueBytes);
+        prefetch(ahead + c * Kv::kValueBytes);
+      }
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
         const auto weight = Kv::weight(w + r * kTileTokens * 4);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kLanes, y[r][c]);
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kLanes, y[r][c]);
   }
 }
 
 // The kernels for 1 … R rows.
 template <class Kv, int C, int R = Kv::kRows>
-void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* queries, int64_t query_stride,
-                int64_t steps, typename Kv::Number* out) {
+void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
+                int64_t query_stride, int64_t steps, typename Kv::Number* out) {
   if constexpr (R > 1) {
-    if (rows < R) return score_rows<Kv, C, R - 1>(rows, keys, queries, query_stride, steps, out);
+    if (rows < R) return score_rows<Kv, C, R - 1>(rows, keys, ahead, queries, query_stride, steps, out);
   }
-  score_block<Kv, R, C>(keys, queries, query_stride, steps, out);
+  score_block<Kv, R, C>(keys, ahead, queries, query_stride, steps, out);
 }
 template <class Kv, int C, int R = Kv::kRows>
 void weigh_rows(int64_t rows, const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
@@ -103,18 +95,20 @@ struct TileKeys {
   const std::byte* values[kTileGroups];
 };
 
-template <class Kv>
-void find_keys(const KvLayer& kv, const int32_t* table, int64_t head, int64_t begin, int64_t low, int64_t high,
-               TileKeys* tile) {
-  tile->first = (low - begin) / kGroup;
-  tile->end = (high - begin + kGroup - 1) / kGroup;
+inline void find_keys(const KvLayer& kv, const int32_t* table, const Item& item, int64_t index, TileKeys* tile) {
+  const int64_t begin = index * kTileTokens, end = begin + kTileTokens;
+  tile->first = (item.low > begin ? item.low - begin : 0) / kGroup;
+  tile->end = ((item.high < end ? item.high : end) - begin + kGroup - 1) / kGroup;
   for (int64_t g = tile->first; g < tile->end; ++g) {
     const int64_t position = begin + g * kGroup, group = position % kv.block_size / kGroup;
-    const KvHead place = kv_head(kv, table[position / kv.block_size], head);
+    const KvHead place = kv_head(kv, table[position / kv.block_size], item.head);
     tile->keys[g] = place.keys + group * key_group_bytes(kv.format, kv.head_size);
     tile->values[g] = place.values + group * value_group_bytes(kv.format, kv.head_size);
     tile->scales[g] = place.scales + group * kGroup;
   }
+  // To be prefetched by the tile before, which may have more groups.
+  for (int64_t g = 0; g < tile->first; ++g) tile->keys[g] = tile->keys[tile->first];
+  for (int64_t g = tile->end; g < kTileGroups; ++g) tile->keys[g] = tile->keys[tile->first];
 }
 
 // Groups of at most kRows rows that are as even as can be: 7 rows are 4 and 3.
@@ -137,9 +131,9 @@ void score_tile(const AttendRows& rows, const TileKeys& tile, int64_t steps) {
       const std::byte* queries = rows.queries + row * rows.query_stride;
       auto* out = scores + row * kTileTokens + g * kGroup;
       if (whole) {
-        score_rows<Kv, Kv::kVectors>(count, tile.keys + g, queries, rows.query_stride, steps, out);
+        score_rows<Kv, Kv::kVectors>(count, tile.keys + g, tile.values + g, queries, rows.query_stride, steps, out);
       } else {
-        score_rows<Kv, 1>(count, tile.keys + g, queries, rows.query_stride, steps, out);
+        score_rows<Kv, 1>(count, tile.keys + g, tile.values + g, queries, rows.query_stride, steps, out);
       }
     });
     g += whole ? Kv::kVectors : 1;
@@ -153,7 +147,8 @@ void weigh_tile(const AttendRows& rows, const Run* runs, int64_t num_runs, int64
     const bool whole = vectors - c >= Kv::kVectors;
     Run moved[kTileGroups + 1];
     for (int64_t i = 0; i < num_runs; ++i) {
-      moved[i] = {runs[i].values + c * Kv::kValueBytes, runs[i].steps, runs[i].weights};
+      moved[i] = {runs[i].values + c * Kv::kValueBytes, runs[i].ahead + c * Kv::kValueBytes, runs[i].steps,
+                  runs[i].weights};
     }
     for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
       const std::byte* weights = rows.scores + row * kTileTokens * 4;

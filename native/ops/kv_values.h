@@ -1,6 +1,6 @@
 // fp32 rows of one head as the values of a KV format.
 #pragma once
-#include "isa/simd_narrow.h"
+#include "isa/simd_f16.h"
 #include "plan/types.h"
 
 namespace quire {
