@@ -9,6 +9,9 @@ from typing import Any
 
 from benchmarks.sides.protocol import Timing, serve
 
+LOGIT_ROWS = 128
+"""Rows whose logits are asked for at once; an engine holds memory for few."""
+
 
 class QuireSide:
     """One engine."""
@@ -97,7 +100,10 @@ def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
         def run(self, layout: Any, *arguments: Any, **options: Any) -> Any:
             result = forward.run(layout, *arguments, **options)
             num_rows = sum(item.num_tokens for item in layout.computed)
-            parts.append(forward.logits(np.arange(num_rows, dtype=np.int32)).clone())
+            for first in range(0, num_rows, LOGIT_ROWS):
+                rows = np.arange(first, min(first + LOGIT_ROWS, num_rows), dtype=np.int32)
+                # The next part may use the same memory.
+                parts.append(forward.logits(rows).clone())
             return result
 
         def __getattr__(self, name: str) -> Any:
