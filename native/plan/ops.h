@@ -66,9 +66,10 @@ struct WriteKvOp {
   KvLayer kv;
 };
 
-// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all.
+// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all. The queries' memory may
+// be overwritten. scale > 0.
 struct AttendOp {
-  const float* q;  // as above
+  float* q;  // as above
   int64_t stride;
   Rows out;  // [T, H * D], any type
   int32_t num_heads;

@@ -123,15 +123,24 @@ struct Step {
   }
 };
 
+class Barrier;
+// Returns when all threads of the step have called it: for an op of two phases. All threads must decide alike.
+void wait_for_all(Barrier& barrier);
+
 // What one thread gets beside its op's parameters. `scratch` is its own, 64-byte aligned, and keeps nothing.
 struct Context {
   const Step* step;
   int32_t thread;
   int32_t num_threads;
   std::byte* scratch;
+  Barrier* barrier;
 };
 
 constexpr int64_t kScratchBytes = 1 << 20;
+
+inline std::byte* scratch_of(const Context& context, int64_t thread) {
+  return context.scratch + (thread - context.thread) * kScratchBytes;
+}
 
 // The share of `thread` in 0 … count - 1, as [begin, end).
 struct Range {

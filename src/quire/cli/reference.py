@@ -30,7 +30,7 @@ OTHER_VARIABLES = {
     "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG`, `INFO`, `WARNING`, `ERROR`",
     "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",
     "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
-    "QUIRE_ISA": "`scalar`, `avx2`, `avx512` or `avx512_bf16`: instruction set of the native kernels, not the best",
+    "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
     "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
     "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",

@@ -7,7 +7,7 @@ import torch
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import dequantize
-from tests.kernels.native.packed_weights import FORMATS, Packed
+from tests.kernels.native.packed_weights import FORMATS, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 
 EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
@@ -17,18 +17,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal, signs of zeros included; a NaN may have any payload."""
     nan = np.isnan(a)
     return np.array_equal(nan, np.isnan(b)) and np.array_equal(a.view(np.uint32)[~nan], b.view(np.uint32)[~nan])
-
-
-def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
-    """Random blocks with ordinary scales. Shapes: uint8 `[rows, bytes]`."""
-    block = BLOCK_FORMATS[stored]
-    raw = random_rows(stored, num_rows, num_inputs // block.block_len, seed=seed)
-    blocks = raw.reshape(-1, block.block_bytes)
-    random = np.random.default_rng(seed)
-    for column in range(2 if stored in ("Q4_1", "Q4_K") else 1):
-        scales = random.uniform(0.001, 0.1, len(blocks)).astype(np.float16)
-        blocks[:, 2 * column : 2 * column + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return raw
 
 
 def floats_as(stored: str, values: np.ndarray) -> np.ndarray:
@@ -118,7 +106,7 @@ def test_q4_k_within_its_stated_error() -> None:
     d, dmin = (blocks[:, 2 * i : 2 * i + 2].copy().view(np.float16).astype(np.float64) for i in (0, 1))
     low = np.concatenate([blocks[:, 4:8] & 63, (blocks[:, 12:16] & 15) | ((blocks[:, 4:8] >> 2) & 48)], axis=1)
     minimum = np.concatenate([blocks[:, 8:12] & 63, (blocks[:, 12:16] >> 4) | ((blocks[:, 8:12] >> 2) & 48)], axis=1)
-    bound = (15 * d * low + dmin * minimum) / 2048 + 2.0**-22
+    bound = (15 * d * low + np.abs(dmin) * minimum) / 2048 + 2.0**-22
     error = np.abs(found.astype(np.float64) - values).reshape(-1, 8, 32)
     assert (error <= bound[:, :, None]).all()
     assert error.max() > 0
