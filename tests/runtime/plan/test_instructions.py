@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from quire._native import RowType
 from quire.runtime.plan.instructions import (
     Activate,
     Add,
@@ -14,7 +15,6 @@ from quire.runtime.plan.instructions import (
     Gemm,
     Norm,
     Rotary,
-    RowType,
     WriteKv,
     touched,
 )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quire import _native
+from quire._native import Activation, RowType
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.linear import linear
 from quire.kernels.rms_norm import rms_norm
@@ -20,7 +21,6 @@ from quire.layers.norms import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
 from quire.runtime.plan.instructions import (
     Activate,
-    Activation,
     Add,
     Attend,
     Embed,
@@ -28,7 +28,6 @@ from quire.runtime.plan.instructions import (
     Norm,
     Program,
     Rotary,
-    RowType,
     WriteKv,
     touched,
 )

@@ -6,13 +6,13 @@ Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire import _native
+from quire._native import RowType
 from quire.runtime.plan.instructions import (
     Activate,
     Add,
@@ -25,7 +25,6 @@ from quire.runtime.plan.instructions import (
     Norm,
     Program,
     Rotary,
-    RowType,
     WriteKv,
     touched,
 )
@@ -94,7 +93,7 @@ class PlannedModel:
         self,
         program: Program,
         weights: PackedWeights,
-        kv_layers: Sequence[Any],
+        kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         num_threads: int,
     ) -> None:
@@ -160,7 +159,7 @@ class PlannedModel:
 
     # --- Ops ------------------------------------------------------------------------------
 
-    def _rows(self, buffer: Buffer) -> Any:
+    def _rows(self, buffer: Buffer) -> _native.Rows:
         return _native.Rows(self._addresses[buffer], buffer.row_bytes, buffer.type)
 
     def _columns(self, columns: Columns) -> int:
