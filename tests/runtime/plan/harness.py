@@ -11,13 +11,17 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quantize
+from torch import nn
 
+from quire import _native
+from quire._native import RowType, WeightFormat
 from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
+from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.worker import kv_layers
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
@@ -36,6 +40,29 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedT
         return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
     raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
     return MappedTensor(name, tuple(values.shape), format_name, raw)
+
+
+def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
+    """Rows as the embedding op reads them back."""
+    num_rows, width = parameter.shape
+    values = torch.full((num_rows, width), torch.nan)
+    plan = _native.Plan(1, num_rows, 1)
+    plan.embed(weights.weight(parameter), _native.Rows(values.data_ptr(), 4 * width, RowType.f32))
+    ids, zero, count = np.arange(num_rows, dtype=np.int32), np.zeros(1, np.int32), np.array([num_rows], np.int32)
+    plan.run(1, 1, 0, zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, num_rows, 0, 0, 0)
+    return values
+
+
+def packed(format_name: str, *tensors: MappedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parts stacked into one parameter: what was packed, and what it should be."""
+    expected = torch.cat([tensor.to_torch(torch.float32) for tensor in tensors])
+    parameter = nn.Parameter(expected, requires_grad=False)
+    weights = PackedWeights({"w": parameter}, {"w": WeightFormat[format_name]})
+    first = 0
+    for tensor in tensors:
+        weights.put("w", tensor, first)
+        first += tensor.shape[0]
+    return decoded(weights, parameter), expected
 
 
 def make_checkpoint(

@@ -4,7 +4,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
     Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
-    other GGUF formats 8 bit per 32, from the decoded values: within 1/254 of a block's largest
+    other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
 
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
