@@ -9,14 +9,14 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-struct Bytes {
+struct Bytes64 {
   __m512i v;
 };
 struct Shorts {
   __m512i v;
 };
-inline Bytes load_bytes(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
-inline Bytes broadcast_quad(const std::byte* p) {
+inline Bytes64 load_bytes(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
+inline Bytes64 broadcast_quad(const std::byte* p) {
   int32_t quad;
   memcpy(&quad, p, sizeof quad);
   return {_mm512_set1_epi32(quad)};
@@ -24,22 +24,22 @@ inline Bytes broadcast_quad(const std::byte* p) {
 // 32 int8 as int16.
 inline Shorts load_shorts(const std::byte* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Shorts broadcast_shorts(const std::byte* p) { return {broadcast_quad(p).v}; }
-inline I32x16 dot4(Bytes u, Bytes s, I32x16 y) { return {_mm512_dpbusd_epi32(y.v, u.v, s.v)}; }
+inline I32x16 dot4(Bytes64 u, Bytes64 s, I32x16 y) { return {_mm512_dpbusd_epi32(y.v, u.v, s.v)}; }
 inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {_mm512_dpwssd_epi32(y.v, a.v, b.v)}; }
 
 #elif defined(__AVX2__)
 
 // VPMADDUBSW would saturate: bytes are widened instead, those at even places apart from those at odd ones.
-struct Bytes {
+struct Bytes64 {
   __m256i lo, hi;
 };
 struct Shorts {
   __m256i lo, hi;
 };
-inline Bytes load_bytes(const std::byte* p) {
+inline Bytes64 load_bytes(const std::byte* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
-inline Bytes broadcast_quad(const std::byte* p) {
+inline Bytes64 broadcast_quad(const std::byte* p) {
   int32_t quad;
   memcpy(&quad, p, sizeof quad);
   return {_mm256_set1_epi32(quad), _mm256_set1_epi32(quad)};
@@ -49,7 +49,7 @@ inline Shorts load_shorts(const std::byte* p) {
           _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
 }
 inline Shorts broadcast_shorts(const std::byte* p) {
-  const Bytes quad = broadcast_quad(p);
+  const Bytes64 quad = broadcast_quad(p);
   return {quad.lo, quad.hi};
 }
 inline __m256i dot4(__m256i u, __m256i s, __m256i y) {
@@ -58,26 +58,26 @@ inline __m256i dot4(__m256i u, __m256i s, __m256i y) {
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(y, _mm256_add_epi32(even, odd));
 }
-inline I32x16 dot4(Bytes u, Bytes s, I32x16 y) { return {dot4(u.lo, s.lo, y.lo), dot4(u.hi, s.hi, y.hi)}; }
+inline I32x16 dot4(Bytes64 u, Bytes64 s, I32x16 y) { return {dot4(u.lo, s.lo, y.lo), dot4(u.hi, s.hi, y.hi)}; }
 inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) {
   return {_mm256_add_epi32(y.lo, _mm256_madd_epi16(a.lo, b.lo)), _mm256_add_epi32(y.hi, _mm256_madd_epi16(a.hi, b.hi))};
 }
 
 #else
 
-struct Bytes {
+struct Bytes64 {
   uint8_t v[4 * kLanes];
 };
 struct Shorts {
   int16_t v[2 * kLanes];
 };
-inline Bytes load_bytes(const std::byte* p) {
-  Bytes r;
+inline Bytes64 load_bytes(const std::byte* p) {
+  Bytes64 r;
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
-inline Bytes broadcast_quad(const std::byte* p) {
-  Bytes r;
+inline Bytes64 broadcast_quad(const std::byte* p) {
+  Bytes64 r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 4 * i, p, 4);
   return r;
 }
@@ -93,7 +93,7 @@ inline Shorts broadcast_shorts(const std::byte* p) {
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 2 * i, p, 4);
   return r;
 }
-inline I32x16 dot4(const Bytes& u, const Bytes& s, I32x16 y) {
+inline I32x16 dot4(const Bytes64& u, const Bytes64& s, I32x16 y) {
   for (int i = 0; i < 4 * kLanes; ++i) y.v[i / 4] += u.v[i] * static_cast<int8_t>(s.v[i]);
   return y;
 }

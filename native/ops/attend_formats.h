@@ -92,9 +92,9 @@ struct I8Kv {
   using Sum = I32x16;
   using Number = int32_t;
   static Sum none() { return zero_i(); }
-  static Bytes key(const std::byte* p) { return load_bytes(p); }
-  static Bytes query(const std::byte* p) { return broadcast_quad(p); }
-  static I32x16 add(const Bytes& k, const Bytes& q, I32x16 y) { return dot4(k, q, y); }
+  static Bytes64 key(const std::byte* p) { return load_bytes(p); }
+  static Bytes64 query(const std::byte* p) { return broadcast_quad(p); }
+  static I32x16 add(const Bytes64& k, const Bytes64& q, I32x16 y) { return dot4(k, q, y); }
   static Shorts value(const std::byte* p) { return load_shorts(p); }
   static Shorts weight(const std::byte* p) { return broadcast_shorts(p); }
   static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }
