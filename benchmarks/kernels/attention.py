@@ -167,7 +167,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"machine": machine, "results": results}))
         return
-    print(f"one thread: reads {bandwidth / 1e9:.1f} GB/s, torch's bf16 matmul {peak / 1e9:.0f} GFLOP/s; {_native.isa()}")
+    print(
+        f"one thread: reads {bandwidth / 1e9:.1f} GB/s, torch's bf16 matmul {peak / 1e9:.0f} GFLOP/s; {_native.isa()}"
+    )
     print(f"{'':4} {'threads':>7} {'':14} {'write µs':>9} {'attend µs':>10} {'':>16} {'share':>6}")
     for row in results:
         print(

@@ -1,6 +1,6 @@
 // How a step's attention is cut into items, and which thread computes which.
 //
-// An item is up to kMaxRows rows of one KV head of one request, over all the tiles that they see. Threads take equal
+// An item is up to kAttendRows rows of one KV head of one request, over all the tiles that they see. Threads take equal
 // shares of the whole cost in the order of items. An item that is a large part of a share may itself be cut between
 // tiles; tiles' results are merged in order wherever they were computed, so that bits do not depend on any of this.
 #pragma once
@@ -21,7 +21,7 @@ struct Item {
 inline Item make_item(const AttendOp& op, const Step& step, int64_t request, int64_t head, int64_t first_row) {
   const int64_t group = op.num_heads / op.kv.num_kv_heads, all_rows = step.counts[request] * group;
   Item item{request, head, first_row, all_rows - first_row, 0, 0, 0, 0, 0, 0};
-  if (item.num_rows > kMaxRows) item.num_rows = kMaxRows;
+  if (item.num_rows > kAttendRows) item.num_rows = kAttendRows;
   const int64_t start = step.starts[request] + first_row / group - op.window + 1;
   item.low = op.window == 0 || start < 0 ? 0 : start;
   item.high = step.starts[request] + (first_row + item.num_rows - 1) / group + 1;
@@ -39,7 +39,7 @@ void for_items(const AttendOp& op, const Step& step, int64_t num_heads, Visit vi
   const int64_t group = op.num_heads / op.kv.num_kv_heads;
   for (int64_t request = 0; request < step.num_requests; ++request) {
     for (int64_t head = 0; head < num_heads; ++head) {
-      for (int64_t row = 0; row < step.counts[request] * group; row += kMaxRows) {
+      for (int64_t row = 0; row < step.counts[request] * group; row += kAttendRows) {
         visit(make_item(op, step, request, head, row));
       }
     }

@@ -6,12 +6,13 @@
 namespace quire {
 namespace {
 
-// e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of r of degree 7, times 2^n in two
-// steps, since n may be 128. Below -87.3 it is 0 (no denormals), above 88.7 infinity; NaN stays NaN.
+// e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of r of degree 7, and n added to its
+// exponent: within the limits the result is a normal number. Below -87.3 it is 0, above 88.7 infinity; NaN stays NaN.
 inline F32x16 exp(F32x16 x) {
   const F32x16 low = broadcast(-87.3f), high = broadcast(88.7f), infinity = broadcast(__builtin_inff());
   const F32x16 clamped = min(max(x, low), high);
-  const F32x16 n = to_float(round_to_int(clamped * broadcast(1.44269504f)));
+  const I32x16 exponent = round_to_int(clamped * broadcast(1.44269504f));
+  const F32x16 n = to_float(exponent);
   F32x16 r = fma(n, broadcast(-0.693359375f), clamped);  // ln 2 in two parts
   r = fma(n, broadcast(2.12194440e-4f), r);
   F32x16 p = broadcast(1.0f / 5040.0f);
@@ -22,10 +23,7 @@ inline F32x16 exp(F32x16 x) {
   p = fma(p, r, broadcast(0.5f));
   p = fma(p, r, broadcast(1.0f));
   p = fma(p, r, broadcast(1.0f));
-  const I32x16 half = round_to_int(n * broadcast(0.5f));
-  const I32x16 other = round_to_int(n - to_float(half));
-  const I32x16 bias = broadcast(int32_t{127});
-  const F32x16 result = p * float_of_bits(shift_left<23>(half + bias)) * float_of_bits(shift_left<23>(other + bias));
+  const F32x16 result = float_of_bits(bits_of(p) + shift_left<23>(exponent));
   const F32x16 finite = select_less(x, low, zero(), select_less(high, x, infinity, result));
   return select_less(x, infinity, finite, x);
 }
@@ -50,9 +48,7 @@ void exp2_of_non_positive(F32x16 (&x)[N]) {
   QUIRE_UNROLL for (int i = 0; i < N; ++i) x[i] = select_less(x[i], broadcast(-125.0f), zero(), p[i]);
 }
 
-inline F32x16 tanh(F32x16 x) {
-  return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f));
-}
+inline F32x16 tanh(F32x16 x) { return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f)); }
 
 // Abramowitz & Stegun 7.1.26, absolute error 1.5e-7.
 inline F32x16 erf(F32x16 x) {
@@ -70,14 +66,18 @@ inline F32x16 erf(F32x16 x) {
 inline F32x16 activated(Activation activation, F32x16 x) {
   const F32x16 half = broadcast(0.5f), one = broadcast(1.0f);
   switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return select_less(x, zero(), zero(), x);
-    case Activation::gelu: return half * x * (one + erf(x * broadcast(0.70710678f)));
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return select_less(x, zero(), zero(), x);
+    case Activation::gelu:
+      return half * x * (one + erf(x * broadcast(0.70710678f)));
     case Activation::gelu_tanh: {
       const F32x16 inner = fma(x * x * x, broadcast(0.044715f), x) * broadcast(0.79788456f);
       return half * x * (one + tanh(inner));
     }
-    case Activation::silu: return x / (one + exp(zero() - x));
+    case Activation::silu:
+      return x / (one + exp(zero() - x));
   }
   return x;
 }

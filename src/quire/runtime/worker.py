@@ -4,7 +4,6 @@ Next to read: `model_runner.py`.
 """
 
 import logging
-from typing import Any
 
 import torch
 
@@ -32,8 +31,8 @@ KV_FORMATS = {
     "int8": _native.KvFormat.i8,
 }
 _NEEDS_PLAN = (
-    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error} of this model: leave "
-    "kv_cache_dtype and quantization unset"
+    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
+    "quantization unset"
 )
 
 
@@ -80,16 +79,15 @@ class Worker:
         return self.runner.run(output)
 
 
-def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[Any]:
+def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:
     """Each layer's share of the KV pool, as native ops address it."""
     scheduler = config.scheduler
     layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
-        layers.append(
-            _native.KvLayer(
-                address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
-                KV_FORMATS[config.kv_dtype], group,
-            )  # fmt: skip
-        )
+        layer = _native.KvLayer(
+            address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
+            KV_FORMATS[config.kv_dtype], group,
+        )  # fmt: skip
+        layers.append(layer)
     return layers

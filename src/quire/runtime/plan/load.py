@@ -5,12 +5,14 @@ Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
+from quire._native import WeightFormat
 from quire.config import EngineConfig
+from quire.kernels.registry import check_environment, debugging_variable
+from quire.kernels.tracing import NotTraceableError
 from quire.runtime.loader import Placement, fill_with_random, make_model, plan_placements
 from quire.runtime.plan.instructions import Program
 from quire.runtime.plan.lower import lower
@@ -25,9 +27,12 @@ def plan_model(
 ) -> tuple[Program, PackedWeights]:
     """Trace the model, then pack its weights.
 
-    Raises: NotTraceableError before any weight is read, for models that must run op by op; ModelFileError naming
-    tensors that are missing, unexpected or of a wrong shape.
+    Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
+    `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
+    check_environment()
+    if (variable := debugging_variable()) is not None:
+        raise NotTraceableError(variable)
     with torch.device("meta"):
         model = make_model(config.model.hf_config)
     traced = trace_model(model, layer_groups)
@@ -46,8 +51,8 @@ def plan_model(
 
 def choose_formats(
     config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
-) -> dict[str, Any]:
-    """Per matrix its `WeightFormat`."""
+) -> dict[str, WeightFormat]:
+    """Of each matrix."""
     stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
     for placement in placements:
         stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
