@@ -201,6 +201,21 @@ def test_what_was_in_the_pool_before_does_not_matter(isa: str, kv_format: str) -
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("head_size", [16, 24])
+def test_what_an_earlier_step_left_in_scratch_does_not_matter(isa: str, kv_format: str, head_size: int) -> None:
+    _native.set_isa(isa)
+    shape = Shape(4, 2, head_size, 16, kv_format)
+    lengths = [9, 140, 1, 300]
+    tokens = random_tokens(shape, lengths)
+    expected = run_steps(Pool(shape, lengths), tokens, whole(lengths[:3]))
+    tokens[3][:] = float("nan")
+    steps = [[(3, 0, 300)], *whole(lengths[:3]), [(3, 299, 1)], [(1, 139, 1)]]
+    got = run_steps(Pool(shape, lengths), tokens, steps)
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], expected[:3], strict=True))
+
+
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("window", [1, 16, 40])
 def test_blocks_left_of_the_window_are_not_read(kv_format: str, window: int) -> None:
