@@ -7,8 +7,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t kTileTokens = 128, kTileGroups = kTileTokens / kGroup;
-constexpr int64_t kAttendRows = 24;   // rows of one KV head that go through its keys and values together
-constexpr int64_t kRowSlots = 32;  // the same in whole vectors
+constexpr int64_t kAttendRows = 24;  // rows of one KV head that go through its keys and values together
+constexpr int64_t kRowSlots = 32;    // the same in whole vectors
 
 // The softmax of some scores before its division. A weight is 2^(score' - highest), scores' being scores * log2(e).
 struct Partial {
