@@ -24,7 +24,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
-from quire.types import FullAttentionSpec, KVCacheGroup, RequestResult, SchedulerOutput, StepResult
+from quire.types import KVCacheGroup, KVCacheSpec, RequestResult, SchedulerOutput, StepResult
 
 PROMPT_LEN = 128
 NUM_WARM_STEPS = 30
@@ -78,7 +78,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def make_config(num_streams: int, num_steps: int) -> EngineConfig:
-    groups = (KVCacheGroup((0,), FullAttentionSpec(1, 8, 4)),)
+    groups = (KVCacheGroup((0,), KVCacheSpec(1, 8, 4)),)
     max_model_len = PROMPT_LEN + num_steps + 16
     model = ModelConfig(
         architecture="none", hf_config={}, vocab_size=256, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1,

@@ -17,7 +17,6 @@ from quire.types import (
     RequestResult,
     ScheduledRequest,
     SchedulerOutput,
-    SlidingWindowSpec,
     StepResult,
     TokenLogprobs,
 )
@@ -80,9 +79,7 @@ class FakeExecutor:
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
-        self._windows = [
-            group.spec.window if isinstance(group.spec, SlidingWindowSpec) else None for group in config.kv_cache_groups
-        ]
+        self._windows = [group.spec.window for group in config.kv_cache_groups]
         self._next_token = next_token
         self._blocks: dict[int, _Block] = {}
         self._sequences: dict[str, _Sequence] = {}

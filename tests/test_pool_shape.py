@@ -3,10 +3,10 @@
 import pytest
 
 from quire.pool_shape import PoolShape
-from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from quire.types import KVCacheGroup, KVCacheSpec
 
-FULL = FullAttentionSpec(num_kv_heads=2, head_size=8, dtype_bytes=2)
-WINDOW = SlidingWindowSpec(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)
+FULL = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=2)
+WINDOW = KVCacheSpec(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)
 
 
 def test_sliding_window_needs_only_window_and_chunk() -> None:
@@ -27,7 +27,7 @@ def test_groups_add_up() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 16, 33])
 def test_the_peak_of_a_window_is_the_most_over_all_alignments(window: int, chunk: int) -> None:
     block_size = 16
-    shape = PoolShape((KVCacheGroup((0,), SlidingWindowSpec(1, 8, 2, window)),), block_size, chunk)
+    shape = PoolShape((KVCacheGroup((0,), KVCacheSpec(1, 8, 2, window)),), block_size, chunk)
     needed = [
         (start + chunk - 1) // block_size - max(0, start - window + 1) // block_size + 1
         for start in range(200, 200 + block_size)

@@ -10,14 +10,14 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, resolve
-from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from quire.types import KVCacheGroup, KVCacheSpec
 
 GIB = 2**30
 CPU = Hardware("cpu", 64 * GIB, 48 * GIB, has_fast_bfloat16=True, num_threads=8, name="a CPU")
 OLD_CPU = replace(CPU, has_fast_bfloat16=False)
 GPU = Hardware("cuda:0", 80 * GIB, 79 * GIB, has_fast_bfloat16=True, num_threads=8, name="a GPU")
 OLD_GPU = replace(GPU, has_fast_bfloat16=False)
-FULL = KVCacheGroup(tuple(range(30)), FullAttentionSpec(num_kv_heads=3, head_size=64, dtype_bytes=1))
+FULL = KVCacheGroup(tuple(range(30)), KVCacheSpec(num_kv_heads=3, head_size=64, dtype_bytes=1))
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM", hf_config={"intermediate_size": 1536}, vocab_size=49152, hidden_size=576,
     num_layers=30, num_heads=9, num_kv_heads=3, head_size=64, context_len=8192, num_parameters=135_000_000,
@@ -114,8 +114,8 @@ def test_gpu_blocks_fill_the_utilisation() -> None:
 
 
 def test_groups_share_pages_as_long_as_the_largest_group() -> None:
-    spec = FullAttentionSpec(num_kv_heads=2, head_size=8, dtype_bytes=1)
-    window = SlidingWindowSpec(num_kv_heads=2, head_size=8, dtype_bytes=1, window=100)
+    spec = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=1)
+    window = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=1, window=100)
     groups = (KVCacheGroup((0, 3), spec), KVCacheGroup((1, 2, 4), window))
     config = resolved(model=replace(MODEL, kv_cache_groups=groups), kv_cache_memory_bytes=2**22, max_num_seqs=1)
     assert config.scheduler.num_blocks == 2**22 // (3 * 2 * 2 * 8 * 2 * 32)

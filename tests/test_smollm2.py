@@ -28,7 +28,8 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_path), dtype="float32", max_model_len=2304, max_num_seqs=32, max_logprobs=-1) as llm:
+    options = {"max_model_len": 2304, "max_num_seqs": 32, "max_logprobs": -1, "enforce_eager": True}
+    with LLM(str(smollm2_path), dtype="float32", **options) as llm:
         yield llm
 
 
@@ -44,7 +45,7 @@ def test_logits_equal_transformers(llm: LLM, smollm2_reference: Any, text_ids: l
     """All logits of the prompt within 1e-4 of the largest one."""
     from tests.models.harness import Runner
 
-    model = llm.llm_engine._executor._worker.runner.model
+    model = llm.llm_engine._executor._worker.forward.model
     runner = Runner(model, block_size=32, num_blocks=-(-length // 32) + 2)
     ours = runner.run(runner.add(text_ids[:length]), chunk=512)
     with torch.inference_mode():

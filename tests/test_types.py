@@ -8,13 +8,12 @@ from quire.types import (
     BlockCopy,
     BlockTableUpdate,
     CompletionOutput,
-    FullAttentionSpec,
+    KVCacheSpec,
     Request,
     RequestMetrics,
     RequestStatus,
     ScheduledRequest,
     SchedulerOutput,
-    SlidingWindowSpec,
 )
 
 
@@ -36,9 +35,9 @@ def test_only_finished_statuses_have_a_reason(status: RequestStatus) -> None:
 
 def test_bytes_per_token_count_keys_and_values() -> None:
     # Llama-2-7B in fp16: 512 KiB per token over 32 layers.
-    assert 32 * FullAttentionSpec(32, 128, 2).bytes_per_token == 512 * 1024
+    assert 32 * KVCacheSpec(32, 128, 2).bytes_per_token == 512 * 1024
     # SmolLM2-135M in bf16: 23,040 bytes per token over 30 layers.
-    assert 30 * SlidingWindowSpec(3, 64, 2, window=100).bytes_per_token == 23_040
+    assert 30 * KVCacheSpec(3, 64, 2, window=100).bytes_per_token == 23_040
 
 
 def test_a_step_survives_serialisation() -> None:

@@ -12,10 +12,20 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop of constant length whose counter indexes an array that must live in registers.
+#if defined(__clang__)
+#define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define QUIRE_UNROLL _Pragma("GCC unroll 64")
+#endif
+
 namespace quire {
 namespace {
 
 constexpr int kLanes = 16;
+
+// Into L2, so that what is being read stays in L1. Any address will do.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #if defined(__AVX512F__)
 
@@ -34,7 +44,7 @@ inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; 
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
-inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where a or b is NaN
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }                   // b where a or b is NaN
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
 inline F32x16 widen_bf16(const uint16_t* p) {
@@ -50,6 +60,7 @@ inline I32x16 broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I32x16 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
 inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I32x16 round_to_int(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest, ties to even
 inline I32x16 bits_of(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
@@ -109,6 +120,7 @@ inline void store(int32_t* p, I32x16 a) {
   _mm256_storeu_si256((__m256i*)(p + 8), a.hi);
 }
 inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline I32x16 operator-(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline I32x16 round_to_int(F32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 inline I32x16 bits_of(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
@@ -126,9 +138,9 @@ struct F32x16 {
 struct I32x16 {
   int32_t v[kLanes];
 };
-#define QUIRE_LANES(Type, expression)                      \
-  Type r;                                                  \
-  for (int i = 0; i < kLanes; ++i) r.v[i] = (expression);  \
+#define QUIRE_LANES(Type, expression)                     \
+  Type r;                                                 \
+  for (int i = 0; i < kLanes; ++i) r.v[i] = (expression); \
   return r
 inline F32x16 broadcast(float x) { QUIRE_LANES(F32x16, x); }
 inline F32x16 zero() { return broadcast(0.0f); }
@@ -157,7 +169,8 @@ inline float widen1_f16(uint16_t bits) {
   if (exponent == 0) {
     value = static_cast<float>(fraction) * 0x1p-24f;
   } else {
-    const uint32_t wide = exponent == 31 ? 0x7f800000u | (fraction << 13) : ((exponent + 112u) << 23) | (fraction << 13);
+    const uint32_t wide =
+        exponent == 31 ? 0x7f800000u | (fraction << 13) : ((exponent + 112u) << 23) | (fraction << 13);
     memcpy(&value, &wide, sizeof value);
   }
   return (bits & 0x8000u) ? -value : value;
@@ -171,6 +184,7 @@ inline void store(int32_t* p, I32x16 a) { memcpy(p, a.v, sizeof a.v); }
 inline I32x16 operator+(I32x16 a, I32x16 b) {
   QUIRE_LANES(I32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i])));  // wraps
 }
+inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_LANES(I32x16, a.v[i] - b.v[i]); }
 inline F32x16 to_float(I32x16 a) { QUIRE_LANES(F32x16, static_cast<float>(a.v[i])); }
 // As the vector instruction does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.
 inline int32_t round1_to_int(float x) {
@@ -197,22 +211,40 @@ inline I32x16 shift_left(I32x16 a) {
 #endif
 
 // Sum of the lanes in a fixed tree: halves, then quarters, …
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+inline __m256 low_half(F32x16 a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 high_half(F32x16 a) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)); }
+#else
+inline __m256 low_half(F32x16 a) { return a.lo; }
+inline __m256 high_half(F32x16 a) { return a.hi; }
+#endif
 inline float sum(F32x16 a) {
-  float v[kLanes];
-  store(v, a);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) v[lane] += v[lane + half];
-  }
-  return v[0];
+  const __m256 eight = _mm256_add_ps(low_half(a), high_half(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float largest(F32x16 a) {
-  float v[kLanes];
-  store(v, a);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) v[lane] = v[lane] > v[lane + half] ? v[lane] : v[lane + half];
-  }
-  return v[0];
+  const __m256 eight = _mm256_max_ps(low_half(a), high_half(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+inline float sum(F32x16 a) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) a.v[lane] += a.v[lane + half];
+  }
+  return a.v[0];
+}
+inline float largest(F32x16 a) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) a.v[lane] = a.v[lane] > a.v[lane + half] ? a.v[lane] : a.v[lane + half];
+  }
+  return a.v[0];
+}
+#endif
 
 // fp32 to bf16: nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bf16(float value) {
@@ -221,6 +253,79 @@ inline uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+// store_bf16: sixteen such. store_bytes: the low bytes of 32 lanes; returns their sum as signed bytes.
+// any_above: whether some lane is above `limit` or NaN.
+#if defined(__AVX2__)
+inline int32_t sum_of_bytes(__m256i bytes) {
+  const __m256i above = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));  // 128 more, unsigned
+  const __m256i four = _mm256_sad_epu8(above, _mm256_setzero_si256());
+  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 32 * 128;
+}
+#endif
+#if defined(__AVX512F__)
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);
+  const __m512i half = _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i result = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(result));
+}
+inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b.v), _mm512_cvtepi32_epi8(a.v));
+  _mm256_storeu_si256((__m256i*)p, bytes);
+  return sum_of_bytes(bytes);
+}
+inline bool any_above(F32x16 a, float limit) {
+  return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLE_UQ) != 0;
+}
+#elif defined(__AVX2__)
+inline __m256i to8_bf16(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+  const __m256i half = _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+}
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  const __m256i mixed = _mm256_packus_epi32(to8_bf16(a.lo), to8_bf16(a.hi));  // quarters 0, 2, 1, 3
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+  const __m256i low = _mm256_set1_epi32(255);
+  const __m256i first = _mm256_packus_epi32(_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low));
+  const __m256i second = _mm256_packus_epi32(_mm256_and_si256(b.lo, low), _mm256_and_si256(b.hi, low));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(first, second), order);
+  _mm256_storeu_si256((__m256i*)p, bytes);
+  return sum_of_bytes(bytes);
+}
+inline bool any_above(F32x16 a, float limit) {
+  const __m256 limits = _mm256_set1_ps(limit);
+  const __m256 lo = _mm256_cmp_ps(a.lo, limits, _CMP_NLE_UQ), hi = _mm256_cmp_ps(a.hi, limits, _CMP_NLE_UQ);
+  return _mm256_movemask_ps(_mm256_or_ps(lo, hi)) != 0;
+}
+#else
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(a.v[i]);
+}
+inline int32_t store_bytes(int8_t* p, I32x16 a, I32x16 b) {
+  int32_t total = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    p[i] = static_cast<int8_t>(a.v[i]);
+    p[i + kLanes] = static_cast<int8_t>(b.v[i]);
+    total += p[i] + p[i + kLanes];
+  }
+  return total;
+}
+inline bool any_above(F32x16 a, float limit) {
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= !(a.v[i] <= limit);
+  return any;
+}
+#endif
 
 }  // namespace
 }  // namespace quire

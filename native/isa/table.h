@@ -26,6 +26,10 @@ extern const OpTable scalar_ops;
 extern const OpTable avx2_ops;
 extern const OpTable avx512_ops;
 extern const OpTable avx512_bf16_ops;
+extern const OpTable amx_emulated_ops;  // for tests
+#ifdef QUIRE_AMX
+extern const OpTable amx_ops;
+#endif
 #endif
 
 }  // namespace quire

@@ -1,66 +1,292 @@
-// Attention over paged keys and values (Vaswani 2017, eq. 1), with an online softmax.
+// Attention over paged keys and values (Vaswani 2017, eq. 1) with an online softmax (Milakov & Gimelshein 2018): each
+// row's result is that of tiles of 128 positions at fixed places, merged in order.
+//
+// Next to read: attend_work.h (who computes what), attend_tile.h (the kernels), attend_formats.h (orders of sums).
 #pragma once
-#include "ops/functions.h"
-#include "ops/kv_cache.h"
+#include "ops/attend_softmax.h"
+#include "ops/attend_tile.h"
+#include "ops/attend_work.h"
+#include "ops/kv_values.h"
 #include "ops/rows.h"
-#include "plan/ops.h"
 
 namespace quire {
 namespace {
 
-inline float kv_value(const KvLayer& kv, const std::byte* data, int64_t index) {
-  if (kv.format == KvFormat::f32) return reinterpret_cast<const float*>(data)[index];
-  if (kv.format == KvFormat::i8) return static_cast<float>(reinterpret_cast<const int8_t*>(data)[index]);
-  uint16_t padded[kLanes] = {reinterpret_cast<const uint16_t*>(data)[index]};
-  float values[kLanes];
-  store(values, kv.format == KvFormat::bf16 ? widen_bf16(padded) : widen_f16(padded));
-  return values[0];
+constexpr int64_t kPartialsAt = kScratchBytes / 2;  // the scratch's second half: results of tiles for other threads
+
+inline int64_t padded_head_size(int64_t head_size) { return (head_size + kLanes - 1) / kLanes * kLanes; }
+
+// Takes `bytes` of a scratch, in whole cache lines.
+template <typename T>
+T* take(std::byte** memory, int64_t bytes) {
+  T* taken = reinterpret_cast<T*>(*memory);
+  *memory += (bytes + 63) / 64 * 64;
+  return taken;
 }
 
-inline void attend_head(const AttendOp& op, const int32_t* table, int64_t first, int64_t last, const float* q,
-                        int64_t head, float* out) {
-  const KvLayer& kv = op.kv;
-  const int64_t width = kv.head_size, value_bytes = kv_value_bytes(kv.format);
-  const bool scaled = kv.format == KvFormat::i8;
-  float highest = -__builtin_inff(), total = 0.0f;
-  for (int64_t i = 0; i < width; ++i) out[i] = 0.0f;
-  for (int64_t position = first; position <= last; ++position) {
-    const int64_t offset = position % kv.block_size;
-    const std::byte* keys = kv_head(kv, table[position / kv.block_size], head);
-    const std::byte* values = keys + kv.block_size * width * value_bytes;
-    const auto* scales = reinterpret_cast<const float*>(values + kv.block_size * width * value_bytes);
-    float score = 0.0f;
-    for (int64_t i = 0; i < width; ++i) score += q[i] * kv_value(kv, keys, offset * width + i);
-    score *= op.scale;
-    if (scaled) score *= scales[offset];
-    const float before = highest;
-    highest = score > highest ? score : highest;
-    float weights[kLanes] = {before - highest, score - highest};
-    store(weights, exp(load(weights)));
-    total = total * weights[0] + weights[1];
-    const float weight = scaled ? weights[1] * scales[kv.block_size + offset] : weights[1];
-    for (int64_t i = 0; i < width; ++i) {
-      out[i] = out[i] * weights[0] + weight * kv_value(kv, values, offset * width + i);
+inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
+  AttendRows rows{};
+  rows.stride = padded_head_size(op.kv.head_size);
+  rows.query_stride = rows.stride * 4;
+  rows.queries = take<std::byte>(&memory, kMaxRows * rows.query_stride);
+  rows.scores = take<std::byte>(&memory, kMaxRows * kTileTokens * 4);
+  rows.query_scales = take<float>(&memory, kMaxRows * 4);
+  rows.query_sums = take<int32_t>(&memory, kMaxRows * 4);
+  rows.lows = take<int32_t>(&memory, kMaxRows * 4);
+  rows.highs = take<int32_t>(&memory, kMaxRows * 4);
+  rows.scale = op.scale * 1.44269504f;
+  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
+  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
+  rows.padded = memory;
+  return rows;
+}
+
+// One query as int8; keys being stored as key + 128, 128 times its sum is too much in every score.
+inline void quantise_query(const float* q, int64_t width, const AttendRows& rows, int64_t row) {
+  auto* out = reinterpret_cast<int8_t*>(rows.queries + row * rows.query_stride);
+  rows.query_scales[row] = quantise_head(q, width, out);
+  int32_t total = 0;
+  for (int64_t i = 0; i < width; ++i) total += out[i];
+  rows.query_sums[row] = 128 * total;
+}
+
+// Where row `row` of an item is: its token of the step and its query head.
+struct RowPlace {
+  int64_t token, head;
+};
+inline RowPlace place_of(const AttendOp& op, const Step& step, const Item& item, int64_t row) {
+  const int64_t group = op.num_heads / op.kv.num_kv_heads, index = item.first_row + row;
+  return {step.first_tokens[item.request] + index / group, item.head * group + index % group};
+}
+
+template <class Kv>
+void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRows* rows) {
+  const int64_t width = op.kv.head_size;
+  rows->count = item.num_rows;
+  for (int64_t row = 0; row < item.num_rows; ++row) {
+    const RowPlace place = place_of(op, step, item, row);
+    const auto* q = reinterpret_cast<const std::byte*>(op.q + place.token * op.stride + place.head * width);
+    for (int64_t i = 0; i < width * 4; i += 64) __builtin_prefetch(q + i);
+  }
+  for (int64_t row = 0; row < item.num_rows; ++row) {
+    const RowPlace place = place_of(op, step, item, row);
+    const int64_t position = step.positions[place.token], start = position - op.window + 1;
+    rows->lows[row] = static_cast<int32_t>(op.window == 0 || start < 0 ? 0 : start);
+    rows->highs[row] = static_cast<int32_t>(position + 1);
+    const float* q = op.q + place.token * op.stride + place.head * width;
+    // Whole vectors: what is past D must be zero for int8, whose steps of four dimensions may pass it.
+    float* padded = rows->tile.sums;
+    memcpy(padded, q, static_cast<size_t>(width) * sizeof(float));
+    memset(padded + width, 0, static_cast<size_t>(rows->stride - width) * sizeof(float));
+    if constexpr (Kv::kScaled) {
+      quantise_query(padded, rows->stride, *rows, row);
+    } else {
+      std::byte* to = rows->queries + row * rows->query_stride;
+      constexpr int64_t kBytes = kLanes / Kv::kDims * Kv::kQueryBytes;
+      for (int64_t i = 0; i < rows->stride; i += kLanes) Kv::store_query(to + i / kLanes * kBytes, load(padded + i));
     }
   }
-  for (int64_t i = 0; i < width; ++i) out[i] /= total;
+}
+
+// The values of tokens low … high - 1 of a tile as runs. The token that pairs with the last one may not be written yet:
+// it is read as zero. Where D is no multiple of 16, values are copied to rows that are.
+template <class Kv>
+int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& tile, const TileKeys& next, int64_t low,
+                  int64_t high, Run* runs, int64_t* row_bytes) {
+  const int64_t step_bytes = kv.head_size * Kv::kValueBytes / kLanes, padded = rows.stride * Kv::kValueBytes / kLanes;
+  const bool copies = padded != step_bytes;
+  std::byte* free = rows.padded;
+  int64_t count = 0;
+  for (int64_t g = tile.first; g < tile.end; ++g) {
+    const int64_t begin = low > g * kGroup ? low - g * kGroup : 0;
+    const int64_t end = high < (g + 1) * kGroup ? high - g * kGroup : kGroup;
+    int64_t first = begin / Kv::kTokens, steps = end / Kv::kTokens;
+    const int64_t weights = g * kGroup / Kv::kTokens * Kv::kWeightBytes;
+    const bool half = end % Kv::kTokens != 0;
+    const std::byte* values = tile.values[g];
+    if (copies) {
+      for (int64_t i = first; i < steps; ++i) {
+        memcpy(free + i * padded, values + i * step_bytes, static_cast<size_t>(step_bytes));
+      }
+      values = free;
+      free += kGroup / Kv::kTokens * padded;
+    }
+    if (steps > first) {
+      runs[count++] = {values + first * padded, next.keys[g], steps - first, weights + first * Kv::kWeightBytes};
+    }
+    if (half) {
+      const std::byte* last = tile.values[g] + steps * step_bytes;
+      for (int64_t i = 0; i < step_bytes; i += 2) {
+        // Pairs of one-byte values are exact integers: garbage times zero is zero.
+        const bool keep = Kv::kScaled || i % 4 == 0;
+        free[i] = keep ? last[i] : std::byte{0};
+        free[i + 1] = keep ? last[i + 1] : std::byte{0};
+      }
+      runs[count++] = {free, free, 1, weights + steps * Kv::kWeightBytes};
+    }
+  }
+  *row_bytes = padded;
+  return count;
+}
+
+// One tile's result of an item's rows, to rows.tile.
+template <class Kv>
+void attend_tile(const AttendOp& op, const Item& item, int64_t index, const TileKeys& tile, const TileKeys& next,
+                 const AttendRows& rows) {
+  const int64_t begin = index * kTileTokens, width = op.kv.head_size;
+  const int64_t low = item.low > begin ? item.low : begin;
+  const int64_t high = item.high < begin + kTileTokens ? item.high : begin + kTileTokens;
+  score_tile<Kv>(rows, tile, (width + Kv::kDims - 1) / Kv::kDims);
+  // All rows' highest scores before the first weight: the many reductions overlap.
+  Seen seen[kMaxRows];
+  for (int64_t row = 0; row < rows.count; ++row) {
+    seen[row] = seen_by(rows, row, begin, tile.first, tile.end);
+    if (Kv::kScaled) scale_scores(rows, row, seen[row].from, seen[row].to, tile.scales);
+    find_highest(rows, row, seen[row]);
+  }
+  float factors[kMaxRows];
+  for (int64_t row = 0; row < rows.count; ++row) {
+    factors[row] = soften<Kv>(rows, row, seen[row], tile.scales, op.kv.block_size);
+  }
+  Run runs[kTileGroups + 1];
+  int64_t row_bytes;
+  const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, next, low - begin, high - begin, runs, &row_bytes);
+  weigh_tile<Kv>(rows, runs, num_runs, row_bytes, reinterpret_cast<std::byte*>(rows.tile.sums));
+  if constexpr (Kv::kScaled) {
+    for (int64_t row = 0; row < rows.count; ++row) {
+      float* sums = rows.tile.sums + row * rows.stride;
+      for (int64_t i = 0; i < rows.stride; i += kLanes) {
+        store(sums + i, to_float(load(reinterpret_cast<const int32_t*>(sums + i))) * broadcast(factors[row]));
+      }
+    }
+  }
+}
+
+// Whether an int8 block of the output spans heads, which different threads compute: then results wait in the queries'
+// memory until all are there.
+inline bool writes_late(const AttendOp& op) { return op.out.type == RowType::q8 && op.kv.head_size % kBlock != 0; }
+
+inline void write_rows(const AttendOp& op, const Step& step, const Item& item, const AttendRows& rows) {
+  const int64_t width = op.kv.head_size;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const RowPlace place = place_of(op, step, item, row);
+    float* values = rows.tile.sums;
+    finish(rows.total, row, rows.stride, values);
+    if (writes_late(op)) {
+      memcpy(op.q + place.token * op.stride + place.head * width, values, static_cast<size_t>(width) * sizeof(float));
+    } else {
+      write_columns(op.out, place.token, place.head * width, width, values);
+    }
+  }
+}
+
+// One thread's tiles of one item: all, its beginning, or a later part, whose tiles' results another thread merges.
+struct Task {
+  Item item;
+  int64_t before;  // the cost of the items before this one
+  int64_t first, end;
+};
+
+inline void find_keys(const AttendOp& op, const Step& step, const Item& item, int64_t tile, TileKeys* keys) {
+  find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
+}
+
+// While a tile is computed the next one is fetched, at the end that of the task that follows, if any.
+template <class Kv>
+void attend_task(const AttendOp& op, const Context& context, const Task& task, const Task* following,
+                 AttendRows* rows) {
+  const Step& step = *context.step;
+  const Item& item = task.item;
+  load_rows<Kv>(op, step, item, rows);
+  const bool begins = task.first == item.first_tile;
+  if (begins) clear(rows->total, rows->count, rows->stride);
+  const Partial own = rows->tile;
+  TileKeys keys[2];
+  find_keys(op, step, item, task.first, &keys[0]);
+  for (int64_t i = 0; task.first + i < task.end; ++i) {
+    const int64_t tile = task.first + i;
+    TileKeys *now = &keys[i % 2], *next = &keys[(i + 1) % 2];
+    if (tile + 1 < task.end) {
+      find_keys(op, step, item, tile + 1, next);
+    } else if (following != nullptr) {
+      find_keys(op, step, following->item, following->first, next);
+    } else {
+      next = now;
+    }
+    if (!begins) {
+      std::byte* memory = context.scratch + kPartialsAt + i * partial_bytes(rows->count, rows->stride);
+      rows->tile = partial_at(memory, rows->count);
+    }
+    attend_tile<Kv>(op, item, tile, *now, *next, *rows);
+    if (begins) merge(rows->tile, rows->count, rows->stride, rows->total);
+  }
+  rows->tile = own;
+  if (begins && task.end == item.end_tile) write_rows(op, step, item, *rows);
+}
+
+// The rest of an item that this thread began: other threads' tiles, in order.
+inline void finish_task(const AttendOp& op, const Context& context, const Shares& shares, const Task& task,
+                        const AttendRows& rows) {
+  const Item& item = task.item;
+  for (int64_t thread = context.thread + 1; thread < context.num_threads; ++thread) {
+    const int64_t first = shares.end_tile(item, task.before, thread - 1);
+    const int64_t end = shares.end_tile(item, task.before, thread);
+    for (int64_t tile = first; tile < end; ++tile) {
+      std::byte* memory = scratch_of(context, thread) + kPartialsAt;
+      memory += (tile - first) * partial_bytes(item.num_rows, rows.stride);
+      merge(partial_at(memory, item.num_rows), item.num_rows, rows.stride, rows.total);
+    }
+  }
+  write_rows(op, *context.step, item, rows);
+}
+
+template <class Kv>
+void attend_with(const AttendOp& op, const Context& context) {
+  const Step& step = *context.step;
+  AttendRows rows = lay_out(op, context.scratch);
+  Shares shares{0, context.num_threads, rows.stride, kScratchBytes - kPartialsAt};
+  for_items(op, step, 1, [&](const Item& item) { shares.total += item.cost * op.kv.num_kv_heads; });
+  int64_t before = 0;
+  bool has_task = false, meets = false;
+  Task task{};
+  for_items(op, step, op.kv.num_kv_heads, [&](const Item& item) {
+    meets = meets || shares.may_cut(item);
+    const int64_t first = context.thread == 0 ? item.first_tile : shares.end_tile(item, before, context.thread - 1);
+    const Task next{item, before, first, shares.end_tile(item, before, context.thread)};
+    before += item.cost;
+    if (next.first >= next.end) return;
+    if (has_task) attend_task<Kv>(op, context, task, &next, &rows);
+    task = next;
+    has_task = true;
+  });
+  if (has_task) attend_task<Kv>(op, context, task, nullptr, &rows);
+  if (meets) wait_for_all(*context.barrier);
+  // Only a thread's last task can have a rest.
+  if (has_task && task.first == task.item.first_tile && task.end < task.item.end_tile) {
+    finish_task(op, context, shares, task, rows);
+  }
 }
 
 inline void attend(const AttendOp& op, const Context& context) {
-  const Step& step = *context.step;
-  const int64_t width = op.kv.head_size, group = op.num_heads / op.kv.num_kv_heads;
-  auto* values = reinterpret_cast<float*>(context.scratch);
-  const Range mine = share(step.num_tokens, context);
-  for (int64_t t = mine.begin; t < mine.end; ++t) {
-    const int32_t* table = step.block_table(op.kv.group, step.token_requests[t]);
-    const int64_t last = step.positions[t], start = last - op.window + 1;
-    const int64_t first = op.window == 0 || start < 0 ? 0 : start;
-    for (int64_t head = 0; head < op.num_heads; ++head) {
-      attend_head(op, table, first, last, op.q + t * op.stride + head * width, head / group, values + head * width);
-    }
-    write_columns(op.out, t, 0, op.num_heads * width, values);
-    finish_row(op.out, t, op.num_heads * width);
+  switch (op.kv.format) {
+    case KvFormat::f32:
+      attend_with<F32Kv>(op, context);
+      break;
+    case KvFormat::f16:
+      attend_with<F16Kv>(op, context);
+      break;
+    case KvFormat::bf16:
+      attend_with<Bf16Kv>(op, context);
+      break;
+    case KvFormat::i8:
+      attend_with<I8Kv>(op, context);
+      break;
   }
+  if (!writes_late(op)) return;
+  wait_for_all(*context.barrier);
+  const int64_t width = op.num_heads * op.kv.head_size;
+  const Range mine = share(context.step->num_tokens, context);
+  for (int64_t t = mine.begin; t < mine.end; ++t) write_columns(op.out, t, 0, width, op.q + t * op.stride);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Rows of a table that is packed like any weight: the head of a model with tied embeddings is stored once.
 #pragma once
 #include "isa/simd.h"
+#include "ops/rows.h"
 #include "plan/ops.h"
 
 namespace quire {
@@ -13,49 +14,88 @@ inline float half_to_float(uint16_t bits) {
   return values[0];
 }
 
-// Input i of output `lane` of a packed tile, decoded to fp32.
-inline float weight_at(WeightFormat format, const std::byte* tile, int64_t num_inputs, int64_t lane, int64_t i) {
-  const int64_t block = i / kBlock, within = i % kBlock, blocks = num_inputs / kBlock;
-  const auto* halves = reinterpret_cast<const uint16_t*>(tile);
-  const auto* bytes = reinterpret_cast<const uint8_t*>(tile);
-  switch (format) {
-    case WeightFormat::f32: return reinterpret_cast<const float*>(tile)[i * kTile + lane];
-    case WeightFormat::f16: return half_to_float(halves[i * kTile + lane]);
-    case WeightFormat::bf16: {
-      const uint32_t wide = static_cast<uint32_t>(halves[(i / 2 * kTile + lane) * 2 + i % 2]) << 16;
-      float value;
-      memcpy(&value, &wide, sizeof value);
-      return value;
-    }
-    case WeightFormat::q4:
-    case WeightFormat::q4m: {
-      const uint8_t pair = bytes[block * 256 + within / 8 * 64 + lane * 4 + within % 4];
-      const int u = within % 8 < 4 ? pair & 15 : pair >> 4;
-      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 256) + block * kTile + lane;
-      const float d = half_to_float(*scales);
-      if (format == WeightFormat::q4) return d * static_cast<float>(u - 8);
-      return d * static_cast<float>(u) + half_to_float(scales[blocks * kTile]);
-    }
-    case WeightFormat::q8: {
-      const int u = bytes[block * 512 + within / 4 * 64 + lane * 4 + within % 4];
-      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 512) + block * kTile + lane;
-      return half_to_float(*scales) * static_cast<float>(u - 128);
+// The 32 numbers u of block `block` of one output.
+inline void unpack_nibbles(const uint8_t* tile, int64_t lane, int64_t block, int32_t* u) {
+  for (int j = 0; j < 4; ++j) {
+    const uint8_t* pairs = tile + block * 256 + j * 64 + lane * 4;
+    for (int i = 0; i < 4; ++i) {
+      u[8 * j + i] = pairs[i] & 15;
+      u[8 * j + 4 + i] = pairs[i] >> 4;
     }
   }
-  return 0.0f;
+}
+inline void unpack_bytes(const uint8_t* tile, int64_t lane, int64_t block, int32_t* u) {
+  for (int j = 0; j < 8; ++j) {
+    for (int i = 0; i < 4; ++i) u[4 * j + i] = tile[block * 512 + j * 64 + lane * 4 + i];
+  }
+}
+
+// values = d * (u - centre), then + m if it is given: two roundings, as GGUF's formats are defined.
+inline void scale_block(const int32_t* u, int32_t centre, float d, const float* m, float* values) {
+  for (int i = 0; i < kBlock; i += kLanes) {
+    F32x16 value = broadcast(d) * to_float(load(u + i) - broadcast(centre));
+    if (m != nullptr) value = value + broadcast(*m);
+    store(values + i, value);
+  }
+}
+
+// Inputs first … first + count - 1 of output `lane` of a packed tile, as fp32. At most 32, from a multiple of 32 on;
+// values past the last are anything.
+inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int64_t first, int64_t count,
+                   float* values) {
+  const int64_t blocks = table.num_inputs / kBlock, block = first / kBlock;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(tile);
+  const auto* halves = reinterpret_cast<const uint16_t*>(tile);
+  int32_t u[kBlock];
+  uint16_t few[kBlock] = {};
+  switch (table.format) {
+    case WeightFormat::f32:
+      for (int64_t i = 0; i < count; ++i) values[i] = reinterpret_cast<const float*>(tile)[(first + i) * kTile + lane];
+      return;
+    case WeightFormat::f16:
+      for (int64_t i = 0; i < count; ++i) few[i] = halves[(first + i) * kTile + lane];
+      store(values, widen_f16(few));
+      store(values + kLanes, widen_f16(few + kLanes));
+      return;
+    case WeightFormat::bf16:
+      for (int64_t i = 0; i < count; ++i) few[i] = halves[((first + i) / 2 * kTile + lane) * 2 + i % 2];
+      store(values, widen_bf16(few));
+      store(values + kLanes, widen_bf16(few + kLanes));
+      return;
+    case WeightFormat::q4:
+    case WeightFormat::q4m: {
+      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 256) + block * kTile + lane;
+      const bool has_minima = table.format == WeightFormat::q4m;
+      const float m = has_minima ? half_to_float(scales[blocks * kTile]) : 0.0f;
+      unpack_nibbles(bytes, lane, block, u);
+      scale_block(u, has_minima ? 0 : 8, half_to_float(*scales), has_minima ? &m : nullptr, values);
+      return;
+    }
+    case WeightFormat::q8: {
+      const auto* scales = reinterpret_cast<const uint16_t*>(tile + blocks * 512) + block * kTile + lane;
+      unpack_bytes(bytes, lane, block, u);
+      scale_block(u, 128, half_to_float(*scales), nullptr, values);
+      return;
+    }
+  }
 }
 
 inline void embed(const EmbedOp& op, const Context& context) {
   const Step& step = *context.step;
-  const int64_t bytes = tile_bytes(op.table.format, op.table.num_inputs);
+  const int64_t bytes = tile_bytes(op.table.format, op.table.num_inputs), width = op.table.num_inputs;
   const Range mine = share(step.num_tokens, context);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const int64_t id = (op.of_positions ? step.positions[t] : step.token_ids[t]) + op.offset;
-    const std::byte* tile = op.table.data + id / kTile * bytes;
     float* out = row<float>(op.out, t);
-    for (int64_t i = 0; i < op.table.num_inputs; ++i) {
-      const float value = weight_at(op.table.format, tile, op.table.num_inputs, id % kTile, i);
-      out[i] = op.add ? out[i] + value : value;
+    for (int64_t i = 0; i < width; i += kBlock) {
+      const int64_t count = width - i < kBlock ? width - i : kBlock;
+      float values[kBlock];
+      decode(op.table, op.table.data + id / kTile * bytes, id % kTile, i, count, values);
+      if (op.add) {
+        add_values(values, count, out + i);
+      } else {
+        write_columns(op.out, t, i, count, values);
+      }
     }
   }
 }

@@ -3,7 +3,8 @@
 //
 // y[n] of one row is computed by one thread in one order whatever the number of rows:
 //   f32, f16   y = fma(x[i], w[i], y) for i = 0, 1, …
-//   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order
+//   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order;
+//              on AMX, and only there, another one (gemm_amx.h)
 //   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
 //              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
 #pragma once
@@ -16,63 +17,85 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kPanelRows = 64;   // rows of x that stay in cache while a tile is multiplied with them
-constexpr int64_t kPanelTiles = 2;   // 32 outputs: one int8 block
+constexpr int64_t kPanelTiles = 2;  // 32 outputs: one int8 block
+constexpr int64_t kPanelWidth = kPanelTiles * kTile;
+constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay in L1
 
 // y of rows first … first + num_rows - 1 and of num_tiles tiles of 16 outputs from `tile` on, to out[row][16 * tiles].
+// out has room for kPanelTiles tiles.
 inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                      int64_t num_tiles, float* out, int64_t out_stride) {
   if (wanted_rows(weight.format) == RowType::q8) {
+#if defined(QUIRE_TILES)
+    multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#else
     multiply_q(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#endif
   } else {
     multiply_float(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
   }
 }
 
-inline void add_bias(const float* bias, int64_t first, int64_t count, float* values) {
-  if (bias == nullptr) return;
-  for (int64_t i = 0; i < count; ++i) values[i] += bias[first + i];
-}
+// A product is cut into panels of 32 outputs and these into blocks of rows. A thread's share are consecutive pieces,
+// panel by panel: it streams its own weights, and shares at most two panels with others.
+struct Pieces {
+  int64_t num_rows, row_blocks, num_outputs;
+  int64_t count;
 
-// One panel: a few rows by 32 outputs (64 products if gated), from product to written result.
-inline void gemm_panel(const GemmOp& op, int64_t first, int64_t num_rows, int64_t column, float* scratch) {
-  constexpr int64_t kWidth = kPanelTiles * kTile;
-  const int64_t num_outputs = op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs;
-  const int64_t left = num_outputs - column, count = left < kWidth ? left : kWidth;
-  const int64_t num_tiles = (count + kTile - 1) / kTile;
-  float* factors = scratch + kPanelRows * kWidth;
-  multiply(op.weight, op.x, first, num_rows, column / kTile, num_tiles, scratch, kWidth);
+  Pieces(int64_t rows, int64_t outputs, int64_t num_threads) : num_rows(rows), num_outputs(outputs) {
+    const int64_t panels = (outputs + kPanelWidth - 1) / kPanelWidth;
+    int64_t height = kPanelRows;
+    // Eight pieces for each thread, so that none has an eighth more than another; but rows share a panel's weights.
+    while (height > 4 && panels * blocks_of(height) < 8 * num_threads) height /= 2;
+    row_blocks = blocks_of(height);
+    count = rows == 0 ? 0 : panels * row_blocks;
+  }
+  int64_t blocks_of(int64_t height) const { return (num_rows + height - 1) / height; }
+  int64_t column(int64_t piece) const { return piece / row_blocks * kPanelWidth; }
+  int64_t columns(int64_t piece) const {
+    const int64_t left = num_outputs - column(piece);
+    return left < kPanelWidth ? left : kPanelWidth;
+  }
+  Range rows(int64_t piece) const {
+    const int64_t block = piece % row_blocks;
+    return {num_rows * block / row_blocks, num_rows * (block + 1) / row_blocks};
+  }
+};
+
+// One piece of a GemmOp: at most kPanelRows rows by 32 outputs (64 products if gated), from product to written result.
+inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t count, int64_t num_outputs,
+                       float* scratch) {
+  const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
+  float* factors = scratch + kPanelRows * kPanelWidth;
+  multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, scratch, kPanelWidth);
   if (op.gated) {
-    multiply(op.weight, op.x, first, num_rows, (num_outputs + column) / kTile, num_tiles, factors, kWidth);
+    const int64_t tile = (num_outputs + column) / kTile;
+    multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, factors, kPanelWidth);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
-    float* values = scratch + r * kWidth;
-    add_bias(op.bias, column, count, values);
-    if (op.gated) add_bias(op.bias, num_outputs + column, count, factors + r * kWidth);
-    if (op.gated || op.activation != Activation::none) {
-      apply(op.activation, values, op.gated ? factors + r * kWidth : nullptr, values, count);
+    float *values = scratch + r * kPanelWidth, *gate = op.gated ? factors + r * kPanelWidth : nullptr;
+    if (op.bias != nullptr) {
+      add_values(op.bias + column, count, values);
+      if (op.gated) add_values(op.bias + num_outputs + column, count, gate);
     }
+    if (op.gated || op.activation != Activation::none) apply(op.activation, values, gate, values, count);
     if (op.add) {
-      float* out = row<float>(op.out, first + r) + column;
-      for (int64_t i = 0; i < count; ++i) out[i] += values[i];
+      add_values(values, count, row<float>(op.out, rows.begin + r) + column);
     } else {
-      write_columns(op.out, first + r, column, count, values);
-      if (column + count == num_outputs) finish_row(op.out, first + r, num_outputs);
+      write_columns(op.out, rows.begin + r, column, count, values);
+      if (column + count == num_outputs) finish_row(op.out, rows.begin + r, num_outputs);
     }
   }
 }
 
 inline void gemm(const GemmOp& op, const Context& context) {
-  constexpr int64_t kWidth = kPanelTiles * kTile;
   const int64_t num_rows = op.of_logit_rows ? context.step->num_logit_rows : context.step->num_tokens;
-  const int64_t num_outputs = op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs;
-  const Range mine = share((num_outputs + kWidth - 1) / kWidth, context);
-  for (int64_t panel = mine.begin; panel < mine.end; ++panel) {
-    for (int64_t first = 0; first < num_rows; first += kPanelRows) {
-      const int64_t left = num_rows - first;
-      gemm_panel(op, first, left < kPanelRows ? left : kPanelRows, panel * kWidth,
-                 reinterpret_cast<float*>(context.scratch));
-    }
+  const Pieces pieces(num_rows, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
+  const Range mine = share(pieces.count, context);
+  const TileSession session(op.weight.format, num_rows);
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
+    gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs,
+               reinterpret_cast<float*>(context.scratch));
   }
 }
 

@@ -5,6 +5,7 @@
 // the weights of one cut stay in the L1 cache for the next rows. Neither changes the order of any sum (gemm.h).
 #pragma once
 #include "ops/float_formats.h"
+#include "ops/gemm_amx.h"
 
 namespace quire {
 namespace {
@@ -35,30 +36,23 @@ struct FloatCut {
 template <typename Format, int R, int C, bool kPrefetch>
 void float_block(const FloatCut& cut, const std::byte* const* x, float* out, int64_t out_stride) {
   F32x16 y[R][C];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c) y[r][c] = cut.resumes ? load(out + r * out_stride + c * kTile) : zero();
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = cut.resumes ? load(out + r * out_stride + c * kTile) : zero();
   }
   const std::byte* w = cut.w;
   for (int64_t i = 0; i < cut.steps; ++i, w += Format::kWeightBytes) {
     decltype(Format::weights(w)) weights[C];
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
       weights[c] = Format::weights(w + c * cut.stride);
       if (kPrefetch) __builtin_prefetch(w + c * cut.stride + kFloatPrefetchBytes, 0, 3);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
       const auto value = Format::activation(x[r] + i * Format::kRowBytes);
-#pragma GCC unroll 2
-      for (int c = 0; c < C; ++c) y[r][c] = Format::add(weights[c], value, y[r][c]);
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Format::add(weights[c], value, y[r][c]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kTile, y[r][c]);
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kTile, y[r][c]);
   }
 }
 
@@ -151,7 +145,11 @@ inline void multiply_float(const Weight& weight, const Rows& x, int64_t first, i
     case WeightFormat::f16:
       return float_format<F16Weights>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
     default:
+#if defined(QUIRE_TILES)
+      return multiply_bf16_tiles(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#else
       return float_format<Bf16Weights>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+#endif
   }
 }
 

@@ -5,8 +5,17 @@
 namespace quire {
 namespace {
 
+// Keeps the largest of `logits` and its column. A NaN wins and stays: nothing is larger than it.
+inline void keep_largest(const float* logits, int64_t column, int64_t count, float* best, int32_t* id) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (logits[i] > *best || logits[i] != logits[i]) {
+      *best = logits[i];
+      *id = static_cast<int32_t>(column + i);
+    }
+  }
+}
+
 inline void head(const HeadOp& op, const Context& context) {
-  constexpr int64_t kWidth = kPanelTiles * kTile;
   const int64_t num_rows = context.step->num_logit_rows, num_outputs = op.weight.num_outputs;
   float* values = op.best_values + context.thread * op.max_rows;
   int32_t* ids = op.best_ids + context.thread * op.max_rows;
@@ -15,28 +24,25 @@ inline void head(const HeadOp& op, const Context& context) {
     ids[r] = -1;
   }
   float* scratch = reinterpret_cast<float*>(context.scratch);
-  const Range mine = share((num_outputs + kWidth - 1) / kWidth, context);
-  for (int64_t panel = mine.begin; panel < mine.end; ++panel) {
-    const int64_t column = panel * kWidth, left = num_outputs - column, count = left < kWidth ? left : kWidth;
-    for (int64_t first = 0; first < num_rows; first += kPanelRows) {
-      const int64_t some = num_rows - first < kPanelRows ? num_rows - first : kPanelRows;
-      multiply(op.weight, op.x, first, some, column / kTile, (count + kTile - 1) / kTile, scratch, kWidth);
-      for (int64_t r = 0; r < some; ++r) {
-        float* logits = scratch + r * kWidth;
-        add_bias(op.bias, column, count, logits);
-        for (int64_t i = 0; i < count; ++i) {
-          // A NaN wins and stays: nothing is larger than it.
-          if (logits[i] > values[first + r] || logits[i] != logits[i]) {
-            values[first + r] = logits[i];
-            ids[first + r] = static_cast<int32_t>(column + i);
-          }
-        }
-      }
+  const Pieces pieces(num_rows, num_outputs, context.num_threads);
+  const Range mine = share(pieces.count, context);
+  const TileSession session(op.weight.format, num_rows);
+  for (int64_t piece = mine.begin; piece < mine.end; ++piece) {
+    const int64_t column = pieces.column(piece), count = pieces.columns(piece);
+    const Range rows = pieces.rows(piece);
+    multiply(op.weight, op.x, rows.begin, rows.end - rows.begin, column / kTile, (count + kTile - 1) / kTile, scratch,
+             kPanelWidth);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      float* logits = scratch + (r - rows.begin) * kPanelWidth;
+      if (op.bias != nullptr) add_values(op.bias + column, count, logits);
+      // All 32 at once, since a new largest is rare: columns past the last only cause a look at the others.
+      const bool news = any_above(load(logits), values[r]) || any_above(load(logits + kTile), values[r]);
+      if (news) keep_largest(logits, column, count, &values[r], &ids[r]);
     }
   }
 }
 
-// Threads own ascending ranges of ids, so that of equal values the first thread's is the lowest id.
+// Of each row a thread owns an ascending range of ids, so that of equal values the first thread's is the lowest id.
 inline void argmax(const ArgmaxOp& op, const Context& context) {
   if (context.thread != 0) return;
   for (int64_t r = 0; r < context.step->num_logit_rows; ++r) {

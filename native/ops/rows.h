@@ -6,40 +6,44 @@
 namespace quire {
 namespace {
 
-// 32 values to one block: scale = max|v| / 127, q = round(v / scale). NaN and infinity become a NaN scale, so that
-// they reach the result.
+// 32 values to one block: scale = max|v| / 127, q = round(v / scale). NaN and infinity make the scale NaN, so that
+// they reach the result; q is then 0.
 inline void quantise_block(const float* values, ActBlock* out) {
   const F32x16 a = load(values), b = load(values + kLanes);
   const float highest = largest(max(abs(a), abs(b)));
-  // A NaN is lost by max; a sum keeps it, and infinities give NaN or infinity.
-  const float check = sum((a + b) * broadcast(0.0f));
-  const float scale = highest / 127.0f + check;
-  const float inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
-  int32_t q[kBlock];
-  store(q, round_to_int(a * broadcast(inverse)));
-  store(q + kLanes, round_to_int(b * broadcast(inverse)));
-  int32_t total = 0;
-  for (int i = 0; i < kBlock; ++i) {
-    out->q[i] = static_cast<int8_t>(q[i]);
-    total += static_cast<int8_t>(q[i]);
-  }
+  // max may lose a NaN; a + b keeps it, and times 0 is NaN for infinities as well.
+  const bool finite = !any_above((a + b) * zero(), 0.0f);
+  const float scale = finite ? highest / 127.0f : __builtin_nanf("");
+  const F32x16 inverse = broadcast(finite && highest > 0.0f ? 127.0f / highest : 0.0f);
+  const int32_t total = store_bytes(out->q, round_to_int(a * inverse), round_to_int(b * inverse));
   out->scale = scale;
-  out->sum = total;
   out->scaled_sum = scale * static_cast<float>(total);
+  out->sum = total;
   out->unused = 0;
 }
 
 // Columns first … first + count - 1 of row `index`; q8 wants multiples of 32.
 inline void write_columns(const Rows& out, int64_t index, int64_t first, int64_t count, const float* values) {
+  int64_t i = 0;
   if (out.type == RowType::f32) {
-    memcpy(row<float>(out, index) + first, values, static_cast<size_t>(count) * sizeof(float));
+    float* target = row<float>(out, index) + first;
+    for (; i + kLanes <= count; i += kLanes) store(target + i, load(values + i));
+    for (; i < count; ++i) target[i] = values[i];
   } else if (out.type == RowType::bf16) {
     uint16_t* target = row<uint16_t>(out, index) + first;
-    for (int64_t i = 0; i < count; ++i) target[i] = to_bf16(values[i]);
+    for (; i + kLanes <= count; i += kLanes) store_bf16(target + i, load(values + i));
+    for (; i < count; ++i) target[i] = to_bf16(values[i]);
   } else {
     ActBlock* target = row<ActBlock>(out, index) + first / kBlock;
-    for (int64_t i = 0; i < count; i += kBlock) quantise_block(values + i, target++);
+    for (; i < count; i += kBlock) quantise_block(values + i, target++);
   }
+}
+
+// to[i] += values[i]
+inline void add_values(const float* values, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(to + i) + load(values + i));
+  for (; i < count; ++i) to[i] += values[i];
 }
 
 // After the last column: the zero that pairs with an odd bf16 row's last value.

@@ -1,66 +1,164 @@
-// Queries and keys normalised and rotated, keys and values written to their slots of the pool.
+// Queries and keys normalised and rotated (RoPE: Su 2021, sec. 3.4.2), keys and values written to their slots of the
+// pool (layout: kv_cache.h).
 #pragma once
-#include "isa/simd.h"
 #include "ops/kv_cache.h"
+#include "ops/kv_values.h"
 #include "ops/norm.h"
 #include "plan/ops.h"
 
 namespace quire {
 namespace {
 
-inline uint16_t to_f16(float value) {
-  const _Float16 half = static_cast<_Float16>(value);
-  uint16_t bits;
-  memcpy(&bits, &half, sizeof bits);
-  return bits;
-}
-
+// Pairs (x[i], x[i + half]) turned by the angles.
 inline void rotate(float* x, const float* cos, const float* sin, int64_t half) {
-  for (int64_t i = 0; i < half; ++i) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F32x16 a = load(x + i), b = load(x + i + half), c = load(cos + i), s = load(sin + i);
+    store(x + i, a * c - b * s);
+    store(x + i + half, b * c + a * s);
+  }
+  for (; i < half; ++i) {
     const float a = x[i], b = x[i + half];
     x[i] = a * cos[i] - b * sin[i];
     x[i + half] = b * cos[i] + a * sin[i];
   }
 }
 
-inline void store_kv(const KvLayer& kv, std::byte* data, float* scale, const float* x) {
-  const int64_t width = kv.head_size;
-  if (kv.format == KvFormat::f32) {
-    memcpy(data, x, static_cast<size_t>(width) * sizeof(float));
-  } else if (kv.format == KvFormat::i8) {
-    float highest = 0.0f;
-    for (int64_t i = 0; i < width; ++i) highest = __builtin_fabsf(x[i]) > highest ? __builtin_fabsf(x[i]) : highest;
-    *scale = highest / 127.0f;
-    const float inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
-    for (int64_t i = 0; i < width; ++i) {
-      reinterpret_cast<int8_t*>(data)[i] = static_cast<int8_t>(__builtin_nearbyintf(x[i] * inverse));
-    }
-  } else {
-    auto* out = reinterpret_cast<uint16_t*>(data);
-    for (int64_t i = 0; i < width; ++i) out[i] = kv.format == KvFormat::bf16 ? to_bf16(x[i]) : to_f16(x[i]);
+// Where a token's key and value of one head go.
+struct Slot {
+  KvHead head;
+  int64_t offset;  // in the block
+};
+inline Slot slot_of(const KvLayer& kv, const Step& step, int64_t token, int64_t head) {
+  const int64_t position = step.positions[token];
+  const int32_t* table = step.block_table(kv.group, step.token_requests[token]);
+  return {kv_head(kv, table[position / kv.block_size], head), position % kv.block_size};
+}
+
+// Memory of one thread: a head's values in whole vectors, and as two rows of the pool's format.
+struct HeadRows {
+  int64_t width;  // D as whole vectors
+  float* wide;
+  std::byte* narrow[2];
+};
+
+inline float narrow_row(const KvLayer& kv, const float* x, const HeadRows& rows, int index) {
+  memcpy(rows.wide, x, static_cast<size_t>(kv.head_size) * sizeof(float));
+  return narrow_head(kv.format, rows.wide, rows.width, rows.narrow[index]);
+}
+
+template <int kBytes>
+void scatter(const std::byte* from, int64_t count, std::byte* to) {
+  for (int64_t i = 0; i < count; ++i) memcpy(to + i * kGroup * kBytes, from + i * kBytes, kBytes);
+}
+
+inline void write_key(const KvLayer& kv, const Slot& slot, const float* x, const HeadRows& rows) {
+  const float scale = narrow_row(kv, x, rows, 0);
+  std::byte* key = rows.narrow[0];
+  std::byte* to = slot.head.keys + slot.offset / kGroup * key_group_bytes(kv.format, kv.head_size);
+  const int64_t lane = slot.offset % kGroup, width = kv.head_size;
+  switch (kv.format) {
+    case KvFormat::f32:
+      scatter<4>(key, width, to + lane * 4);
+      break;
+    case KvFormat::f16:
+      scatter<2>(key, width, to + lane * 2);
+      break;
+    case KvFormat::bf16:
+      scatter<4>(key, width / 2, to + lane * 4);
+      break;
+    case KvFormat::i8:
+      for (int64_t i = 0; i < rows.width; ++i) key[i] ^= std::byte{128};
+      scatter<4>(key, (width + 3) / 4, to + lane * 4);
+      slot.head.scales[slot.offset] = scale;
+      break;
   }
+}
+
+// Values a and b of a pair of tokens, or one of them beside what is there.
+template <typename Narrow, typename Wide>
+void write_pair(const std::byte* a, const std::byte* b, int64_t width, std::byte* to) {
+  for (int64_t i = 0; i < width; ++i) {
+    Narrow first, second;
+    memcpy(&first, a + i * static_cast<int64_t>(sizeof first), sizeof first);
+    memcpy(&second, b + i * static_cast<int64_t>(sizeof second), sizeof second);
+    const Wide pair = static_cast<Wide>(first | second << (8 * sizeof(Narrow)));
+    memcpy(to + i * static_cast<int64_t>(sizeof pair), &pair, sizeof pair);
+  }
+}
+template <int kBytes>
+void write_half(const std::byte* from, int64_t width, std::byte* to) {
+  for (int64_t i = 0; i < width; ++i) memcpy(to + 2 * i * kBytes, from + i * kBytes, kBytes);
+}
+
+// Row 0 is the token's; with `paired`, row 1 is that of the token before it, which is written too.
+inline void write_value(const KvLayer& kv, const Slot& slot, const HeadRows& rows, bool paired) {
+  const int64_t width = kv.head_size, row_bytes = width * kv_value_bytes(kv.format);
+  if (kv.format == KvFormat::f32 || kv.format == KvFormat::f16) {
+    memcpy(slot.head.values + slot.offset * row_bytes, rows.narrow[0], static_cast<size_t>(row_bytes));
+    return;
+  }
+  std::byte* to = slot.head.values + slot.offset / 2 * 2 * row_bytes;
+  const bool is_i8 = kv.format == KvFormat::i8;
+  if (paired) {
+    if (is_i8) {
+      write_pair<uint8_t, uint16_t>(rows.narrow[1], rows.narrow[0], width, to);
+    } else {
+      write_pair<uint16_t, uint32_t>(rows.narrow[1], rows.narrow[0], width, to);
+    }
+  } else if (is_i8) {
+    write_half<1>(rows.narrow[0], width, to + slot.offset % 2);
+  } else {
+    write_half<2>(rows.narrow[0], width, to + slot.offset % 2 * 2);
+  }
+}
+
+// One thread's items are those from `begin` to `end` of all tokens' queries, keys and values. A pair of values whose
+// tokens are both the thread's is written at once, at its second token.
+inline void write_value_item(const WriteKvOp& op, const Step& step, int64_t token, int64_t head, bool has_before,
+                             bool has_after, const HeadRows& rows) {
+  const KvLayer& kv = op.kv;
+  const int64_t position = step.positions[token], start = step.starts[step.token_requests[token]];
+  const int64_t last = start + step.counts[step.token_requests[token]] - 1;
+  const bool pairs = kv.format == KvFormat::bf16 || kv.format == KvFormat::i8;
+  if (pairs && position % 2 == 0 && has_after && position < last) return;
+  const bool paired = pairs && position % 2 == 1 && has_before && position > start;
+  const Slot slot = slot_of(kv, step, token, head);
+  const float* v = op.v + token * op.stride + head * kv.head_size;
+  const float scale = narrow_row(kv, v, rows, 0);
+  const float scale_before = paired ? narrow_row(kv, v - op.stride, rows, 1) : 0.0f;
+  write_value(kv, slot, rows, paired);
+  if (kv.format != KvFormat::i8) return;
+  slot.head.scales[kv.block_size + slot.offset] = scale;
+  if (paired) slot.head.scales[kv.block_size + slot.offset - 1] = scale_before;
 }
 
 inline void write_kv(const WriteKvOp& op, const Context& context) {
   const Step& step = *context.step;
   const KvLayer& kv = op.kv;
-  const int64_t heads = op.q == nullptr ? 0 : op.num_heads, items = heads + kv.num_kv_heads, width = kv.head_size;
-  const int64_t value_bytes = kv_value_bytes(kv.format);
+  const int64_t width = kv.head_size, half = width / 2;
+  const int64_t group = op.q == nullptr ? 0 : op.num_heads / kv.num_kv_heads;
+  const int64_t items = (group + 2) * kv.num_kv_heads;  // of a token: each KV head's queries, key and value
+  HeadRows rows;
+  rows.width = (width + kLanes - 1) / kLanes * kLanes;
+  rows.wide = reinterpret_cast<float*>(context.scratch);
+  rows.narrow[0] = context.scratch + rows.width * 4;
+  rows.narrow[1] = rows.narrow[0] + rows.width * 4;
+  memset(rows.wide, 0, static_cast<size_t>(rows.width) * sizeof(float));
   const Range mine = share(step.num_tokens * items, context);
   for (int64_t item = mine.begin; item < mine.end; ++item) {
-    const int64_t t = item / items, head = item % items, kv_index = head - heads;
-    float* x = head < heads ? op.q + t * op.stride + head * width : op.k + t * op.stride + kv_index * width;
-    const float* weight = head < heads ? op.q_norm : op.k_norm;
+    const int64_t token = item / items, head = item % items / (group + 2), kind = item % (group + 2);
+    if (kind == group + 1) {
+      write_value_item(op, step, token, head, item - items >= mine.begin, item + items < mine.end, rows);
+      continue;
+    }
+    const bool is_query = kind < group;
+    float* x =
+        is_query ? op.q + token * op.stride + (head * group + kind) * width : op.k + token * op.stride + head * width;
+    const float* weight = is_query ? op.q_norm : op.k_norm;
     if (weight != nullptr) normalise(x, weight, nullptr, x, width, op.epsilon, false);
-    if (op.cos != nullptr) rotate(x, op.cos + t * width / 2, op.sin + t * width / 2, width / 2);
-    if (head < heads) continue;
-    const int64_t position = step.positions[t], offset = position % kv.block_size;
-    const int32_t* table = step.block_table(kv.group, step.token_requests[t]);
-    std::byte* block = kv_head(kv, table[position / kv.block_size], kv_index);
-    auto* scales = reinterpret_cast<float*>(block + 2 * kv.block_size * width * value_bytes);
-    store_kv(kv, block + offset * width * value_bytes, scales + offset, x);
-    store_kv(kv, block + (kv.block_size + offset) * width * value_bytes, scales + kv.block_size + offset,
-             op.v + t * op.stride + kv_index * width);
+    if (op.cos != nullptr) rotate(x, op.cos + token * half, op.sin + token * half, half);
+    if (!is_query) write_key(kv, slot_of(kv, step, token, head), x, rows);
   }
 }
 

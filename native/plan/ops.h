@@ -36,7 +36,8 @@ struct NormOp {
 
 enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
 
-// y = x @ weight.T + bias, then `activation`. gated: N = 2 F, out[t, f] = activation(y[t, f]) * y[t, F + f].
+// y = x @ weight.T + bias, then `activation`. gated: N = 2 F, out[t, f] = activation(y[t, f]) * y[t, F + f], F being
+// a multiple of 16.
 // add: out[t, n] += y (f32 rows). Rows x are as the weight's format wants; rows out may be of any type, q8 wanting
 // a multiple of 32 columns.
 struct GemmOp {
@@ -66,9 +67,10 @@ struct WriteKvOp {
   KvLayer kv;
 };
 
-// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all.
+// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all. The queries' memory may
+// be overwritten. scale > 0.
 struct AttendOp {
-  const float* q;  // as above
+  float* q;  // as above
   int64_t stride;
   Rows out;  // [T, H * D], any type
   int32_t num_heads;

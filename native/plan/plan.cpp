@@ -14,6 +14,8 @@ int64_t now() {
 
 }  // namespace
 
+void wait_for_all(Barrier& barrier) { barrier.wait(); }
+
 Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests)
     : max_tokens_(max_tokens),
       max_requests_(max_requests),
@@ -70,7 +72,7 @@ void Plan::run(Step step, uint32_t parts) {
 }
 
 void Plan::run_thread(int thread, Barrier& barrier) {
-  const Context context{&step_, thread, pool_->num_threads(), scratch_ + thread * kScratchBytes};
+  const Context context{&step_, thread, pool_->num_threads(), scratch_ + thread * kScratchBytes, &barrier};
   const OpTable& table = *chosen_ops;
   const bool profiles = thread == 0 && !nanoseconds_.empty();
   int64_t before = profiles ? now() : 0;

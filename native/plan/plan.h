@@ -15,7 +15,7 @@
 
 namespace quire {
 
-extern const OpTable* chosen_ops;  // module.cpp: the instruction set in use
+extern const OpTable* chosen_ops;  // isa/choose.cpp: the instruction set in use
 
 class Plan {
  public:

@@ -2,6 +2,8 @@
 //
 // Letters as everywhere: T tokens of the step, R requests, S rows that need logits, H query heads, K KV heads, D head
 // size, E model width, F MLP width, V vocabulary, B tokens per block, N outputs and I inputs of a linear layer.
+//
+// Functions are `static`: each instruction set has its own (isa/simd.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +35,7 @@ struct Rows {
 };
 
 template <typename T>
-inline T* row(const Rows& rows, int64_t index) {
+static inline T* row(const Rows& rows, int64_t index) {
   return reinterpret_cast<T*>(rows.data + index * rows.stride_bytes);
 }
 
@@ -59,7 +61,7 @@ struct Weight {
 
 constexpr int kTile = 16;
 
-inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
+static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
   const int64_t blocks = num_inputs / kBlock;
   int64_t bytes = 0;
   switch (format) {
@@ -73,7 +75,7 @@ inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
   return (bytes + 63) / 64 * 64;
 }
 
-inline RowType wanted_rows(WeightFormat format) {
+static inline RowType wanted_rows(WeightFormat format) {
   if (format == WeightFormat::f32 || format == WeightFormat::f16) return RowType::f32;
   return format == WeightFormat::bf16 ? RowType::bf16 : RowType::q8;
 }
@@ -123,21 +125,30 @@ struct Step {
   }
 };
 
+class Barrier;
+// Returns when all threads of the step have called it: for an op of two phases. All threads must decide alike.
+void wait_for_all(Barrier& barrier);
+
 // What one thread gets beside its op's parameters. `scratch` is its own, 64-byte aligned, and keeps nothing.
 struct Context {
   const Step* step;
   int32_t thread;
   int32_t num_threads;
   std::byte* scratch;
+  Barrier* barrier;
 };
 
 constexpr int64_t kScratchBytes = 1 << 20;
+
+inline std::byte* scratch_of(const Context& context, int64_t thread) {
+  return context.scratch + (thread - context.thread) * kScratchBytes;
+}
 
 // The share of `thread` in 0 … count - 1, as [begin, end).
 struct Range {
   int64_t begin, end;
 };
-inline Range share(int64_t count, const Context& context) {
+static inline Range share(int64_t count, const Context& context) {
   return {count * context.thread / context.num_threads, count * (context.thread + 1) / context.num_threads};
 }
 

@@ -168,6 +168,17 @@ void encode_q4m(const Lane& to, int64_t block, const float* values) {
   }
 }
 
+// Halves of the target's own kind: decoding and rounding f16 would take three times as long.
+void copy_halves(const Lane& to, WeightFormat target, int64_t first, int64_t count, const std::byte* from) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t input = first + i, pair = (input / 2 * kTile + to.lane) * 2 + input % 2;
+    put(to.tile + (target == WeightFormat::bf16 ? pair : input * kTile + to.lane) * 2, half(from + 2 * i));
+  }
+  if (target == WeightFormat::bf16 && count % 2) {
+    put(to.tile + (((first + count) / 2 * kTile + to.lane) * 2 + 1) * 2, uint16_t{0});
+  }
+}
+
 void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t count, const float* values) {
   if (target == WeightFormat::f32) {
     for (int64_t i = 0; i < count; ++i) put(to.tile + ((first + i) * kTile + to.lane) * 4, values[i]);
@@ -236,6 +247,9 @@ void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t co
     default:
       break;
   }
+  const bool same = (job.stored == StoredFormat::f16 && job.target == WeightFormat::f16) ||
+                    (job.stored == StoredFormat::bf16 && job.target == WeightFormat::bf16);
+  if (same) return copy_halves(to, job.target, first, count, from);
   float values[kChunk];
   decode_floats(job.stored, from, count, values);
   encode_floats(to, job.target, first, count, values);

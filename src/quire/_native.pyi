@@ -1,12 +1,112 @@
-"""Types of the C++ extension (`native/module.cpp`). Addresses are `tensor.data_ptr()` of contiguous tensors."""
+"""Types of the C++ extension (`native/module.cpp`). Addresses are `tensor.data_ptr()`; the caller keeps the memory."""
+
+import enum
 
 requested_isa_missing: bool
 
 def isa() -> str: ...
+def isa_notes() -> list[str]: ...
+def choose_isa(requested: str, distrusted: list[str]) -> tuple[str, bool, list[str]]: ...
 def isa_supported(isa: str) -> bool: ...
 def set_isa(isa: str) -> None: ...
 def rms_norm_float32(x: int, weight: int, out: int, num_rows: int, width: int, epsilon: float, /) -> None: ...
 def rms_norm_bfloat16(x: int, weight: int, out: int, num_rows: int, width: int, epsilon: float, /) -> None: ...
+
+# --- native/plan/types.h: what plans are made of ------------------------------------------------
+
+class RowType(enum.Enum):
+    f32 = 0
+    bf16 = 1
+    q8 = 2
+
+class WeightFormat(enum.Enum):
+    f32 = 0
+    f16 = 1
+    bf16 = 2
+    q4 = 3
+    q4m = 4
+    q8 = 5
+
+class KvFormat(enum.Enum):
+    f32 = 0
+    f16 = 1
+    bf16 = 2
+    i8 = 3
+
+class Activation(enum.Enum):
+    none = 0
+    relu = 1
+    gelu = 2
+    gelu_tanh = 3
+    silu = 4
+
+class Rows:
+    def __init__(self, address: int, stride_bytes: int, type: RowType) -> None: ...
+
+class Weight:
+    def __init__(self, address: int, num_outputs: int, num_inputs: int, format: WeightFormat) -> None: ...
+
+class KvLayer:
+    def __init__(
+        self, base: int, block_stride_bytes: int, block_size: int, num_kv_heads: int, head_size: int, format: KvFormat,
+        group: int,
+    ) -> None: ...  # fmt: skip
+
+def tile_bytes(format: WeightFormat, num_inputs: int) -> int: ...
+def kv_layer_bytes(format: KvFormat, block_size: int, num_kv_heads: int, head_size: int) -> int: ...
+def wanted_rows(format: WeightFormat) -> RowType: ...
+
+# --- native/weights/pack.h ----------------------------------------------------------------------
+
+def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int: ...
+def pack_rows(
+    stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int, first_output: int,
+    target: WeightFormat, row_order: int = 0,
+) -> None: ...  # fmt: skip
+
+# --- native/plan/ops.h: one method per op -------------------------------------------------------
+
+class Plan:
+    def __init__(self, pool: "ThreadPool | int", max_tokens: int, max_requests: int) -> None: ...
+    def embed(
+        self, table: Weight, out: Rows, offset: int = 0, of_positions: bool = False, add: bool = False, parts: int = 1
+    ) -> None: ...
+    def rotary(self, frequencies: int, cos: int, sin: int, half: int, parts: int = 1) -> None: ...
+    def norm(
+        self, in_: Rows, out: Rows, weight: int, bias: int, width: int, epsilon: float, subtract_mean: bool = False,
+        parts: int = 1,
+    ) -> None: ...  # fmt: skip
+    def gemm(
+        self, weight: Weight, bias: int, x: Rows, out: Rows, activation: Activation = ..., gated: bool = False,
+        add: bool = False, of_logit_rows: bool = False, parts: int = 1,
+    ) -> None: ...  # fmt: skip
+    def write_kv(
+        self, q: int, k: int, v: int, stride: int, num_heads: int, q_norm: int, k_norm: int, epsilon: float, cos: int,
+        sin: int, kv: KvLayer, parts: int = 1,
+    ) -> None: ...  # fmt: skip
+    def attend(
+        self, q: int, stride: int, out: Rows, num_heads: int, window: int, scale: float, kv: KvLayer, parts: int = 1
+    ) -> None: ...
+    def activate(
+        self, in_: Rows, out: Rows, width: int, activation: Activation = ..., gated: bool = False,
+        of_logit_rows: bool = False, from_logit_rows: bool = False, parts: int = 1,
+    ) -> None: ...  # fmt: skip
+    def add(self, a: Rows, b: Rows, out: Rows, width: int, parts: int = 1) -> None: ...
+    def head(
+        self, weight: Weight, bias: int, x: Rows, best_values: int, best_ids: int, max_rows: int, parts: int = 1
+    ) -> None: ...
+    def argmax(self, best_values: int, best_ids: int, max_rows: int, token_ids: int, parts: int = 1) -> None: ...
+    def run(
+        self, parts: int, num_requests: int, num_logit_rows: int, request_rows: int, starts: int, counts: int,
+        logit_rows: int, tokens: int, tokens_stride: int, block_tables: int, table_stride: int, group_stride: int,
+    ) -> None: ...  # fmt: skip
+    @property
+    def num_threads(self) -> int: ...
+    def set_profiling(self, on: bool) -> None: ...
+    def nanoseconds(self) -> list[int]: ...
+    def op_names(self) -> list[str]: ...
+
+# --- native/threads/pool.h ----------------------------------------------------------------------
 
 class ThreadPool:
     """The engine's threads; see `native/threads/pool.h`."""
@@ -14,6 +114,8 @@ class ThreadPool:
     def __init__(self, num_threads: int) -> None: ...
     @property
     def num_threads(self) -> int: ...
+
+# --- native/sampling: rows of logits to tokens --------------------------------------------------
 
 class RowOptions:
     """What one row of logits wants; see `native/sampling/row.h`. The caller keeps lists alive."""

@@ -54,7 +54,7 @@ class EngineOptions:
     )
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
-        None, "quantise the weights of an unquantised model at load", choices=(None, "int8", "int4"), group="model"
+        None, "quantise the weights of an unquantised model at load", choices=("int8", "int4"), group="model"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
     seed: int = option(0, "seeds requests that bring none", group="model")
@@ -86,7 +86,7 @@ class EngineOptions:
         _check_types(self)
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
-            if choices and value not in choices:
+            if choices and value is not None and value not in choices:
                 raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
         if self.dtype != "auto" and canonical_dtype(self.dtype) is None:
             raise ConfigError(
@@ -126,7 +126,7 @@ class Hardware:
 class ModelConfig:
     """What the engine must know of a model; the mathematics is in the model's own `Config`.
 
-    Made by `models/registry.py` from `hf_config`. `weights_bytes` is the size in the compute dtype.
+    Made by `models/registry.py` from `hf_config`.
     """
 
     architecture: str
@@ -141,6 +141,8 @@ class ModelConfig:
     num_parameters: int
     kv_cache_groups: tuple[KVCacheGroup, ...]
     """With `dtype_bytes` 1; `resolve` fills in the real one."""
+    stored_bytes: int | None = None
+    """Size of the weights in their file; None if there is none."""
     checkpoint_dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -192,8 +194,29 @@ class EngineConfig:
     decisions: tuple[Decision, ...]
     uses_plan: bool = False
     """Whether the model runs as a native plan; else op by op in PyTorch."""
-    keeps_stored_weights: bool = True
+    keeps_stored_weights: bool = False
     """Whether a plan computes with quantised weights as they are stored; else they become the compute dtype."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights in memory."""
+        return weight_bytes(
+            self.model, self.dtype, quantization=self.options.quantization, keeps_stored=self.keeps_stored_weights
+        )
+
+
+QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
+"""Bits per weight, scales included, of what load-time quantisation makes."""
+
+
+def weight_bytes(model: ModelConfig, dtype: str, *, quantization: str | None, keeps_stored: bool) -> int:
+    """Size of the weights in memory: as stored, if that is smaller and kept, else in the compute dtype."""
+    plain = model.num_parameters * DTYPES[dtype]
+    if not keeps_stored:
+        return plain
+    if model.stored_bytes is not None and model.stored_bytes < plain:
+        return model.stored_bytes
+    return int(model.num_parameters * QUANTIZED_BITS[quantization] / 8) if quantization else plain
 
 
 def canonical_dtype(name: str) -> str | None:

@@ -6,7 +6,7 @@ promised at start is what can run. Next to read: `resolve.py`, then `scheduler/b
 
 from dataclasses import dataclass
 
-from quire.types import KVCacheGroup, SlidingWindowSpec
+from quire.types import KVCacheGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,5 @@ class PoolShape:
 
     def _group_peak(self, group: KVCacheGroup, num_tokens: int) -> int:
         whole = self.table_len(num_tokens)
-        return min(whole, self.window_peak(group.spec.window)) if isinstance(group.spec, SlidingWindowSpec) else whole
+        window = group.spec.window
+        return whole if window is None else min(whole, self.window_peak(window))

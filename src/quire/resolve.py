@@ -20,6 +20,7 @@ from quire.config import (
     ModelConfig,
     SchedulerConfig,
     canonical_dtype,
+    weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.pool_shape import PoolShape
@@ -56,7 +57,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         for group in model.kv_cache_groups
     )
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
-    memory = _memory_for_kv(options, hardware, model, dtype, shape.max_num_batched_tokens)
+    weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
+    memory = _memory_for_kv(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
     num_blocks = _resolve_num_blocks(options, hardware, memory, shape, wanted_len.value, decisions)
     max_model_len = _fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
     scheduler = SchedulerConfig(
@@ -227,7 +229,7 @@ def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list
 
 
 def _memory_for_kv(
-    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, num_tokens: int
+    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int
 ) -> _Memory:
     """How much memory is left for KV. Raises MemoryCapacityError when the weights alone do not fit."""
     if hardware.device == "cpu":
@@ -236,7 +238,7 @@ def _memory_for_kv(
         share = int(options.gpu_memory_utilization * hardware.total_memory_bytes)
         usable = min(share, hardware.available_memory_bytes)
         activations = GPU_RESERVE_BYTES + _activation_bytes(options, model, dtype, num_tokens)
-    memory = _Memory(usable, model.num_parameters * DTYPES[dtype], activations)
+    memory = _Memory(usable, weights, activations)
     if memory.left <= 0:
         needed = memory.weights + memory.activations
         raise MemoryCapacityError(

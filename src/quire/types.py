@@ -21,38 +21,24 @@ NULL_BLOCK_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
-class FullAttentionSpec:
-    """KV of a layer that attends to all earlier tokens."""
+class KVCacheSpec:
+    """What one layer keeps of a token.
+
+    Fields:
+        window: token i attends to tokens i - window + 1 … i; None: to all earlier ones.
+        scale_bytes: of one token's key or value in one head: int8 values have a scale.
+    """
 
     num_kv_heads: int
     head_size: int
     dtype_bytes: int
-    scale_bytes: int = 0
-    """Of one token's key or value in one head: int8 values have a scale."""
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token in one layer."""
-        return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class SlidingWindowSpec:
-    """KV of a layer where token i attends to tokens i - window + 1 … i."""
-
-    num_kv_heads: int
-    head_size: int
-    dtype_bytes: int
-    window: int
+    window: int | None = None
     scale_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token in one layer."""
         return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
-
-
-KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
 
 
 @dataclass(frozen=True, slots=True)

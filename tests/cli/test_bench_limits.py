@@ -9,7 +9,7 @@ from quire.cli.bench_limits import tokens_per_s_limit, work_of
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits
-from quire.types import FullAttentionSpec, KVCacheGroup
+from quire.types import KVCacheGroup, KVCacheSpec
 
 PARAMETERS = 134_515_008
 HEAD = 49_152 * 576
@@ -21,7 +21,7 @@ def smollm2() -> EngineConfig:
     model = ModelConfig(
         architecture="LlamaForCausalLM", hf_config={"tie_word_embeddings": True}, vocab_size=49_152, hidden_size=576,
         num_layers=30, num_heads=9, num_kv_heads=3, head_size=64, context_len=8192, num_parameters=PARAMETERS,
-        kv_cache_groups=(KVCacheGroup(tuple(range(30)), FullAttentionSpec(3, 64, 1)),),
+        kv_cache_groups=(KVCacheGroup(tuple(range(30)), KVCacheSpec(3, 64, 1)),),
     )  # fmt: skip
     hardware = Hardware("cpu", 2**34, 2**34, has_fast_bfloat16=True, num_threads=2)
     return resolve(EngineOptions(), hardware, model)

@@ -70,6 +70,13 @@ def test_an_instruction_set_the_processor_lacks_is_a_problem(monkeypatch: pytest
     assert "QUIRE_ISA=mmx is not available here" in finding.found
 
 
+def test_a_failed_self_test_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
+    finding = doctor.check_native()
+    assert finding.status == NOTE
+    assert "amx is not used" in finding.found
+
+
 def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

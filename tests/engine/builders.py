@@ -13,8 +13,8 @@ from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import (
-    FullAttentionSpec,
     KVCacheGroup,
+    KVCacheSpec,
     PoolingRequestOutput,
     RequestOutput,
     RequestResult,
@@ -123,7 +123,7 @@ class ScriptedExecutor(FakeExecutor):
 
 def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> EngineConfig:
     """A config of few small blocks; keyword arguments are fields of `SchedulerConfig`, `options` of `EngineOptions`."""
-    groups = (KVCacheGroup((0,), FullAttentionSpec(1, 8, 4)),)
+    groups = (KVCacheGroup((0,), KVCacheSpec(1, 8, 4)),)
     model = ModelConfig(
         architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
         num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, kv_cache_groups=groups,

@@ -49,6 +49,24 @@ def test_unknown_instruction_set_is_refused() -> None:
         _native.set_isa("mmx")
 
 
+@pytest.mark.parametrize("requested", ["", *ISAS])
+def test_the_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> None:
+    best = requested or ISAS[-1]
+    assert _native.choose_isa(requested, []) == (best, False, [])
+    lower = ISAS[ISAS.index(best) - 1] if best != "scalar" else best
+    chosen, missing, notes = _native.choose_isa(requested, [best])
+    assert (chosen, missing) == (lower, False)
+    assert [note.split()[0] for note in notes] == ([best] if best != "scalar" else [])
+    chosen, _, notes = _native.choose_isa(requested, ISAS)
+    assert chosen == "scalar", "it needs no trust"
+    assert len(notes) == ISAS.index(best)
+
+
+def test_unknown_sets_are_missing_and_the_best_is_used() -> None:
+    assert _native.choose_isa("mmx", []) == (ISAS[-1], True, [])
+    assert _native.isa_notes() == []
+
+
 @pytest.mark.parametrize(("wanted", "expected"), [("scalar", "scalar False"), ("mmx", None)])
 def test_environment_chooses_and_falls_back(wanted: str, expected: str | None) -> None:
     code = "from quire import _native; print(_native.isa(), _native.requested_isa_missing)"

@@ -9,7 +9,7 @@ import transformers
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry, model_types
-from quire.types import FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from quire.types import KVCacheGroup, KVCacheSpec
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 
@@ -113,7 +113,7 @@ def test_model_config_of_a_model() -> None:
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (53, 48, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 12)
     assert config.context_len == 128
-    assert config.kv_cache_groups == (KVCacheGroup((0, 1), FullAttentionSpec(2, 12, 1)),)
+    assert config.kv_cache_groups == (KVCacheGroup((0, 1), KVCacheSpec(2, 12, 1)),)
     assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
     assert config.checkpoint_dtype == "float16"
     assert config.generation_defaults == {"temperature": 0.6, "max_tokens": 40}
@@ -145,8 +145,8 @@ def test_checkpoint_dtype_in_all_spellings(fields: dict[str, Any], expected: str
 def test_layers_of_equal_window_share_a_group() -> None:
     config = ModelRegistry.make_model_config(full_config("qwen2", TINY_CONFIGS["qwen2"]["layer types"]))
     assert config.kv_cache_groups == (
-        KVCacheGroup((0, 2), SlidingWindowSpec(2, 12, 1, 3)),
-        KVCacheGroup((1,), FullAttentionSpec(2, 12, 1)),
+        KVCacheGroup((0, 2), KVCacheSpec(2, 12, 1, 3)),
+        KVCacheGroup((1,), KVCacheSpec(2, 12, 1)),
     )
 
 

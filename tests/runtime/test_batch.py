@@ -8,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.runtime.batch import StepBatch, build_batch
+from quire.layers.forward_batch import ForwardBatch
+from quire.runtime.batch import StepLayout, build_batch, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.request_states import RequestStates
 from quire.sampling_params import SamplingParams
 from quire.types import (
     BlockTableUpdate,
-    FullAttentionSpec,
     KVCacheGroup,
+    KVCacheSpec,
     NewRequest,
     ScheduledRequest,
     SchedulerOutput,
@@ -23,8 +24,8 @@ from quire.types import (
 from tests.runtime.builders import make_config
 
 GROUPS = (
-    KVCacheGroup((0,), FullAttentionSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
-    KVCacheGroup((1,), FullAttentionSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    KVCacheGroup((0,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    KVCacheGroup((1,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
 )
 
 
@@ -50,7 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(tokens, start, count, samples, draw(st.integers(0, 2)) if samples else 0)
 
 
-def build(step_cases: list[Case], block_size: int) -> tuple[StepBatch, SchedulerOutput]:
+def build(step_cases: list[Case], block_size: int) -> tuple[StepLayout, ForwardBatch, SchedulerOutput]:
     config = make_config(kv_cache_groups=GROUPS, block_size=block_size, num_blocks=8, max_model_len=64)
     states = RequestStates(max_num_seqs=4, max_model_len=64, block_size=block_size, num_groups=2)
     block_ids = iter(np.random.default_rng(0).permutation(4000).tolist())
@@ -68,14 +69,14 @@ def build(step_cases: list[Case], block_size: int) -> tuple[StepBatch, Scheduler
             items.append(ScheduledRequest(name, case.start, num_tokens, case.samples, (), updates, leader))
     output = SchedulerOutput(0, tuple(news), tuple(items), (), (), ())
     states.apply(output)
-    return build_batch(output, states, CacheEngine(config), block_size, torch.device("cpu")), output
+    layout = lay_out(output)
+    return layout, build_batch(layout, states, CacheEngine(config), block_size, torch.device("cpu")), output
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(cases(), min_size=1, max_size=6), st.sampled_from([1, 3, 4, 16]))
 def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: int) -> None:
-    step, output = build(step_cases, block_size)
-    batch = step.forward
+    step, batch, output = build(step_cases, block_size)
     ordered = [case for case in step_cases if case.count == 1] + [case for case in step_cases if case.count > 1]
     token_ids, positions, slots, query_start_loc = [], [], [[], []], [0]  # type: ignore[var-annotated]
     for case in ordered:
@@ -113,8 +114,7 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
 
 
 def test_types() -> None:
-    step, _ = build([Case([1, 2, 3], 0, 3, True, 0), Case([5], 0, 1, False, 1)], 4)
-    batch = step.forward
+    _, batch, _ = build([Case([1, 2, 3], 0, 3, True, 0), Case([5], 0, 1, False, 1)], 4)
     for name in ("token_ids", "positions", "logit_rows"):
         assert getattr(batch, name).dtype == torch.int64, name
     assert all(slots.dtype == torch.int64 for slots in batch.slot_mapping)
@@ -135,7 +135,7 @@ def test_on_cuda() -> None:
     new = NewRequest("a", (7, 8), 2, SamplingParams(), None, (), 0)
     output = SchedulerOutput(0, (new,), (ScheduledRequest("a", 0, 2, True, (), (update, update)),), (), (), ())
     states.apply(output)
-    batch = build_batch(output, states, CacheEngine(config), 4, torch.device("cuda:0")).forward
+    batch = build_batch(lay_out(output), states, CacheEngine(config), 4, torch.device("cuda:0"))
     for tensor in (batch.token_ids, batch.seq_lens, batch.block_tables[0], batch.slot_mapping[1], batch.logit_rows):
         assert tensor.is_cuda
     assert batch.slot_mapping[0].tolist() == [12, 13]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quire.runtime.cache_engine import CacheEngine
-from quire.types import BlockCopy, FullAttentionSpec, KVCacheGroup, SlidingWindowSpec
+from quire.types import BlockCopy, KVCacheGroup, KVCacheSpec
 from tests.runtime.builders import make_config
 
-FULL = FullAttentionSpec(num_kv_heads=2, head_size=4, dtype_bytes=4)
-WINDOW = SlidingWindowSpec(num_kv_heads=1, head_size=4, dtype_bytes=4, window=8)
+FULL = KVCacheSpec(num_kv_heads=2, head_size=4, dtype_bytes=4)
+WINDOW = KVCacheSpec(num_kv_heads=1, head_size=4, dtype_bytes=4, window=8)
 
 
 def make_cache(*groups: KVCacheGroup, num_blocks: int = 6) -> CacheEngine:

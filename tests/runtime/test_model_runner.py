@@ -8,6 +8,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.forward import EagerForward
 from quire.runtime.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -28,7 +29,9 @@ class Runtime:
         cache = CacheEngine(self.config)
         # Unwritten memory must never reach a result.
         cache.pool.fill_(float("nan"))
-        self.runner = ModelRunner(self.config, MODEL, cache, Sampler(VOCAB_SIZE, torch.device("cpu")))
+        device = torch.device("cpu")
+        self.forward = EagerForward(MODEL, cache, self.config.scheduler.block_size, device)
+        self.runner = ModelRunner(self.config, self.forward, cache, Sampler(VOCAB_SIZE, device))
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
         return self.runner.run(output)
@@ -268,7 +271,7 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(temperature: floa
 
     damaged = [make_request("bad", [1, 2, 49, 3], temperature=temperature), pooling_request("bad vector", [49, 5, 6])]
     runtime = Runtime()
-    runtime.runner.model = DamagedModel()
+    runtime.forward.model = DamagedModel()
     found = runtime.run(*damaged, *requests())
     expected = Runtime().run(*requests())
     assert {name: items for name, items in found.items() if name.startswith("good")} == expected

@@ -18,7 +18,7 @@ TOKENS = [(5 * i * i + 3 * i + 7) % 97 for i in range(37)]
 def hidden_of(worker: Worker, token_ids: list[int]) -> torch.Tensor:
     """Hidden states of one prompt computed in one step, behind the runner's back. Shapes: [T, E]."""
     seen: list[torch.Tensor] = []
-    hook = worker.model.register_forward_hook(lambda module, args, output: seen.append(output))
+    hook = worker.forward.model.register_forward_hook(lambda module, args, output: seen.append(output))
     block_ids = tuple(range(1, 1 + -(-len(token_ids) // worker.config.scheduler.block_size)))
     new = NewRequest("whole", tuple(token_ids), len(token_ids), SamplingParams(), None, (), 0)
     updates = tuple(BlockTableUpdate(0, block_ids) for _ in worker.config.scheduler.kv_cache_groups)
@@ -52,7 +52,7 @@ def test_prompt_logprobs_equal_the_models_logits(chunk: int) -> None:
     found = [logprobs.logprobs[0] for item in results for logprobs in item.prompt_logprobs]
     other = Worker(*tiny_llama())
     with torch.inference_mode():
-        expected = other.model.compute_logits(hidden_of(other, TOKENS)).log_softmax(-1)
+        expected = other.forward.model.compute_logits(hidden_of(other, TOKENS)).log_softmax(-1)
     assert found == pytest.approx([float(expected[i, TOKENS[i + 1]]) for i in range(len(TOKENS) - 1)], abs=1e-4)
 
 

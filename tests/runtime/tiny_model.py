@@ -7,10 +7,10 @@ from torch import nn
 
 from quire.layers.forward_batch import ForwardBatch
 from quire.scheduler.scheduler import Scheduler
-from quire.types import FullAttentionSpec, KVCacheGroup, Request, RequestResult, SchedulerOutput
+from quire.types import KVCacheGroup, KVCacheSpec, Request, RequestResult, SchedulerOutput
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2
-SPEC = FullAttentionSpec(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
+SPEC = KVCacheSpec(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
 ONE_GROUP = (KVCacheGroup((0, 1), SPEC),)
 TWO_GROUPS = (KVCacheGroup((0,), SPEC), KVCacheGroup((1,), SPEC))
 

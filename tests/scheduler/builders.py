@@ -8,12 +8,11 @@ from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import (
-    FullAttentionSpec,
     KVCacheGroup,
+    KVCacheSpec,
     Request,
     SchedulerOutput,
     SequenceUpdate,
-    SlidingWindowSpec,
 )
 from tests.fakes import FakeExecutor, chain_all, token_after
 
@@ -22,10 +21,7 @@ VOCAB_SIZE = 50
 
 def make_groups(windows: Sequence[int | None] = (None,)) -> tuple[KVCacheGroup, ...]:
     """One group per entry; None is full attention."""
-    return tuple(
-        KVCacheGroup((index,), FullAttentionSpec(1, 1, 1) if window is None else SlidingWindowSpec(1, 1, 1, window))
-        for index, window in enumerate(windows)
-    )
+    return tuple(KVCacheGroup((index,), KVCacheSpec(1, 1, 1, window)) for index, window in enumerate(windows))
 
 
 def make_config(*, windows: Sequence[int | None] = (None,), **changes: Any) -> SchedulerConfig:

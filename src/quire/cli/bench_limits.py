@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.cli.bench_cases import BenchCase
-from quire.config import DTYPES, EngineConfig
+from quire.config import EngineConfig
 
 if TYPE_CHECKING:
     from quire.runtime.machine_limits import MachineLimits
@@ -32,7 +32,8 @@ def work_of(case: BenchCase, config: EngineConfig) -> Work:
     head = model.vocab_size * model.hidden_size
     is_tied = bool(model.hf_config.get("tie_word_embeddings", False))
     in_layers = model.num_parameters - head * (1 if is_tied else 2)
-    weight_bytes = (in_layers + head) * DTYPES[config.dtype]
+    # An embedding that is not the head is looked up, not read.
+    weight_bytes = config.weight_bytes * (in_layers + head) / model.num_parameters
     kv_bytes_per_token = sum(
         len(group.layer_indices) * group.spec.bytes_per_token for group in config.scheduler.kv_cache_groups
     )

@@ -23,6 +23,7 @@ from quire.config import EngineOptions
 
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
 """Flags of /proc/cpuinfo that decide which kernels can run, x86 first, then ARM."""
+ISA_NAMES = "scalar, avx2, avx512, avx512_bf16 or amx"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
 """The first supported version, and the first that is not known to work."""
@@ -109,7 +110,12 @@ def check_native() -> Finding:
     native = importlib.import_module("quire._native")
     if native.requested_isa_missing:
         wanted = f"QUIRE_ISA={os.environ.get('QUIRE_ISA')} is not available here, {native.isa()} is used"
-        return Finding("native module", PROBLEM, wanted, "QUIRE_ISA is scalar, avx2 or avx512; unset it for the best")
+        return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best")
+    if notes := native.isa_notes():
+        found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
+        return Finding(
+            "native module", NOTE, found, "QUIRE_ISA chooses another set; a failed self-test is worth a report"
+        )
     return Finding("native module", OK, f"loads, uses {native.isa()}")
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from quire.config import EngineOptions
@@ -53,6 +54,8 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
         model = ModelRegistry.make_model_config(
             checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides
         )
+        if checkpoint.tensors:
+            model = replace(model, stored_bytes=checkpoint.num_bytes)
         config = resolve(options, detect_hardware(options.device), model)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)

@@ -124,6 +124,14 @@ def check_environment() -> None:
     is_tracing(os.environ.get("QUIRE_TRACE", ""))
 
 
+def debugging_variable() -> str | None:
+    """The debugging variable that is set, with its value. It acts on kernels only where they run one by one."""
+    for name in ("QUIRE_KERNELS", "QUIRE_TRACE"):
+        if os.environ.get(name, "") not in ("", "0"):
+            return f"{name}={os.environ[name]}"
+    return None
+
+
 def forget_choices() -> None:
     """Let all kernels read the environment again at their next call."""
     for kernel in KERNELS:

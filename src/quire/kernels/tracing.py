@@ -28,13 +28,13 @@ class Call:
         operation: the kernel's function name, or "embedding", "rotation", "add", "shift" (a constant added to ids),
             "token_ids", "positions", "hidden" (what a trace starts from).
         arguments: symbols, parameters and numbers as they were passed.
-        shape: of the result, without T.
+        sizes: the result's shape after T.
         index: its place in the trace.
     """
 
     operation: str
     arguments: tuple[Any, ...]
-    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
     index: int
 
     @property
@@ -49,21 +49,28 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list)
 
-    def record(self, operation: str, arguments: tuple[Any, ...], shape: tuple[int, ...]) -> "Symbol":
+    def record(self, operation: str, arguments: tuple[Any, ...], sizes: tuple[int, ...]) -> "Symbol":
         """Add a call; returns its result."""
-        call = Call(operation, arguments, shape, len(self.calls))
+        call = Call(operation, arguments, sizes, len(self.calls))
         self.calls.append(call)
-        return Symbol(self, call, 0, shape)
+        return Symbol(self, call, 0, sizes)
+
+
+class NumTokens:
+    """T: the one length of a symbol's shape that is open. Good for `view` and nothing else."""
+
+
+T = NumTokens()
 
 
 @dataclass(eq=False, slots=True)
 class Symbol:
-    """Columns `start` … of a call's result, seen as [T, *shape]."""
+    """Columns `start` … of a call's result, seen as [T, *sizes]."""
 
     trace: Trace
     call: Call
     start: int
-    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
 
     @property
     def device(self) -> SimpleNamespace:
@@ -71,60 +78,80 @@ class Symbol:
         return SimpleNamespace(type=PLAN_DEVICE)
 
     @property
+    def shape(self) -> tuple[Any, ...]:
+        """As a tensor's, T being no number."""
+        return (T, *self.sizes)
+
+    @property
     def num_columns(self) -> int:
         """Values per token."""
-        return math.prod(self.shape)
+        return math.prod(self.sizes)
 
     @property
     def is_whole(self) -> bool:
         """Whether these are all columns of the call's result."""
-        return self.start == 0 and self.num_columns == math.prod(self.call.shape)
+        return self.start == 0 and self.num_columns == math.prod(self.call.sizes)
 
-    def view(self, *sizes: int) -> "Symbol":
+    def view(self, *sizes: Any) -> "Symbol":
         """Other axes over the same columns; the first stays T."""
-        if sizes[0] != -1 or -1 in sizes[1:] or math.prod(sizes[1:]) != self.num_columns:
-            raise NotTraceableError(f"view{sizes} of [T, {self.shape}]")
-        return Symbol(self.trace, self.call, self.start, tuple(sizes[1:]))
+        first, *others = sizes
+        if (first is not T and first != -1) or math.prod(others) != self.num_columns or min(others, default=1) < 1:
+            raise NotTraceableError(f"view{sizes} of {self}")
+        return Symbol(self.trace, self.call, self.start, tuple(others))
 
     reshape = view
 
     def flatten(self, start_dim: int = 0) -> "Symbol":
         """[T, H, D] to [T, H * D]."""
         if start_dim != 1:
-            raise NotTraceableError(f"flatten({start_dim})")
+            raise NotTraceableError(f"flatten({start_dim}), which joins tokens or parts of a head")
         return Symbol(self.trace, self.call, self.start, (self.num_columns,))
 
     def split(self, sizes: int | tuple[int, ...] | list[int], dim: int = 0) -> list["Symbol"]:
         """Parts along the first axis after T."""
-        if dim % (len(self.shape) + 1) != 1:
-            raise NotTraceableError(f"split along axis {dim}")
+        if dim % (len(self.sizes) + 1) != 1:
+            raise NotTraceableError(f"split along axis {dim} of {self}")
         if isinstance(sizes, int):
-            sizes = [sizes] * (self.shape[0] // sizes)
-        if sum(sizes) != self.shape[0]:
-            raise NotTraceableError(f"split of {self.shape[0]} into {sizes}")
-        columns, start, parts = math.prod(self.shape[1:]), self.start, []
+            sizes = [sizes] * (self.sizes[0] // max(sizes, 1))
+        if sum(sizes) != self.sizes[0]:
+            raise NotTraceableError(f"split of {self.sizes[0]} into {sizes}")
+        columns, start, parts = math.prod(self.sizes[1:]), self.start, []
         for size in sizes:
-            parts.append(Symbol(self.trace, self.call, start, (size, *self.shape[1:])))
+            parts.append(Symbol(self.trace, self.call, start, (size, *self.sizes[1:])))
             start += size * columns
         return parts
 
     def chunk(self, chunks: int, dim: int = 0) -> list["Symbol"]:
         """Equal parts along the first axis after T."""
-        return self.split(self.shape[0] // chunks, dim)
+        return self.split(self.sizes[0] // chunks, dim)
 
-    def rotation(self, frequencies: Any) -> tuple[Any, Any]:
+    def rotation(self, frequencies: Any) -> tuple["Symbol", "Symbol"]:
         """Cosines and sines [T, D] of positions times frequencies [D/2]: what `layers.rotary` returns."""
         head_size = 2 * frequencies.shape[0]
         angles = self.trace.record("rotation", (self, frequencies), (2 * head_size,))
         cos, sin = angles.split(head_size, dim=1)
         return cos, sin
 
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, ('T', *self.sizes)))}]"
+
     def __add__(self, other: Any) -> "Symbol":
-        if isinstance(other, Symbol) and other.shape == self.shape:
-            return self.trace.record("add", (self, other), self.shape)
-        if isinstance(other, int) and self.shape == ():
-            return self.trace.record("shift", (self, other), self.shape)
+        if isinstance(other, Symbol) and other.sizes == self.sizes:
+            return self.trace.record("add", (self, other), self.sizes)
+        if isinstance(other, int) and self.sizes == ():
+            return self.trace.record("shift", (self, other), self.sizes)
         raise NotTraceableError("a sum of other things than two values of one shape")
+
+    # What would be allowed, and mean something else than it does for a tensor.
+
+    def __iadd__(self, other: Any) -> "Symbol":
+        raise NotTraceableError("a sum in place, which other names of the value would see")
+
+    def __bool__(self) -> bool:
+        raise NotTraceableError("a decision that depends on a value")
+
+    def __eq__(self, other: object) -> bool:
+        raise NotTraceableError("a comparison of values")
 
     def __iter__(self) -> Iterator["Symbol"]:
         raise NotTraceableError("iteration over a value")
@@ -134,41 +161,62 @@ class Symbol:
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """PyTorch's own functions end here when a symbol is among their arguments."""
         name = getattr(function, "__name__", str(function))
-        if name == "embedding" and isinstance(args[0], Symbol):
+        if name == "embedding" and isinstance(args[0], Symbol) and (kwargs or {}).get("max_norm") is None:
             return args[0].trace.record("embedding", args[:2], (args[1].shape[1],))
         raise NotTraceableError(f"torch's {name}")
 
 
 def recorder(function: str) -> Callable[..., Any]:
-    """The version of a kernel that records. Its result has the shape that `_SHAPES` says."""
+    """The version of a kernel that records. Its result has the sizes that `_SIZES` says."""
 
     def record(*arguments: Any, **options: Any) -> Any:
-        shape = _SHAPES.get(function)
-        if shape is None or options:
+        sizes = _SIZES.get(function)
+        if sizes is None or options:
             raise NotTraceableError(f"the kernel {function}")
         symbol = next(argument for argument in arguments if isinstance(argument, Symbol))
-        return symbol.trace.record(function, arguments, shape(arguments))
+        return symbol.trace.record(function, arguments, sizes(*arguments))
 
     return record
 
 
-def _of_first(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    shape: tuple[int, ...] = arguments[0].shape
-    return shape
+def _like(x: Symbol, *_: Any) -> tuple[int, ...]:
+    return x.sizes
 
 
-_SHAPES: dict[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
-    "rms_norm": _of_first,
-    "layer_norm": _of_first,
-    "rope": _of_first,
-    "linear": lambda arguments: (arguments[1].shape[0],),
-    "write_kv": lambda arguments: (),
-    "paged_attention": _of_first,
-    "silu_and_mul": lambda arguments: (arguments[0].shape[0] // 2,),
-    "gelu": _of_first,
-    "relu": _of_first,
+def _of_norm(x: Symbol, weight: Any, *_: Any) -> tuple[int, ...]:
+    if weight is not None and tuple(weight.shape) != x.sizes[-1:]:
+        raise NotTraceableError(f"a norm with {list(weight.shape)} weights of {x}")
+    return x.sizes
+
+
+def _of_linear(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:
+    if x.sizes != (weight.shape[1],):
+        raise NotTraceableError(f"a linear layer {list(weight.shape)} of {x}")
+    return (weight.shape[0],)
+
+
+def _of_gate(x: Symbol) -> tuple[int, ...]:
+    if len(x.sizes) != 1 or x.sizes[0] % 2:
+        raise NotTraceableError(f"a gate over {x}")
+    return (x.sizes[0] // 2,)
+
+
+_SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
+    "rms_norm": _of_norm,
+    "layer_norm": _of_norm,
+    "rope": _like,
+    "linear": _of_linear,
+    "write_kv": lambda *_: (),
+    "paged_attention": _like,
+    "silu_and_mul": _of_gate,
+    "gelu": _like,
+    "relu": _like,
 }

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
-from quire.types import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire.types import KVCacheSpec
 
 IGNORED_FIELDS = frozenset(
     {
@@ -145,12 +145,7 @@ def attention_specs(
     windows: Sequence[int | None], num_kv_heads: int, head_size: int, dtype_bytes: int
 ) -> list[KVCacheSpec]:
     """What each layer keeps in the KV cache, from its window."""
-    return [
-        FullAttentionSpec(num_kv_heads, head_size, dtype_bytes)
-        if window is None
-        else SlidingWindowSpec(num_kv_heads, head_size, dtype_bytes, window)
-        for window in windows
-    ]
+    return [KVCacheSpec(num_kv_heads, head_size, dtype_bytes, window) for window in windows]
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

@@ -90,7 +90,9 @@ class ModelRunner:
         index = layout.logit_index
         if likeliest is not None:
             chosen = likeliest if index is None else [likeliest[row] for row in index]
-            return {request_id: (token_id, None) for request_id, token_id in zip(layout.sampled_ids, chosen, strict=True)}
+            return {
+                request_id: (token_id, None) for request_id, token_id in zip(layout.sampled_ids, chosen, strict=True)
+            }
         logits = self.forward.logits(layout.logit_rows)
         if index is not None:
             logits = logits[torch.tensor(index, device=self.device)]

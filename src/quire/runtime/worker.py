@@ -32,8 +32,8 @@ KV_FORMATS = {
     "int8": _native.KvFormat.i8,
 }
 _NEEDS_PLAN = (
-    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error} of this model: leave "
-    "kv_cache_dtype and quantization unset"
+    "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
+    "quantization unset"
 )
 
 
@@ -87,10 +87,9 @@ def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[Any]:
     layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
-        layers.append(
-            _native.KvLayer(
-                address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
-                KV_FORMATS[config.kv_dtype], group,
-            )  # fmt: skip
-        )
+        layer = _native.KvLayer(
+            address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
+            KV_FORMATS[config.kv_dtype], group,
+        )  # fmt: skip
+        layers.append(layer)
     return layers

@@ -14,7 +14,7 @@ from quire.events import EventKind, EventLog
 from quire.pool_shape import PoolShape
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
-from quire.types import NULL_BLOCK_ID, BlockCopy, BlockTableUpdate, Request, SlidingWindowSpec
+from quire.types import NULL_BLOCK_ID, BlockCopy, BlockTableUpdate, Request
 
 
 @dataclass(slots=True)
@@ -50,9 +50,7 @@ class BlockManager:
         self._shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
         self._caches_prefixes = config.enable_prefix_caching
-        self._windows = [
-            group.spec.window if isinstance(group.spec, SlidingWindowSpec) else None for group in config.kv_cache_groups
-        ]
+        self._windows = [group.spec.window for group in config.kv_cache_groups]
         self._has_windows = any(window is not None for window in self._windows)
         self._events = events
         self.pool = BlockPool(config.num_blocks)

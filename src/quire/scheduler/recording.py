@@ -17,33 +17,19 @@ from quire.errors import ConfigError, EngineError
 from quire.events import EventLog
 from quire.scheduler.scheduler import Scheduler
 from quire.types import (
-    FullAttentionSpec,
-    KVCacheGroup,
     Request,
     RequestResult,
     RequestStatus,
     SchedulerOutput,
     SequenceUpdate,
-    SlidingWindowSpec,
     StepResult,
 )
 
 
-class GroupRecord(msgspec.Struct, frozen=True):
-    """One `KVCacheGroup`; `window` is None for full attention."""
-
-    layer_indices: tuple[int, ...]
-    num_kv_heads: int
-    head_size: int
-    dtype_bytes: int
-    window: int | None
-
-
 class ConfigRecord(msgspec.Struct, frozen=True, tag="config"):
-    """First line: what the scheduler obeyed. `settings` are the fields of `SchedulerConfig` but the groups."""
+    """First line: what the scheduler obeyed."""
 
-    settings: dict[str, int | float | str | bool | None]
-    groups: tuple[GroupRecord, ...]
+    config: SchedulerConfig
 
 
 class AddRecord(msgspec.Struct, frozen=True, tag="add"):
@@ -128,7 +114,7 @@ class RecordingScheduler(Scheduler):
             super().__init__(config, events, clock)
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] = path.open("wb")
-        self._write(_config_record(config))
+        self._write(ConfigRecord(config))
 
     def add_request(self, request: Request) -> None:
         """See `Scheduler`."""
@@ -220,7 +206,7 @@ def replay(path: Path) -> list[SchedulerOutput]:
     first = next(records, None)
     if not isinstance(first, ConfigRecord):
         raise ConfigError(f"{path} is no scheduler recording: it does not start with a config")
-    scheduler = Scheduler(_config(first), clock=lambda: 0.0)
+    scheduler = Scheduler(first.config, clock=lambda: 0.0)
     outputs: list[SchedulerOutput] = []
     for record in records:
         if isinstance(record, ScheduleRecord):
@@ -251,29 +237,3 @@ def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput])
             scheduler.update(outputs[-1], StepResult(step_id, results))
         case _:
             raise ConfigError("a scheduler recording holds a second config")
-
-
-def _config_record(config: SchedulerConfig) -> ConfigRecord:
-    settings = {
-        name: getattr(config, name) for name in SchedulerConfig.__dataclass_fields__ if name != "kv_cache_groups"
-    }
-    groups = tuple(
-        GroupRecord(
-            group.layer_indices,
-            group.spec.num_kv_heads,
-            group.spec.head_size,
-            group.spec.dtype_bytes,
-            group.spec.window if isinstance(group.spec, SlidingWindowSpec) else None,
-        )
-        for group in config.kv_cache_groups
-    )
-    return ConfigRecord(settings, groups)
-
-
-def _config(record: ConfigRecord) -> SchedulerConfig:
-    groups = []
-    for item in record.groups:
-        shape = (item.num_kv_heads, item.head_size, item.dtype_bytes)
-        spec = FullAttentionSpec(*shape) if item.window is None else SlidingWindowSpec(*shape, item.window)
-        groups.append(KVCacheGroup(item.layer_indices, spec))
-    return SchedulerConfig(kv_cache_groups=tuple(groups), **record.settings)  # type: ignore[arg-type]

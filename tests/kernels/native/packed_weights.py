@@ -5,11 +5,34 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from quire import _native
+from quire.weights.block_formats import BLOCK_FORMATS
+from tests.weights.gguf_builder import random_rows
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
+ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx") if _native.isa_supported(isa)]
 FORMATS = {name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8")}
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("unused", "i4")])
 """`ActBlock` of native/plan/types.h."""
+
+
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
+"""What a quantised format is packed from without loss."""
+
+
+def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
+    """Random blocks with ordinary scales, as GGUF stores them. Shapes: uint8 `[rows, bytes]`."""
+    block = BLOCK_FORMATS[stored]
+    raw = random_rows(stored, num_rows, num_inputs // block.block_len, seed=seed)
+    if stored == "F32":
+        return np.random.default_rng(seed).standard_normal((num_rows, num_inputs), dtype=np.float32).view(np.uint8)
+    if block.block_len == 1:
+        raw[:, 1::2] &= 0xBF  # no exponent of infinity
+        return raw
+    blocks = raw.reshape(-1, block.block_bytes)
+    random = np.random.default_rng(seed)
+    for column, (low, high) in enumerate([(0.001, 0.1), (-0.1, 0.02)][: 2 if stored in ("Q4_1", "Q4_K") else 1]):
+        scales = random.uniform(low, high, len(blocks)).astype(np.float16)
+        blocks[:, 2 * column : 2 * column + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return raw
 
 
 def aligned(num_bytes: int, fill: int = 0xFF) -> np.ndarray:
@@ -46,6 +69,51 @@ class Packed:
     def decoded(self) -> np.ndarray:
         """What the embedding op reads back: fp32 `[outputs, inputs]`."""
         return embedded(self, np.arange(self.num_outputs))
+
+
+def random_weights(format_name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> Packed:
+    stored = STORED[format_name]
+    return Packed(format_name, num_outputs, num_inputs).add_rows(
+        stored, finite_rows(stored, num_outputs, num_inputs, seed)
+    )
+
+
+def quantised(values: np.ndarray) -> np.ndarray:
+    """int8 rows of fp32 `[T, I]`: `quantise_block` of native/ops/rows.h, of finite values. Shapes: `[T, I / 32]`."""
+    blocks = values.reshape(len(values), values.shape[1] // 32, 32)
+    highest = np.abs(blocks).max(2)
+    inverse = np.divide(np.float32(127), highest, out=np.zeros_like(highest), where=highest > 0)
+    acts = np.zeros(highest.shape, dtype=ACT_BLOCK)
+    acts["q"] = np.rint(blocks * inverse[:, :, None])
+    acts["scale"] = highest / np.float32(127)
+    acts["sum"] = acts["q"].sum(2, dtype=np.int32)
+    acts["scaled_sum"] = acts["scale"] * acts["sum"].astype(np.float32)
+    return acts
+
+
+def random_acts(num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal((num_rows, num_inputs), dtype=np.float32)
+    values[:, 32:64] *= 100
+    return quantised(values)
+
+
+def dequantised(acts: np.ndarray) -> np.ndarray:
+    """Shapes: `[T, I / 32]` blocks -> float64 `[T, I]`."""
+    values = acts["q"].astype(np.float64) * acts["scale"].astype(np.float64)[:, :, None]
+    return values.reshape(len(acts), -1)
+
+
+def rows_of(array: np.ndarray) -> _native.Rows:
+    """Shapes: fp32, uint16 (bf16) or `ACT_BLOCK` `[T, columns]`."""
+    kind = {"f": _native.RowType.f32, "u": _native.RowType.bf16, "V": _native.RowType.q8}[array.dtype.kind]
+    return _native.Rows(array.ctypes.data, array.strides[0], kind)
+
+
+def empty_rows(kind: str, num_rows: int, width: int) -> np.ndarray:
+    """Rows with a few columns more than needed, of 0xFF bytes: NaN."""
+    dtype = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "q8": ACT_BLOCK}[kind]
+    columns = (width // 32 if kind == "q8" else width) + 3
+    return np.full(num_rows * columns * dtype.itemsize, 0xFF, dtype=np.uint8).view(dtype).reshape(num_rows, columns)
 
 
 def embedded(packed: Packed, ids: np.ndarray, num_threads: int = 1) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 from quire import _native
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.dequantize import dequantize
-from tests.kernels.native.packed_weights import FORMATS, Packed
+from tests.kernels.native.packed_weights import FORMATS, Packed, finite_rows
 from tests.weights.gguf_builder import random_rows
 
 EXACT = [("Q4_0", "q4"), ("Q4_1", "q4m"), ("Q8_0", "q8"), ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
@@ -17,18 +17,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal, signs of zeros included; a NaN may have any payload."""
     nan = np.isnan(a)
     return np.array_equal(nan, np.isnan(b)) and np.array_equal(a.view(np.uint32)[~nan], b.view(np.uint32)[~nan])
-
-
-def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
-    """Random blocks with ordinary scales. Shapes: uint8 `[rows, bytes]`."""
-    block = BLOCK_FORMATS[stored]
-    raw = random_rows(stored, num_rows, num_inputs // block.block_len, seed=seed)
-    blocks = raw.reshape(-1, block.block_bytes)
-    random = np.random.default_rng(seed)
-    for column in range(2 if stored in ("Q4_1", "Q4_K") else 1):
-        scales = random.uniform(0.001, 0.1, len(blocks)).astype(np.float16)
-        blocks[:, 2 * column : 2 * column + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return raw
 
 
 def floats_as(stored: str, values: np.ndarray) -> np.ndarray:
@@ -49,12 +37,15 @@ def test_any_bytes_keep_their_values(stored: str, target: str, shape: tuple[int,
     assert same_bits(Packed(target, *shape).add_rows(stored, raw).decoded(), decoded(stored, raw))
 
 
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
-def test_plain_floats_need_no_whole_blocks(target: str) -> None:
-    values = np.random.default_rng(0).standard_normal((5, 47)).astype(np.float32)
-    found = Packed(target, 5, 47).add_rows("F32", values.view(np.uint8)).decoded()
+def test_plain_floats_need_no_whole_blocks(stored: str, target: str) -> None:
+    raw = floats_as(stored, np.random.default_rng(0).standard_normal((5, 301)).astype(np.float32))
+    packed = Packed(target, 5, 301).add_rows(stored, raw)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[target]
-    assert same_bits(found, torch.from_numpy(values).to(dtype).float().numpy())
+    assert same_bits(packed.decoded(), torch.from_numpy(decoded(stored, raw)).to(dtype).float().numpy())
+    packed.num_inputs += target == "bf16"  # the zero that completes the last pair
+    assert (packed.decoded()[:, 301:] == 0).all()
 
 
 @pytest.mark.parametrize("target", ["f16", "bf16"])
@@ -118,7 +109,7 @@ def test_q4_k_within_its_stated_error() -> None:
     d, dmin = (blocks[:, 2 * i : 2 * i + 2].copy().view(np.float16).astype(np.float64) for i in (0, 1))
     low = np.concatenate([blocks[:, 4:8] & 63, (blocks[:, 12:16] & 15) | ((blocks[:, 4:8] >> 2) & 48)], axis=1)
     minimum = np.concatenate([blocks[:, 8:12] & 63, (blocks[:, 12:16] >> 4) | ((blocks[:, 8:12] >> 2) & 48)], axis=1)
-    bound = (15 * d * low + dmin * minimum) / 2048 + 2.0**-22
+    bound = (15 * d * low + np.abs(dmin) * minimum) / 2048 + 2.0**-22
     error = np.abs(found.astype(np.float64) - values).reshape(-1, 8, 32)
     assert (error <= bound[:, :, None]).all()
     assert error.max() > 0

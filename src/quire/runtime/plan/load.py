@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from quire.config import EngineConfig
+from quire.kernels.registry import check_environment, debugging_variable
+from quire.kernels.tracing import NotTraceableError
 from quire.runtime.loader import Placement, fill_with_random, make_model, plan_placements
 from quire.runtime.plan.instructions import Program
 from quire.runtime.plan.lower import lower
@@ -25,9 +27,12 @@ def plan_model(
 ) -> tuple[Program, PackedWeights]:
     """Trace the model, then pack its weights.
 
-    Raises: NotTraceableError before any weight is read, for models that must run op by op; ModelFileError naming
-    tensors that are missing, unexpected or of a wrong shape.
+    Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
+    `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
+    check_environment()
+    if (variable := debugging_variable()) is not None:
+        raise NotTraceableError(variable)
     with torch.device("meta"):
         model = make_model(config.model.hf_config)
     traced = trace_model(model, layer_groups)

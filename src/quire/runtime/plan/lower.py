@@ -6,6 +6,8 @@ write to the KV cache. The residual stream and everything not read by a linear l
 Next to read: `instructions.py`, then `emit.py`.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +34,12 @@ from quire.runtime.plan.trace import LayerCache, TracedModel
 
 FormatOf = Callable[[Any], Any]
 """A weight parameter's `WeightFormat`."""
-ACTIVATIONS = {"silu_and_mul": (Activation.silu, True), "gelu": (Activation.gelu, False), "relu": (Activation.relu, False)}
+ACTIVATIONS = {
+    "silu_and_mul": (Activation.silu, True),
+    "gelu": (Activation.gelu, False),
+    "relu": (Activation.relu, False),
+}
+_OF_HEADS = ("rope", "rms_norm", "write_kv", "paged_attention")
 TILE = 16
 BLOCK = 32
 
@@ -54,7 +61,9 @@ def _head(traced: TracedModel) -> tuple[Any, Any]:
     calls = traced.head.calls
     if len(calls) != 2 or calls[1].operation != "linear" or traced.logits.call is not calls[1]:
         raise NotTraceableError("a head that is more than one linear layer")
-    _, weight, bias = calls[1].arguments
+    x, weight, bias = calls[1].arguments
+    if not x.is_whole:
+        raise NotTraceableError("a head of a part of the hidden states")
     return weight, bias
 
 
@@ -63,6 +72,7 @@ class _Heads:
     """Queries or keys as attention wants them: where the projection wrote them, and what is still to be done."""
 
     columns: Columns
+    num_columns: int
     norm: Any
     epsilon: float
     rotation: tuple[Buffer, Buffer] | None
@@ -85,6 +95,7 @@ class _Lowering:
                 self._users.setdefault(symbol.call, []).append(call)
         self._users.setdefault(traced.hidden.call, []).append(Call("result", (), (), len(traced.forward.calls)))
         self._written: dict[int, tuple[Symbol, Symbol]] = {}
+        self._prepared: set[Buffer] = set()
 
     def visit(self, call: Call) -> None:
         """Add the instructions of one call, unless an earlier one has taken it in."""
@@ -132,13 +143,15 @@ class _Lowering:
 
     def _rms_norm(self, call: Call) -> None:
         x, weight, epsilon = call.arguments
-        if len(x.shape) == 1:
+        if len(x.sizes) == 1:
             out = self._result(call, takes_type=True)
             self.instructions.append(Norm(self.as_float(x), out, weight, None, epsilon, False))
         # Norms of heads wait for `_heads`.
 
     def _layer_norm(self, call: Call) -> None:
         x, weight, bias, epsilon = call.arguments
+        if len(x.sizes) != 1:
+            raise NotTraceableError("a layer norm of heads")
         out = self._result(call, takes_type=True)
         self.instructions.append(Norm(self.as_float(x), out, weight, bias, epsilon, True))
 
@@ -170,57 +183,70 @@ class _Lowering:
         self._written[cache.layer_index] = (k, v)
 
     def _paged_attention(self, call: Call) -> None:
-        q, cache, _, _, scale, window = call.arguments
-        if cache.layer_index not in self._written or len(q.shape) != 2:
-            raise NotTraceableError("attention before keys and values are written")
+        q, cache, _, group_index, scale, window = call.arguments
+        if cache.layer_index not in self._written or group_index != cache.group_index:
+            raise NotTraceableError("attention to another cache than its own layer's, or to a cache not written")
         k, v = self._written[cache.layer_index]
-        queries, keys, values = self._heads(q), self._heads(k), self._heads(v)
-        sources = {heads.columns.buffer for heads in (queries, keys, values)}
-        rotations = {queries.rotation, keys.rotation}
-        if len(sources) != 1 or values.norm is not None or values.rotation is not None or len(rotations) != 1:
-            raise NotTraceableError("queries, keys and values which are not prepared alike")
-        if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
-            raise NotTraceableError("norms of queries and keys that differ")
-        (num_heads, head_size), num_kv_heads = q.shape, k.shape[0]
+        queries, keys, values = (self._heads(symbol) for symbol in (q, k, v))
+        buffer = self._check_alike(queries, keys, values)
+        if buffer in self._prepared:
+            # Rotation is in place: a second one would be on top of the first.
+            raise NotTraceableError("a second attention to one projection")
+        self._prepared.add(buffer)
+        (num_heads, head_size), num_kv_heads = q.sizes, k.sizes[0]
+        if k.sizes != v.sizes or k.sizes[1] != head_size or num_heads % num_kv_heads:
+            raise NotTraceableError(f"attention of queries {q} to keys {k} and values {v}")
+        if queries.rotation is not None and 2 * queries.rotation[0].width != head_size:
+            raise NotTraceableError("a rotation of a part of each head")
         write = WriteKv(
             queries.columns, keys.columns, values.columns, num_heads, num_kv_heads, head_size, queries.norm, keys.norm,
             queries.epsilon, queries.rotation, cache.layer_index,
         )  # fmt: skip
         out = self._result(call, takes_type=True)
-        self.instructions += [
-            write,
-            Attend(
-                queries.columns, out, num_heads, num_kv_heads, head_size, scale, window or 0, cache.layer_index
-            ),
-        ]
+        attend = Attend(queries.columns, out, num_heads, num_kv_heads, head_size, scale, window or 0, cache.layer_index)
+        self.instructions += [write, attend]
 
     # --- Parts ----------------------------------------------------------------------------
 
     def _heads(self, symbol: Symbol) -> _Heads:
         """Follow a [T, heads, D] value back through rotation and norm to the projection."""
         rotation, norm, epsilon = None, None, 0.0
+        num_columns = symbol.num_columns
+        if len(symbol.sizes) != 2:
+            raise NotTraceableError(f"attention of {symbol}")
         if symbol.call.operation == "rope":
             x, cos, sin = symbol.call.arguments
             rotation = self._rotations.get(cos.call)
-            if rotation is None or sin.call is not cos.call:
+            if rotation is None or sin.call is not cos.call or cos.start >= sin.start:
                 raise NotTraceableError("a rotation by other angles than the model's")
             symbol = _inside(symbol, x)
-        if symbol.call.operation == "rms_norm" and len(symbol.call.shape) == 2:
+        if symbol.call.operation == "rms_norm" and len(symbol.call.sizes) == 2:
             x, norm, epsilon = symbol.call.arguments
             symbol = _inside(symbol, x)
         buffer = self._buffers.get(symbol.call)
         if buffer is None or buffer.type != RowType.f32 or symbol.call.operation != "linear":
             raise NotTraceableError("attention to other things than a projection")
         # Rotated in place: nobody else may read what was there.
-        if any(user.operation not in ("rope", "rms_norm", "write_kv", "paged_attention") for user in self._users[symbol.call]):
+        if any(user.operation not in _OF_HEADS for user in self._users[symbol.call]):
             raise NotTraceableError("a second use of queries, keys or values")
-        return _Heads(Columns(buffer, symbol.start), norm, epsilon, rotation)
+        return _Heads(Columns(buffer, symbol.start), num_columns, norm, epsilon, rotation)
+
+    def _check_alike(self, queries: _Heads, keys: _Heads, values: _Heads) -> Buffer:
+        """The buffer that holds all three; one instruction prepares them."""
+        if len({heads.columns.buffer for heads in (queries, keys, values)}) != 1:
+            raise NotTraceableError("queries, keys and values of several projections")
+        if values.norm is not None or values.rotation is not None or queries.rotation != keys.rotation:
+            raise NotTraceableError("queries, keys and values which are not prepared alike")
+        if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
+            raise NotTraceableError("norms of queries and keys that differ")
+        parts = sorted((heads.columns.start, heads.num_columns) for heads in (queries, keys, values))
+        if any(start + count > following for (start, count), (following, _) in itertools.pairwise(parts)):
+            raise NotTraceableError("queries, keys and values that share columns")
+        return queries.columns.buffer
 
     def _result(self, call: Call, *, takes_type: bool = False) -> Buffer:
         """A buffer for a call's result, in the type that all its readers want if the instruction can write that."""
-        width = 1
-        for size in call.shape:
-            width *= size
+        width = math.prod(call.sizes)
         wanted = {self._wanted(call, user) for user in self._users.get(call, [])}
         only = wanted.pop() if takes_type and len(wanted) == 1 else RowType.f32
         if only == RowType.q8 and width % BLOCK:
@@ -250,10 +276,10 @@ class _Lowering:
 
     def _fuse_activation(self, call: Call, user: Call, source: Buffer) -> bool:
         """gate_up and SiLU, or a projection and its activation, as one."""
-        if user.operation not in ACTIVATIONS:
+        if user.operation not in ACTIVATIONS or not user.arguments[0].is_whole:
             return False
         activation, gated = ACTIVATIONS[user.operation]
-        if gated and user.shape[0] % TILE:
+        if gated and user.sizes[0] % TILE:
             return False
         _, weight, bias = call.arguments
         self.instructions.append(Gemm(weight, bias, source, self._result(user, takes_type=True), activation, gated))
@@ -262,12 +288,15 @@ class _Lowering:
 
     def _fuse_sum(self, call: Call, user: Call, source: Buffer) -> bool:
         """x + linear(…) in place, when this is the last use of x."""
-        if user.operation != "add" or call.shape != user.shape:
+        if user.operation != "add" or call.sizes != user.sizes:
             return False
         a, b = user.arguments
         other = b if a.call is call else a
         buffer = self._buffers.get(other.call)
         if buffer is None or buffer.type != RowType.f32 or not other.is_whole or other.call is call:
+            return False
+        # A thread would write columns that another still multiplies with.
+        if buffer is source:
             return False
         # The sum is written where x was, and already when this layer runs: all others must have read x before.
         if any(reader is not user and reader.index > call.index for reader in self._users[other.call]):
@@ -286,4 +315,4 @@ class _Lowering:
 
 def _inside(symbol: Symbol, source: Symbol) -> Symbol:
     """The part of `source` that an elementwise call turned into `symbol`."""
-    return Symbol(symbol.trace, source.call, source.start + symbol.start, symbol.shape)
+    return Symbol(symbol.trace, source.call, source.start + symbol.start, symbol.sizes)

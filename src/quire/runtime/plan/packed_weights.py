@@ -125,4 +125,3 @@ class PackedWeights:
 
     def _address(self, plan: MatrixPlan) -> int:
         return int(self._bytes.ctypes.data) + plan.offset
-

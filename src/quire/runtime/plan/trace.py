@@ -5,11 +5,12 @@ the parameters may be on the meta device. Next to read: `kernels/tracing.py`, th
 """
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
+from quire.errors import QuireError
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
 
 
@@ -18,6 +19,21 @@ class LayerCache:
     """Stands for one layer's KV cache in a trace."""
 
     layer_index: int
+    group_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBatch:
+    """Of a `ForwardBatch` the fields that a plan can hold."""
+
+    token_ids: Symbol
+    positions: Symbol
+    kv_caches: tuple[LayerCache, ...]
+    layer_groups: tuple[int, ...]
+    slot_mapping: tuple[None, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotTraceableError(f"the batch's {name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +51,49 @@ def trace_model(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
 
     Raises: NotTraceableError for what a plan cannot hold.
     """
+    try:
+        traced = _trace(model, layer_groups)
+    except (NotTraceableError, QuireError):
+        raise
+    except Exception as error:
+        # Whatever else a symbol cannot do: operators, indices, a tensor's type. A model that is wrong fails again
+        # with its own error when it runs op by op.
+        raise NotTraceableError(f"{type(error).__name__}: {error}") from error
+    _check_weights(model, traced)
+    return traced
+
+
+def _trace(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
     forward = Trace()
-    batch = SimpleNamespace(
+    token_ids = forward.record("token_ids", (), ())
+    batch = TracedBatch(
+        token_ids,
         positions=forward.record("positions", (), ()),
-        kv_caches=tuple(LayerCache(index) for index in range(len(layer_groups))),
+        kv_caches=tuple(LayerCache(layer, group) for layer, group in enumerate(layer_groups)),
         layer_groups=layer_groups,
         slot_mapping=(None,) * (max(layer_groups) + 1),
     )
-    hidden = _symbol(model(forward.record("token_ids", (), ()), batch))
+    hidden = _vector(model(token_ids, batch))
     head = Trace()
     compute_logits: Any = model.compute_logits
-    logits = _symbol(compute_logits(head.record("hidden", (), hidden.shape)))
-    return TracedModel(forward, hidden, head, logits)
+    return TracedModel(forward, hidden, head, _vector(compute_logits(head.record("hidden", (), hidden.sizes))))
 
 
-def _symbol(result: Any) -> Symbol:
-    if not isinstance(result, Symbol) or not result.is_whole:
+def _vector(result: Any) -> Symbol:
+    if not isinstance(result, Symbol) or not result.is_whole or len(result.sizes) != 1:
         raise NotTraceableError("a result that is not one value")
     return result
+
+
+def _check_weights(model: nn.Module, traced: TracedModel) -> None:
+    """Only parameters are packed; rotation frequencies are copied as they are."""
+    known = {id(parameter) for parameter in model.parameters()}
+    for call in (*traced.forward.calls, *traced.head.calls):
+        for argument in call.arguments:
+            if not isinstance(argument, torch.Tensor):
+                continue
+            if call.operation == "rotation":
+                if argument.is_meta:
+                    raise NotTraceableError("rotation frequencies without values: make them on device='cpu'")
+            elif id(argument) not in known:
+                raise NotTraceableError(f"weights of {call.operation} that are computed")

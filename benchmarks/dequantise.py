@@ -1,0 +1,82 @@
+"""A GGUF file as a Hugging Face directory in a plain dtype: the model for peers that cannot read GGUF.
+
+    python -m benchmarks.dequantise [MODEL] [--dtype bfloat16] [--to DIRECTORY] [--check]
+
+Every weight is decoded to float32 by Quire's reader and rounded once. `--check` compares each tensor with what
+Transformers decodes from the same file, an independent reader.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.text.gguf_tokenizer import build_gguf_tokenizer
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.sources import resolve_source
+
+WEIGHTS = "model.safetensors"
+
+
+def dequantised(model: str, dtype: str = "bfloat16", to: Path | None = None) -> Path:
+    """The directory with the weights of `model` in `dtype`, made when it is not there yet."""
+    files = resolve_source(model)
+    if files.kind != "gguf":
+        return files.path
+    directory = to or Path(platformdirs.user_cache_dir("quire")) / "benchmarks" / f"{files.path.stem}-{dtype}"
+    if not (directory / WEIGHTS).exists():
+        _write(open_checkpoint(files), dtype, directory)
+    return directory
+
+
+def _write(checkpoint: Checkpoint, dtype: str, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {**checkpoint.hf_config, "torch_dtype": dtype, "dtype": dtype}
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    if checkpoint.generation_config:
+        (directory / "generation_config.json").write_text(json.dumps(dict(checkpoint.generation_config), indent=1))
+    build_gguf_tokenizer(checkpoint.metadata).backend.save(str(directory / "tokenizer.json"))
+    tensors = {name: tensor.to_torch(getattr(torch, dtype)).contiguous() for name, tensor in checkpoint.tensors.items()}
+    unfinished = directory / f"{WEIGHTS}.part"
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.rename(directory / WEIGHTS)
+
+
+def largest_difference(directory: Path, model: str, dtype: str = "bfloat16") -> float:
+    """Between the directory's weights and those of Transformers' GGUF reader, rounded alike. 0 is expected.
+
+    Raises: ValueError when one side has a weight that the other has not.
+    """
+    import transformers
+
+    files = resolve_source(model)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        files.path.parent, gguf_file=files.path.name, dtype=torch.float32
+    ).state_dict()
+    ours = load_file(directory / WEIGHTS)
+    if missing := (reference.keys() ^ ours.keys()) - {"lm_head.weight"}:
+        raise ValueError(f"only one side has {', '.join(sorted(missing))}")
+    rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in reference.items()}
+    return max(float((rounded[name].float() - tensor.float()).abs().max()) for name, tensor in ours.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="smollm2", help="alias or GGUF file")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--to", type=Path, help="directory to write; the default is in the user's cache")
+    parser.add_argument("--check", action="store_true", help="compare with Transformers' reader")
+    arguments = parser.parse_args()
+    directory = dequantised(arguments.model, arguments.dtype, arguments.to)
+    print(directory)
+    if arguments.check:
+        difference = largest_difference(directory, arguments.model, arguments.dtype)
+        print(f"largest difference to Transformers' reading of the same file: {difference:g}")
+
+
+if __name__ == "__main__":
+    main()

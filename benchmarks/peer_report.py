@@ -1,0 +1,197 @@
+"""What a comparison found: a table as it comes, and the JSON that `README.md` describes. Measures nothing itself.
+
+Next to read: `peers.py`.
+"""
+
+import datetime
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.command_line import cpu_name
+from benchmarks.side_process import SideError, SideProcess
+from benchmarks.side_specs import Models
+from quire import __version__
+from quire.cli.bench import source_commit
+from quire.cli.bench_cases import BenchCase
+
+SCHEMA = "quire.bench.peers/1"
+LIMITS_TIMEOUT_S = 120.0
+NOISY_SHARE = 0.05
+"""A measurement is noisy when other processes had more of the machine's CPU time than this."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a side in a case."""
+
+    tokens_per_s: list[float]
+    cpu_elsewhere: list[float]
+    """Per measurement, the share of the machine's CPU time that went to others."""
+    token_ids: list[list[int]]
+    """What each stream generated."""
+
+
+class Report:
+    """Collects samples per case and side; ratios are those of the first side loaded to each other."""
+
+    def __init__(self, models: Models, num_threads: int, cases: Sequence[BenchCase]) -> None:
+        self._cpu = cpu_name()
+        self._models, self._num_threads, self._cases = models, num_threads, cases
+        self._sides: list[dict[str, Any]] = []
+        self._skipped: list[dict[str, str]] = []
+        self._machine: dict[str, float] | None = None
+        self._limits: dict[str, float] = {}
+        self._turns: dict[str, dict[str, list[Turn]]] = {case.name: {} for case in cases}
+        self._names: list[str] = []
+        self._widths: list[int] = []
+
+    # --- What happens ---------------------------------------------------------------------
+
+    def skip(self, name: str, reason: str) -> None:
+        """A side takes no part."""
+        self._skipped.append({"name": name, "reason": reason})
+        print(f"without {name}: {reason}", file=sys.stderr)
+
+    def fail(self, name: str, reason: str) -> None:
+        """A side failed and takes no further part."""
+        self.skip(name, reason)
+
+    def loaded(self, side: SideProcess) -> None:
+        """A side is ready."""
+        self._sides.append(
+            {
+                "name": side.name,
+                "version": side.version,
+                "settings": side.settings,
+                "load_s": side.load_s,
+                "start_s": side.start_s,
+            }
+        )
+
+    def find_limits(self, sides: Sequence[SideProcess]) -> None:
+        """Ask the first Quire side for the roofline of each case."""
+        for side in sides:
+            if side.name.partition(":")[0] == "quire":
+                cases = [[case.num_prompt, case.num_generated, case.num_streams] for case in self._cases]
+                try:
+                    answer = side.request("limits", timeout_s=LIMITS_TIMEOUT_S, cases=cases)
+                except SideError as error:
+                    print(f"without limits: {error}", file=sys.stderr)
+                    return
+                self._machine = answer["machine"]
+                names = [case.name for case in self._cases]
+                self._limits = dict(zip(names, answer["tokens_per_s"], strict=True))
+                return
+
+    def add(self, name: str, case: BenchCase, turn: Turn) -> None:
+        """A side had its turn."""
+        self._turns[case.name].setdefault(name, []).append(turn)
+
+    # --- The table ------------------------------------------------------------------------
+
+    def begin(self, names: Sequence[str]) -> None:
+        """The environment and the head of the table."""
+        self._names = list(names)
+        print(
+            f"quire {__version__} ({source_commit()}) · {self._cpu} · {self._num_threads} threads · {self._models.name}"
+        )
+        if self._machine:
+            print("machine: " + ", ".join(f"{key} {value:.3g}" for key, value in self._machine.items()))
+        for side in self._sides:
+            settings = ", ".join(f"{key}={value}" for key, value in side["settings"].items())
+            print(f"{side['name']} {side['version']}: {settings}")
+        print(f"\ntokens/s, medians; in brackets {self._names[0] if names else 'quire'} / peer")
+        titles = ["test", *self._names, "of limit"]
+        self._widths = [max(14, len(title)) for title in titles]
+        self._line(titles)
+        self._line(["-" * width for width in self._widths])
+        self._line(["start (s)", *(f"{side['start_s']:.1f}" for side in self._sides), ""])
+
+    def row(self, case: BenchCase) -> None:
+        """One case, all sides."""
+        result = self._result(case)
+        cells = [case.name]
+        for name in self._names:
+            found = result["sides"].get(name)
+            ratio = result["ratios"].get(name)
+            text = f"{found['median_tokens_per_s']:.4g}" if found else "-"
+            noisy = "*" if found and found["cpu_elsewhere"] > NOISY_SHARE else ""
+            cells.append(text + noisy + (f" ({ratio:.2f}x)" if ratio else ""))
+        share = result["share_of_limit"]
+        self._line([*cells, f"{100 * share:.0f} %" if share else ""])
+
+    def end(self) -> None:
+        """Which peers choose other tokens: some always do on random prompts, a wrongly set up one does nearly always."""
+        print(
+            f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs in half of the measurements: run it again"
+        )
+        for name, share in self._agreement().items():
+            print(f"first tokens as {self._names[0]}: {name} {100 * share:.0f} %")
+
+    def _line(self, cells: Sequence[str]) -> None:
+        padded = [
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
+        ]
+        print("| " + " | ".join(padded) + " |", flush=True)
+
+    # --- JSON -----------------------------------------------------------------------------
+
+    def _result(self, case: BenchCase) -> dict[str, Any]:
+        sides = {name: _summary(turns) for name, turns in self._turns[case.name].items()}
+        ours = sides.get(self._names[0]) if self._names else None
+        ratios, share = {}, None
+        limit = self._limits.get(case.name)
+        if ours is not None:
+            mine = ours["median_tokens_per_s"]
+            ratios = {n: mine / side["median_tokens_per_s"] for n, side in sides.items() if n != self._names[0]}
+            share = mine / limit if limit else None
+        return {
+            "test": case.name,
+            "num_prompt_tokens": case.num_prompt,
+            "num_generated_tokens": case.num_generated,
+            "num_streams": case.num_streams,
+            "sides": sides,
+            "ratios": ratios,
+            "limit_tokens_per_s": limit,
+            "share_of_limit": share,
+        }
+
+    def _agreement(self) -> dict[str, float]:
+        """Per side, the share of streams whose first token is that of the first side."""
+        equal: dict[str, list[bool]] = {name: [] for name in self._names[1:]}
+        for by_name in self._turns.values():
+            for name, found in equal.items():
+                for ours, theirs in zip(by_name.get(self._names[0], []), by_name.get(name, []), strict=False):
+                    found += [a[:1] == b[:1] for a, b in zip(ours.token_ids, theirs.token_ids, strict=False)]
+        return {name: statistics.fmean(found) for name, found in equal.items() if found}
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as `README.md` describes it."""
+        return {
+            "schema": SCHEMA,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "version": __version__,
+            "commit": source_commit(),
+            "cpu": self._cpu,
+            "num_threads": self._num_threads,
+            "model": self._models.name,
+            "model_bytes": self._models.gguf.stat().st_size,
+            "machine": self._machine,
+            "sides": self._sides,
+            "skipped": self._skipped,
+            "first_token_agreement": self._agreement(),
+            "results": [self._result(case) for case in self._cases],
+        }
+
+
+def _summary(turns: Sequence[Turn]) -> dict[str, Any]:
+    samples = [sample for turn in turns for sample in turn.tokens_per_s]
+    return {
+        "median_tokens_per_s": statistics.median(samples),
+        "samples_tokens_per_s": samples,
+        "cpu_elsewhere": statistics.median([share for turn in turns for share in turn.cpu_elsewhere]),
+    }

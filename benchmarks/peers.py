@@ -1,0 +1,149 @@
+"""Quire beside other engines: the same model, prompts and threads, taking turns in one run. `make bench` runs this.
+
+    python -m benchmarks.peers [--sides quire,llama.cpp,vllm] [--cases tg64@8+d128,pp512] [--repetitions 3]
+
+Each side is a process under its own interpreter, stopped while others measure; in each repetition of each case all
+sides take a turn on the same prompts, the first one changing. Peers that are not found are named with the reason.
+Cases are called as in `quire bench`: ppN is prompt processing of N tokens; tgN@C+dD generates N tokens in each of C
+streams after D tokens of prompt. Next to read: `side_process.py`, `sides/protocol.py`; results: `README.md`.
+"""
+
+import argparse
+import contextlib
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.command_line import add_shared_options, finish_arguments, write_result
+from benchmarks.peer_report import Report, Turn
+from benchmarks.side_process import SideError, SideProcess
+from benchmarks.side_specs import DEFAULT_SIDES, Models, Skipped, make_spec
+from quire.cli.bench_cases import BenchCase, random_prompts
+
+CASES = (
+    "tg64+d128", "tg64@8+d128", "tg64@32+d128", "tg64@64+d128", "pp128", "pp512", "pp2048", "tg64@8+d2048",
+)  # fmt: skip
+LOAD_TIMEOUT_S = 900.0
+MEASURE_TIMEOUT_S = 900.0
+MIN_TURN_S = 0.5
+"""A side repeats a short measurement until its turn has lasted so long."""
+MAX_SAMPLES_PER_TURN = 5
+WARM_UP_TOKENS = 8
+PROMPT_SEED = 20240229
+
+
+def parse_case(name: str) -> BenchCase:
+    """The case of a name. Raises: ValueError."""
+    if found := re.fullmatch(r"pp(\d+)", name):
+        return BenchCase(int(found[1]), 0)
+    if found := re.fullmatch(r"tg(\d+)(?:@(\d+))?(?:\+d(\d+))?", name):
+        return BenchCase(int(found[3] or 1), int(found[1]), int(found[2] or 1))
+    raise ValueError(f"{name!r} is no case: ppN, or tgN@STREAMS+dDEPTH as tg64@8+d128")
+
+
+def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> Turn:
+    """One turn of a side. Raises: SideError."""
+    samples: list[float] = []
+    elsewhere: list[float] = []
+    total_s = 0.0
+    while not samples or (total_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
+        answer = side.request("measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompts, num_generated=case.num_generated)
+        samples.append(answer["tokens"] / answer["seconds"])
+        elsewhere.append(side.cpu_elsewhere)
+        total_s += answer["seconds"]
+    return Turn(samples, elsewhere, answer["token_ids"])
+
+
+def measure_case(
+    sides: list[SideProcess], case: BenchCase, prompt_sets: Sequence[list[list[int]]], report: Report
+) -> None:
+    """All repetitions of a case. A side that fails is reported and leaves the run. Mutates: `sides`."""
+    for repetition in range(-1, len(prompt_sets)):
+        first = repetition % len(sides) if sides else 0
+        for side in sides[first:] + sides[:first]:
+            try:
+                if repetition < 0:
+                    side.request(
+                        "measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompt_sets[0],
+                        num_generated=min(case.num_generated, WARM_UP_TOKENS),
+                    )  # fmt: skip
+                else:
+                    report.add(side.name, case, measure_turn(side, case, prompt_sets[repetition]))
+            except SideError as error:
+                report.fail(side.name, f"{case.name}: {error}")
+                sides.remove(side)
+                side.close()
+
+
+def start_sides(
+    names: Sequence[str], models: Models, arguments: argparse.Namespace, cases: Sequence[BenchCase],
+    stack: contextlib.ExitStack, report: Report,
+) -> list[SideProcess]:  # fmt: skip
+    """Start and load what is found, one after another."""
+    logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
+    sides: list[SideProcess] = []
+    for index, name in enumerate(names):
+        try:
+            spec = make_spec(name, models, vars(arguments))
+            print(f"loading {name}", file=sys.stderr)
+            side = stack.enter_context(SideProcess(spec, logs / f"{index}.log"))
+            side.load(
+                timeout_s=LOAD_TIMEOUT_S,
+                num_threads=arguments.threads,
+                max_num_seqs=max(case.num_streams for case in cases),
+                max_model_len=max(case.len_needed for case in cases) + 1,
+            )
+        except (Skipped, SideError) as error:
+            report.skip(name, str(error))
+            continue
+        report.loaded(side)
+        sides.append(side)
+    return sides
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure everything, printing rows as they are known."""
+    models = Models.of(arguments.model, arguments.bf16)
+    cases = [parse_case(name) for name in arguments.cases]
+    report = Report(models, arguments.threads, cases)
+    with contextlib.ExitStack() as stack:
+        sides = start_sides(arguments.sides, models, arguments, cases, stack, report)
+        report.find_limits(sides)
+        report.begin([side.name for side in sides])
+        for case in cases:
+            generator = random.Random(f"{PROMPT_SEED} {case.name}")
+            prompt_sets = [
+                random_prompts(case, models.vocab_size, models.tokenizer.special_token_ids, generator)
+                for _ in range(arguments.repetitions)
+            ]
+            measure_case(sides, case, prompt_sets, report)
+            report.row(case)
+    report.end()
+    return report
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_shared_options(parser, DEFAULT_SIDES, what="peers")
+    parser.add_argument("--cases", default=",".join(CASES), help="[%(default)s]")
+    parser.add_argument("--repetitions", type=int, default=3, help="turns of each side per case  [3]")
+    arguments = finish_arguments(parser, words)
+    arguments.cases = [name for name in arguments.cases.split(",") if name]
+    try:
+        for name in arguments.cases:
+            parse_case(name)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    write_result(run(arguments).as_json(), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What an engine under measurement and the benchmark say to each other: one JSON object per line, in turns.
+
+    → {"op": "load", "model": GGUF file or directory, "num_threads": 2, "max_num_seqs": 64, "max_model_len": 2112,
+       "options": {…}}
+    ← {"seconds": 1.2, "version": "…", "settings": {…}}
+    → {"op": "measure", "prompts": [[token id, …] per stream], "num_generated": 64}
+    ← {"seconds": 0.9, "tokens": 504, "token_ids": [[…] per stream]}
+    → {"op": "logits", "token_ids": […], "path": "x.npy"}     ← {}      float32 [T, V] is written to the path
+    ← {"error": "…"}                                          instead of any answer
+
+A side runs under its own interpreter (`python -m benchmarks.sides.NAME`), so this file needs nothing but the standard
+library. Next to read: `quire.py` for the smallest side, `../side_process.py` for the other end.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TextIO
+
+PARENT_DEATH_SIGNAL = 1
+"""prctl's PR_SET_PDEATHSIG."""
+
+
+class Side(Protocol):
+    """One engine. Loading happens in its constructor, which is called with the "load" message."""
+
+    version: str
+    settings: dict[str, Any]
+    """What a reader must know to judge the speed: formats, numeric mode, sizes."""
+
+    def measure(self, prompts: list[list[int]], num_generated: int) -> "Timing":
+        """One repetition. `num_generated` 0: prompt processing."""
+        ...
+
+
+class LogitsSide(Side, Protocol):
+    """A side that can also show its logits."""
+
+    def logits(self, token_ids: list[int]) -> Any:
+        """Logits at every position of a text. Shapes: numpy float32 [T, V]."""
+        ...
+
+
+class Timing:
+    """The span that counts, the same for every engine; call `note` after each step, with its clock already read.
+
+    Prompt processing (`num_generated` 0): from the start to the moment the last stream has its first token; all
+    prompt tokens count. Generation: from that moment to the first stream's end; tokens made in between count, so
+    all streams run all the time, and an engine that decodes some streams before others are prefilled gains nothing.
+    """
+
+    def __init__(self, prompts: list[list[int]], num_generated: int) -> None:
+        self.num_to_generate = max(num_generated, 1)
+        self._is_prefill = num_generated == 0
+        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_streams = len(prompts)
+        self._first_count = 0
+        self.seconds = 0.0
+        self.tokens = 0
+        self.token_ids: list[list[int]] = []
+        """What each stream generated, for comparing sides; optional."""
+        self._first_s: float | None = None
+        self._start_s = time.perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the span has ended."""
+        return self.tokens > 0
+
+    def note(self, counts: Collection[int]) -> None:
+        """After a step: how many tokens each stream has generated so far; streams without any may be left out."""
+        now = time.perf_counter()
+        if self.is_over:
+            return
+        if self._first_s is None:
+            if len(counts) < self._num_streams or min(counts) == 0:
+                return
+            self._first_s, self._first_count = now, sum(counts)
+            if self._is_prefill:
+                self.seconds, self.tokens = now - self._start_s, self._num_prompt_tokens
+        elif max(counts) >= self.num_to_generate:
+            self.seconds, self.tokens = now - self._first_s, sum(counts) - self._first_count
+
+
+def serve(make_side: Callable[[dict[str, Any]], Side]) -> None:
+    """Answer requests from standard input until it ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        # A benchmark that is killed leaves nobody behind, not even a stopped child.
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    answers = _private_stdout()
+    side: Side | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["op"] == "load":
+                started = time.perf_counter()
+                side = make_side(request)
+                seconds = time.perf_counter() - started
+                answer = {"seconds": seconds, "version": side.version, "settings": side.settings}
+            else:
+                assert side is not None, "nothing is loaded"
+                answer = _answer(side, request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer(side: Any, request: dict[str, Any]) -> dict[str, Any]:
+    if request["op"] == "measure":
+        timing: Timing = side.measure(request["prompts"], request["num_generated"])
+        if not timing.is_over:
+            raise RuntimeError("a stream ended before it had its tokens: nothing was measured")
+        return {"seconds": timing.seconds, "tokens": timing.tokens, "token_ids": timing.token_ids}
+    if request["op"] == "logits":
+        import numpy
+
+        logits = side.logits(request["token_ids"])
+        numpy.save(request["path"], numpy.ascontiguousarray(logits, dtype=numpy.float32))
+        return {}
+    answer: dict[str, Any] = getattr(side, request["op"])(**{k: v for k, v in request.items() if k != "op"})
+    return answer
+
+
+def _private_stdout() -> TextIO:
+    """The real standard output; what libraries print goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers

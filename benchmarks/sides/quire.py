@@ -1,0 +1,116 @@
+"""Quire as a side: `LLMEngine` stepped in this process; the options are those of `EngineOptions`.
+
+It can also say how fast this machine could run its model at best. Next to read: `protocol.py`.
+"""
+
+import dataclasses
+import itertools
+from typing import Any
+
+from benchmarks.sides.protocol import Timing, serve
+
+
+class QuireSide:
+    """One engine."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        from quire import __version__
+        from quire.engine.llm_engine import LLMEngine
+
+        options = {
+            "max_num_seqs": request["max_num_seqs"],
+            "max_model_len": request["max_model_len"],
+            "enable_prefix_caching": False,
+            **request["options"],
+        }
+        self._engine = LLMEngine.from_options(request["model"], **options)
+        self._ids = itertools.count()
+        self.version = __version__
+        self.settings = self._settings(request["options"])
+
+    def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
+        from quire import _native
+
+        config = self._engine.config
+        return {
+            "dtype": config.dtype,
+            "kv_cache_dtype": config.kv_dtype,
+            "isa": _native.isa(),
+            "num_threads": config.hardware.num_threads,
+            "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+            "block_size": config.scheduler.block_size,
+            **{key: value for key, value in options.items() if key != "tokenizer"},
+        }
+
+    def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
+        """One repetition."""
+        from quire.sampling_params import SamplingParams
+
+        engine = self._engine
+        timing = Timing(prompts, num_generated)
+        params = SamplingParams(temperature=0.0, max_tokens=timing.num_to_generate, ignore_eos=True, detokenize=False)
+        ids = [f"bench-{next(self._ids)}" for _ in prompts]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+        texts: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                texts[output.request_id] = output.outputs[0].token_ids
+                counts[output.request_id] = len(output.outputs[0].token_ids)
+            timing.note(counts.values())
+        timing.token_ids = [list(texts[request_id]) for request_id in ids]
+        return timing
+
+    def logits(self, token_ids: list[int]) -> Any:
+        """Logits at every position, through the engine's own steps. Shapes: numpy float32 [T, V]."""
+        return prompt_logits(self._engine, token_ids)
+
+    def limits(self, cases: list[list[int]]) -> dict[str, Any]:
+        """This machine's rates, and the tokens per second they allow per case (num_prompt, num_generated, streams)."""
+        from quire.cli.bench_cases import BenchCase
+        from quire.cli.bench_limits import tokens_per_s_limit
+        from quire.runtime.machine_limits import measure_limits
+
+        config = self._engine.config
+        machine = measure_limits(config.device, config.dtype)
+        limits = [tokens_per_s_limit(BenchCase(*case), config, machine) for case in cases]
+        return {"machine": dataclasses.asdict(machine), "tokens_per_s": limits}
+
+
+def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
+    """Run one prompt and keep the logits of all its positions. Shapes: numpy float32 [T, V].
+
+    The only place that looks inside the engine: it wraps the model's forward for the length of one request and
+    applies the head to the hidden states of each step.
+    """
+    import torch
+
+    from quire.sampling_params import SamplingParams
+
+    runner = engine._executor._worker.runner
+    model = runner.model
+    parts: list[torch.Tensor] = []
+
+    class Tap:
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            hidden = model(*arguments, **options)
+            parts.append(model.compute_logits(hidden).float())
+            return hidden
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+    runner.model = Tap()
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        engine.add_request("logits", {"prompt_token_ids": token_ids}, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+    finally:
+        runner.model = model
+    return torch.cat(parts)[: len(token_ids)].numpy()
+
+
+if __name__ == "__main__":
+    serve(QuireSide)

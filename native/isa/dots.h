@@ -1,0 +1,161 @@
+// Exact dot products of a block: unsigned weights of 4 or 8 bits with signed bytes, sixteen outputs at a time.
+//
+// NibbleDots and ByteDots have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the
+// activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
+#pragma once
+#include "isa/simd.h"
+
+namespace quire {
+namespace {
+
+// The four bytes at p in each lane, as the bits of an int32.
+inline int32_t four_bytes(const int8_t* p) {
+  int32_t four;
+  memcpy(&four, p, sizeof four);
+  return four;
+}
+
+#if defined(__AVX512VNNI__)
+
+struct NibbleDots {
+  static constexpr int kInputs = 8;  // that 64 bytes of a tile hold for each output
+  struct Weights {
+    __m512i low, high;
+  };
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) {
+    const __m512i pairs = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(pairs, mask), _mm512_and_si512(_mm512_srli_epi16(pairs, 4), mask)};
+  }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    sums.v = _mm512_dpbusd_epi32(sums.v, w.low, _mm512_set1_epi32(four_bytes(x)));
+    return {_mm512_dpbusd_epi32(sums.v, w.high, _mm512_set1_epi32(four_bytes(x + 4)))};
+  }
+  static I32x16 total(Sums sums) { return sums; }  // sum of u * x
+};
+
+struct ByteDots {
+  static constexpr int kInputs = 4;
+  using Weights = __m512i;
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, Weights w, const int8_t* x) {
+    return {_mm512_dpbusd_epi32(sums.v, w, _mm512_set1_epi32(four_bytes(x)))};
+  }
+  // Sum of (u - 128) * x, given the sum of x.
+  static I32x16 total(Sums sums, int32_t sum_of_x) { return sums - shift_left<7>(broadcast(sum_of_x)); }
+};
+
+#elif defined(__AVX2__)
+
+// GCC 12 computes all products of a block before it adds them, and spills them: 86 GMAC/s instead of 124.
+inline __m256i in_register(__m256i value) {
+  asm("" : "+x"(value));
+  return value;
+}
+
+// Sums of two products as int16. 32 inputs make 16 products of at most 15 * 127 for each of them: they fit.
+struct NibbleDots {
+  static constexpr int kInputs = 8;
+  struct Half {
+    __m256i low, high;
+  };
+  struct Weights {
+    Half lo, hi;  // lanes 0 … 7 and 8 … 15
+  };
+  struct Sums {
+    __m256i lo, hi;
+  };
+  static Half load_half(const uint8_t* p) {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(pairs, mask), _mm256_and_si256(_mm256_srli_epi16(pairs, 4), mask)};
+  }
+  static Weights load(const uint8_t* p) { return {load_half(p), load_half(p + 32)}; }
+  static Sums zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static __m256i products(const Half& w, __m256i a, __m256i b) {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w.low, a), _mm256_maddubs_epi16(w.high, b));
+  }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));
+    sums.lo = in_register(_mm256_add_epi16(sums.lo, products(w.lo, a, b)));
+    sums.hi = in_register(_mm256_add_epi16(sums.hi, products(w.hi, a, b)));
+    return sums;
+  }
+  static I32x16 total(Sums sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(sums.lo, ones), _mm256_madd_epi16(sums.hi, ones)};
+  }
+};
+
+// |w| is unsigned and x takes w's sign: two products are at most 2 * 128 * 127, which fits int16. x is never -128.
+struct ByteDots {
+  static constexpr int kInputs = 4;
+  struct Weights {
+    __m256i lo, hi;  // u - 128
+  };
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) {
+    const __m256i centre = _mm256_set1_epi8(-128);
+    return {_mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p), centre),
+            _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(p + 32)), centre)};
+  }
+  static __m256i products(__m256i w, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const __m256i four = _mm256_set1_epi32(four_bytes(x));
+    return {in_register(_mm256_add_epi32(sums.lo, products(w.lo, four))),
+            in_register(_mm256_add_epi32(sums.hi, products(w.hi, four)))};
+  }
+  static I32x16 total(Sums sums, int32_t) { return sums; }
+};
+
+#else
+
+struct NibbleDots {
+  static constexpr int kInputs = 8;
+  struct Weights {
+    uint8_t low[64], high[64];
+  };
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) {
+    Weights w;
+    for (int i = 0; i < 64; ++i) {
+      w.low[i] = p[i] & 15;
+      w.high[i] = p[i] >> 4;
+    }
+    return w;
+  }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < 4; ++i) sums.v[lane] += w.low[lane * 4 + i] * x[i] + w.high[lane * 4 + i] * x[4 + i];
+    }
+    return sums;
+  }
+  static I32x16 total(Sums sums) { return sums; }
+};
+
+struct ByteDots {
+  static constexpr int kInputs = 4;
+  using Weights = const uint8_t*;
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) { return p; }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, Weights w, const int8_t* x) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < 4; ++i) sums.v[lane] += (w[lane * 4 + i] - 128) * x[i];
+    }
+    return sums;
+  }
+  static I32x16 total(Sums sums, int32_t) { return sums; }
+};
+
+#endif
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,192 @@
+// Each op of an instruction set on a small fixed input, beside the scalar one: all must give the same bits.
+#include <cstring>
+#include <memory>
+
+#include "isa/choose.h"
+#include "threads/pool.h"
+#include "weights/half.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kTokens = 9, kWidth = 64, kOutputs = 48, kVocabulary = 40;
+constexpr int32_t kStart = 12;  // the tokens lie in two blocks
+constexpr int64_t kHeads = 2, kKvHeads = 1, kHeadSize = 64, kBlockSize = 16, kNumBlocks = 2;
+constexpr int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadSize;
+
+class Random {
+ public:
+  uint32_t bits() {
+    state_ ^= state_ << 13;
+    state_ ^= state_ >> 17;
+    state_ ^= state_ << 5;
+    return state_;
+  }
+  // -1 … 1, and nothing so small that a product of two is denormal.
+  float value() { return (static_cast<float>(bits() >> 8) - 8388607.5f) / 8388608.0f; }
+
+ private:
+  uint32_t state_ = 2463534242u;
+};
+
+// Zeroed memory at a multiple of 64.
+class Memory {
+ public:
+  explicit Memory(int64_t size) : size_(size), memory_(new std::byte[static_cast<size_t>(size) + 64]()) {}
+  std::byte* data() {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+    return memory_.get() + (64 - address % 64) % 64;
+  }
+  float* floats() { return reinterpret_cast<float*>(data()); }
+  void fill(Random& random) {
+    for (int64_t i = 0; i < size_ / 4; ++i) floats()[i] = random.value();
+  }
+  std::string bytes() { return {reinterpret_cast<const char*>(data()), static_cast<size_t>(size_)}; }
+
+ private:
+  int64_t size_;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+Rows rows_of(Memory& memory, RowType type, int64_t width) {
+  const int64_t item = type == RowType::bf16 ? 2 : 4;
+  return {memory.data(), type == RowType::q8 ? width / kBlock * int64_t{sizeof(ActBlock)} : width * item, type};
+}
+
+// One step of one request, whose earlier positions have keys and values of zero.
+class SmallStep {
+ public:
+  explicit SmallStep(int64_t num_tokens) : scratch_(new std::byte[kScratchBytes + 64]) {
+    for (int32_t i = 0; i < kTokens; ++i) {
+      numbers_[i] = i;
+      positions_[i] = kStart + i;
+      ids_[i] = i * 7 % kVocabulary;
+    }
+    counts_[1] = static_cast<int32_t>(num_tokens);
+    step_.num_requests = 1;
+    step_.num_tokens = step_.num_logit_rows = num_tokens;
+    step_.request_rows = step_.token_requests = zeros_;
+    step_.starts = positions_;
+    step_.counts = counts_ + 1;
+    step_.first_tokens = counts_;
+    step_.tokens = step_.token_ids = ids_;
+    step_.tokens_stride = kTokens;
+    step_.positions = positions_;
+    step_.logit_rows = step_.block_tables = numbers_;
+  }
+  Context context() {
+    const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
+    return {&step_, 0, 1, scratch_.get() + (64 - address % 64) % 64, &barrier_};
+  }
+
+ private:
+  int32_t zeros_[kTokens] = {}, numbers_[kTokens], positions_[kTokens], ids_[kTokens], counts_[2] = {};
+  std::unique_ptr<std::byte[]> scratch_;  // not zeroed: few of its pages are touched
+  Step step_{};
+  Barrier barrier_{1};
+};
+
+// Any bits are a 4- or 8-bit weight; floats and scales must be finite and not tiny.
+Weight random_weight(Memory& memory, WeightFormat format, Random& random) {
+  const int64_t bytes = kOutputs / kTile * tile_bytes(format, kWidth);
+  if (format == WeightFormat::f32) {
+    memory.fill(random);
+  } else {
+    auto* halves = reinterpret_cast<uint16_t*>(memory.data());
+    const bool bf16 = format == WeightFormat::bf16;
+    for (int64_t i = 0; i < bytes / 2; ++i) {
+      halves[i] = bf16 ? round_to_bf16(random.value()) : round_to_f16(random.value());
+    }
+  }
+  return {memory.data(), kOutputs, kWidth, format};
+}
+
+std::string gemm_results(const OpTable& ops, WeightFormat format) {
+  Random random;
+  Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), packed(kOutputs * kWidth * 4 + 4096);
+  values.fill(random);
+  const Weight weight = random_weight(packed, format, random);
+  const Rows in = rows_of(x, wanted_rows(format), kWidth);
+  std::string results;
+  for (int64_t num_tokens : {kTokens, int64_t{1}}) {
+    SmallStep step(num_tokens);
+    Memory out(kTokens * kOutputs * 4), best(kTokens * 8);
+    auto* ids = reinterpret_cast<int32_t*>(best.floats() + kTokens);
+    scalar_ops.activate({rows_of(values, RowType::f32, kWidth), in, kWidth, Activation::none, false, false, false},
+                        step.context());
+    ops.gemm({weight, nullptr, in, rows_of(out, RowType::f32, kOutputs), Activation::silu, false, false, false},
+             step.context());
+    ops.head({weight, nullptr, in, best.floats(), ids, kTokens}, step.context());
+    results += out.bytes() + best.bytes();
+  }
+  return results;
+}
+
+std::string row_results(const OpTable& ops) {
+  Random random;
+  Memory values(kTokens * kWidth * 4), weight(kWidth * 4);
+  values.fill(random);
+  weight.fill(random);
+  const Rows in = rows_of(values, RowType::f32, kWidth);
+  SmallStep step(kTokens);
+  std::string results;
+  for (RowType type : {RowType::f32, RowType::bf16, RowType::q8}) {
+    Memory norm(kTokens * kWidth * 4), gated(kTokens * kWidth * 4);
+    ops.norm({in, rows_of(norm, type, kWidth), weight.floats(), nullptr, kWidth, 1e-5f, type == RowType::bf16},
+             step.context());
+    const Activation activation = type == RowType::f32 ? Activation::gelu : Activation::gelu_tanh;
+    ops.activate({in, rows_of(gated, type, kBlock), kBlock, activation, true, false, false}, step.context());
+    results += norm.bytes() + gated.bytes();
+  }
+  Memory out(kTokens * kWidth * 4);
+  ops.rms_norm_float32(values.floats(), weight.floats(), out.floats(), kTokens, kWidth, 1e-5f);
+  return results + out.bytes();
+}
+
+std::string attention_results(const OpTable& ops, KvFormat format) {
+  Random random;
+  constexpr int64_t kBlockBytes = 2 * kBlockSize * kKvHeads * (kHeadSize * 4 + 4);
+  Memory qkv(kTokens * kQkv * 4), pool(kNumBlocks * kBlockBytes), out(kTokens * kHeads * kHeadSize * 4);
+  Memory frequencies(kHeadSize * 2), cos(kTokens * kHeadSize * 2), sin(kTokens * kHeadSize * 2);
+  qkv.fill(random);
+  frequencies.fill(random);
+  SmallStep step(kTokens);
+  float* q = qkv.floats();
+  float* k = q + kHeads * kHeadSize;
+  const KvLayer kv{pool.data(), kBlockBytes, kBlockSize, kKvHeads, kHeadSize, format, 0};
+  ops.rotary({frequencies.floats(), cos.floats(), sin.floats(), kHeadSize / 2}, step.context());
+  ops.write_kv({q, k, k + kKvHeads * kHeadSize, kQkv, kHeads, nullptr, nullptr, 1e-5f, cos.floats(), sin.floats(), kv},
+               step.context());
+  ops.attend({q, kQkv, rows_of(out, RowType::f32, kHeads * kHeadSize), kHeads, 0, 0.125f, kv}, step.context());
+  return out.bytes();
+}
+
+// AMX has bits of its own for bf16 weights.
+const OpTable& reference(const OpTable& ops, WeightFormat format) {
+#ifdef QUIRE_X86
+  if (format == WeightFormat::bf16 && std::strncmp(ops.isa, "amx", 3) == 0) return amx_emulated_ops;
+#endif
+  (void)ops, (void)format;
+  return scalar_ops;
+}
+
+}  // namespace
+
+std::string failing_op(const OpTable& ops) {
+  constexpr struct {
+    WeightFormat format;
+    const char* name;
+  } kGemms[] = {{WeightFormat::f32, "gemm of f32 weights"},   {WeightFormat::f16, "gemm of f16 weights"},
+                {WeightFormat::bf16, "gemm of bf16 weights"}, {WeightFormat::q4, "gemm of q4 weights"},
+                {WeightFormat::q4m, "gemm of q4m weights"},   {WeightFormat::q8, "gemm of q8 weights"}};
+  for (const auto& gemm : kGemms) {
+    if (gemm_results(ops, gemm.format) != gemm_results(reference(ops, gemm.format), gemm.format)) return gemm.name;
+  }
+  if (row_results(ops) != row_results(scalar_ops)) return "norm or activate";
+  for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
+    if (attention_results(ops, format) != attention_results(scalar_ops, format)) return "write_kv or attend";
+  }
+  return "";
+}
+
+}  // namespace quire

@@ -1,0 +1,108 @@
+// Exact integer dot products: of four u8 with four i8, and of two i8 with two i16, added to each int32 lane.
+#pragma once
+#include <cstddef>
+
+#include "isa/simd.h"
+
+namespace quire {
+namespace {
+
+#if defined(__AVX512VNNI__)
+
+struct Quads {
+  __m512i v;
+};
+struct Shorts {
+  __m512i v;
+};
+inline Quads load_quads(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
+inline Quads broadcast_quad(const std::byte* p) {
+  int32_t quad;
+  memcpy(&quad, p, sizeof quad);
+  return {_mm512_set1_epi32(quad)};
+}
+// 32 int8 as int16.
+inline Shorts load_shorts(const std::byte* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Shorts broadcast_shorts(const std::byte* p) { return {broadcast_quad(p).v}; }
+inline I32x16 dot4(Quads u, Quads s, I32x16 y) { return {_mm512_dpbusd_epi32(y.v, u.v, s.v)}; }
+inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {_mm512_dpwssd_epi32(y.v, a.v, b.v)}; }
+
+#elif defined(__AVX2__)
+
+// VPMADDUBSW would saturate: bytes are widened instead, those at even places apart from those at odd ones.
+struct Quads {
+  __m256i lo, hi;
+};
+struct Shorts {
+  __m256i lo, hi;
+};
+inline Quads load_quads(const std::byte* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline Quads broadcast_quad(const std::byte* p) {
+  int32_t quad;
+  memcpy(&quad, p, sizeof quad);
+  return {_mm256_set1_epi32(quad), _mm256_set1_epi32(quad)};
+}
+inline Shorts load_shorts(const std::byte* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
+}
+inline Shorts broadcast_shorts(const std::byte* p) {
+  const Quads quad = broadcast_quad(p);
+  return {quad.lo, quad.hi};
+}
+inline __m256i dot4(__m256i u, __m256i s, __m256i y) {
+  const __m256i even =
+      _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+  return _mm256_add_epi32(y, _mm256_add_epi32(even, odd));
+}
+inline I32x16 dot4(Quads u, Quads s, I32x16 y) { return {dot4(u.lo, s.lo, y.lo), dot4(u.hi, s.hi, y.hi)}; }
+inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) {
+  return {_mm256_add_epi32(y.lo, _mm256_madd_epi16(a.lo, b.lo)), _mm256_add_epi32(y.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+
+#else
+
+struct Quads {
+  uint8_t v[4 * kLanes];
+};
+struct Shorts {
+  int16_t v[2 * kLanes];
+};
+inline Quads load_quads(const std::byte* p) {
+  Quads r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+inline Quads broadcast_quad(const std::byte* p) {
+  Quads r;
+  for (int i = 0; i < kLanes; ++i) memcpy(r.v + 4 * i, p, 4);
+  return r;
+}
+inline Shorts load_shorts(const std::byte* p) {
+  int8_t narrow[2 * kLanes];
+  memcpy(narrow, p, sizeof narrow);
+  Shorts r;
+  for (int i = 0; i < 2 * kLanes; ++i) r.v[i] = narrow[i];
+  return r;
+}
+inline Shorts broadcast_shorts(const std::byte* p) {
+  Shorts r;
+  for (int i = 0; i < kLanes; ++i) memcpy(r.v + 2 * i, p, 4);
+  return r;
+}
+inline I32x16 dot4(const Quads& u, const Quads& s, I32x16 y) {
+  for (int i = 0; i < 4 * kLanes; ++i) y.v[i / 4] += u.v[i] * static_cast<int8_t>(s.v[i]);
+  return y;
+}
+inline I32x16 dot2(const Shorts& a, const Shorts& b, I32x16 y) {
+  for (int i = 0; i < 2 * kLanes; ++i) y.v[i / 2] += a.v[i] * b.v[i];
+  return y;
+}
+
+#endif
+
+}  // namespace
+}  // namespace quire

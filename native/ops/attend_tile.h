@@ -1,0 +1,167 @@
+// Attention of a few rows (queries of one KV head) to one tile of positions: scores, their softmax and the weighted sum
+// of values. Tiles start at multiples of kTileTokens whatever the rows: a row's result is its tiles' results merged in
+// order (attend_merge.h), and a tile's result for a row does not depend on the other rows.
+#pragma once
+#include "ops/attend_formats.h"
+#include "ops/attend_state.h"
+#include "ops/attend_work.h"
+#include "ops/functions.h"
+
+namespace quire {
+namespace {
+
+// R rows x C groups of 16 tokens: each key is loaded once for R rows, each query step once for C groups. What lies at
+// `ahead` is prefetched: as many bytes of each group as are read.
+template <class Kv, int R, int C>
+void score_block(const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
+                 int64_t query_stride, int64_t steps, typename Kv::Number* out) {
+  typename Kv::Sum y[R][C];
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::none(); }
+  for (int64_t i = 0; i < steps; ++i) {
+    decltype(Kv::key(keys[0])) key[C];
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+      key[c] = Kv::key(keys[c] + i * Kv::kKeyBytes);
+      prefetch(ahead[c] + i * Kv::kKeyBytes);
+    }
+    QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+      const auto query = Kv::query(queries + r * query_stride + i * Kv::kQueryBytes);
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(key[c], query, y[r][c]);
+    }
+  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) store(out + r * kTileTokens + c * kGroup, y[r][c]);
+  }
+}
+
+// Values of consecutive steps: step i's 16 C dimensions at values + i * the row's bytes, its weights at offset
+// `weights` of each row of weights.
+struct Run {
+  const std::byte* values;
+  const std::byte* ahead;
+  int64_t steps;
+  int64_t weights;
+};
+
+// R rows x 16 C dimensions.
+template <class Kv, int R, int C>
+void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
+                 typename Kv::Number* out, int64_t out_stride) {
+  typename Kv::Sum y[R][C];
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) { QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::none(); }
+  for (const Run* run = runs; run < runs + num_runs; ++run) {
+    const std::byte* v = run->values;
+    const std::byte* ahead = run->ahead;
+    const std::byte* w = weights + run->weights;
+    for (int64_t i = 0; i < run->steps; ++i, v += row_bytes, ahead += row_bytes, w += Kv::kWeightBytes) {
+      decltype(Kv::value(v)) value[C];
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) {
+        value[c] = Kv::value(v + c * Kv::kValueBytes);
+        prefetch(ahead + c * Kv::kValueBytes);
+      }
+      QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+        const auto weight = Kv::weight(w + r * kTileTokens * 4);
+        QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = Kv::add(value[c], weight, y[r][c]);
+      }
+    }
+  }
+  QUIRE_UNROLL for (int r = 0; r < R; ++r) {
+    QUIRE_UNROLL for (int c = 0; c < C; ++c) store(out + r * out_stride + c * kLanes, y[r][c]);
+  }
+}
+
+// The kernels for 1 … R rows.
+template <class Kv, int C, int R = Kv::kRows>
+void score_rows(int64_t rows, const std::byte* const* keys, const std::byte* const* ahead, const std::byte* queries,
+                int64_t query_stride, int64_t steps, typename Kv::Number* out) {
+  if constexpr (R > 1) {
+    if (rows < R) return score_rows<Kv, C, R - 1>(rows, keys, ahead, queries, query_stride, steps, out);
+  }
+  score_block<Kv, R, C>(keys, ahead, queries, query_stride, steps, out);
+}
+template <class Kv, int C, int R = Kv::kRows>
+void weigh_rows(int64_t rows, const Run* runs, int64_t num_runs, int64_t row_bytes, const std::byte* weights,
+                typename Kv::Number* out, int64_t out_stride) {
+  if constexpr (R > 1) {
+    if (rows < R) return weigh_rows<Kv, C, R - 1>(rows, runs, num_runs, row_bytes, weights, out, out_stride);
+  }
+  weigh_block<Kv, R, C>(runs, num_runs, row_bytes, weights, out, out_stride);
+}
+
+// The groups of one tile that some row sees: `first` … `end` - 1 of its kTileGroups; pointers are of those only.
+struct TileKeys {
+  int64_t first, end;
+  const std::byte* keys[kTileGroups];
+  const float* scales[kTileGroups];  // i8: of keys, and a block's tokens on of values
+  const std::byte* values[kTileGroups];
+};
+
+inline void find_keys(const KvLayer& kv, const int32_t* table, const Item& item, int64_t index, TileKeys* tile) {
+  const int64_t begin = index * kTileTokens, end = begin + kTileTokens;
+  tile->first = (item.low > begin ? item.low - begin : 0) / kGroup;
+  tile->end = ((item.high < end ? item.high : end) - begin + kGroup - 1) / kGroup;
+  for (int64_t g = tile->first; g < tile->end; ++g) {
+    const int64_t position = begin + g * kGroup, group = position % kv.block_size / kGroup;
+    const KvHead place = kv_head(kv, table[position / kv.block_size], item.head);
+    tile->keys[g] = place.keys + group * key_group_bytes(kv.format, kv.head_size);
+    tile->values[g] = place.values + group * value_group_bytes(kv.format, kv.head_size);
+    tile->scales[g] = place.scales + group * kGroup;
+  }
+  // To be prefetched by the tile before, which may have more groups.
+  for (int64_t g = 0; g < tile->first; ++g) tile->keys[g] = tile->keys[tile->first];
+  for (int64_t g = tile->end; g < kTileGroups; ++g) tile->keys[g] = tile->keys[tile->first];
+}
+
+// Groups of at most kRows rows that are as even as can be: 7 rows are 4 and 3.
+template <class Kv, class Function>
+void for_rows(int64_t num_rows, Function function) {
+  const int64_t parts = (num_rows + Kv::kRows - 1) / Kv::kRows;
+  for (int64_t part = 0, row = 0; part < parts; ++part) {
+    const int64_t rows = (num_rows - row + parts - part - 1) / (parts - part);
+    function(row, rows);
+    row += rows;
+  }
+}
+
+template <class Kv>
+void score_tile(const AttendRows& rows, const TileKeys& tile, int64_t steps) {
+  auto* scores = reinterpret_cast<typename Kv::Number*>(rows.scores);
+  for (int64_t g = tile.first; g < tile.end;) {
+    const bool whole = tile.end - g >= Kv::kVectors;
+    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
+      const std::byte* queries = rows.queries + row * rows.query_stride;
+      auto* out = scores + row * kTileTokens + g * kGroup;
+      if (whole) {
+        score_rows<Kv, Kv::kVectors>(count, tile.keys + g, tile.values + g, queries, rows.query_stride, steps, out);
+      } else {
+        score_rows<Kv, 1>(count, tile.keys + g, tile.values + g, queries, rows.query_stride, steps, out);
+      }
+    });
+    g += whole ? Kv::kVectors : 1;
+  }
+}
+
+template <class Kv>
+void weigh_tile(const AttendRows& rows, const Run* runs, int64_t num_runs, int64_t row_bytes, std::byte* sums) {
+  const int64_t vectors = rows.stride / kLanes;
+  for (int64_t c = 0; c < vectors;) {
+    const bool whole = vectors - c >= Kv::kVectors;
+    Run moved[kTileGroups + 1];
+    for (int64_t i = 0; i < num_runs; ++i) {
+      moved[i] = {runs[i].values + c * Kv::kValueBytes, runs[i].ahead + c * Kv::kValueBytes, runs[i].steps,
+                  runs[i].weights};
+    }
+    for_rows<Kv>(rows.count, [&](int64_t row, int64_t count) {
+      const std::byte* weights = rows.scores + row * kTileTokens * 4;
+      auto* out = reinterpret_cast<typename Kv::Number*>(sums) + row * rows.stride + c * kLanes;
+      if (whole) {
+        weigh_rows<Kv, Kv::kVectors>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
+      } else {
+        weigh_rows<Kv, 1>(count, moved, num_runs, row_bytes, weights, out, rows.stride);
+      }
+    });
+    c += whole ? Kv::kVectors : 1;
+  }
+}
+
+}  // namespace
+}  // namespace quire

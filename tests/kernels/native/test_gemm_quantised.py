@@ -1,0 +1,248 @@
+"""Products of int8 rows with quantised weights: against float64, and the same bits however the work is cut."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire import _native
+from tests.kernels.native.packed_weights import (
+    ACT_BLOCK,
+    ISAS,
+    STORED,
+    Packed,
+    dequantised,
+    each_isa,
+    empty_rows,
+    quantised,
+    random_acts,
+    random_weights,
+    rows_of,
+    run,
+)
+
+FORMATS = list(STORED)
+FAST_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
+ACTIVATIONS = {
+    "none": lambda y: y,
+    "relu": lambda y: y.clamp(min=0),
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda y: torch.nn.functional.gelu(y, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def multiply(
+    packed: Packed, acts: np.ndarray, *, out: str = "f32", threads: int = 1, bias: np.ndarray | None = None,
+    activation: str = "none", gated: bool = False, add_to: np.ndarray | None = None, logit_rows: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Rows of the result with three columns more, which must stay as they were. Mutates: nothing."""
+    width = packed.num_outputs // 2 if gated else packed.num_outputs
+    result = empty_rows(out, len(acts), width)
+    if add_to is not None:
+        result[:, :width] = add_to
+    untouched = result[:, -3:].copy()
+    plan = _native.Plan(threads, max(1, len(acts)), max(1, len(acts)))
+    plan.gemm(
+        packed.weight, 0 if bias is None else bias.ctypes.data, rows_of(acts), rows_of(result),
+        getattr(_native.Activation, activation), gated, add_to is not None, logit_rows,
+    )  # fmt: skip
+    run(plan, np.zeros(1 if logit_rows else len(acts)), num_logit_rows=len(acts) if logit_rows else 0)
+    padded = width % 2 if out == "bf16" else 0
+    assert np.array_equal(result[:, -3:][:, padded:].view(np.uint8), untouched[:, padded:].view(np.uint8))
+    return result[:, : -3 + padded]
+
+
+def widened(rows: np.ndarray) -> np.ndarray:
+    """fp32, bf16 or int8 rows as float64."""
+    if rows.dtype == ACT_BLOCK:
+        return dequantised(rows)
+    return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64) if rows.dtype == np.uint16 else rows
+
+
+def expected(packed: Packed, acts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and how far fp32 sums of blocks may be from it."""
+    weights, x = packed.decoded().astype(np.float64), dequantised(acts)
+    # Minimum and multiple of a block are summed apart and may cancel each other.
+    sizes = np.abs(x) @ (np.abs(weights).max(1, keepdims=True) * np.ones_like(weights)).T * 16
+    return x @ weights.T, sizes * 2.0**-23
+
+
+def assert_same(results: list[np.ndarray]) -> None:
+    assert all(np.array_equal(result.view(np.uint8), results[0].view(np.uint8)) for result in results)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 16, 32), (2, 40, 64), (5, 33, 96), (13, 1, 32), (70, 576, 576), (9, 65, 1536)])
+def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tuple[int, int, int]) -> None:
+    num_rows, num_outputs, num_inputs = shape
+    packed, acts = random_weights(format_name, num_outputs, num_inputs), random_acts(num_rows, num_inputs)
+    wanted, error = expected(packed, acts)
+    found = multiply(packed, acts)
+    assert (np.abs(found - wanted) <= error).all()
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_extreme_integers_do_not_overflow(format_name: str) -> None:
+    packed = Packed(format_name, 32, 64)
+    raw = {"q4": 18, "q4m": 20, "q8": 34}[format_name]
+    rows = np.zeros((32, 2, raw), dtype=np.uint8)
+    rows[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
+    rows[::2, :, raw - (32 if format_name == "q8" else 16) :] = 0x80 if format_name == "q8" else 0xFF
+    rows[1::2, :, raw - (32 if format_name == "q8" else 16) :] = 0x7F if format_name == "q8" else 0
+    packed.add_rows(STORED[format_name], rows.reshape(32, -1))
+    acts = quantised(np.array([[127.0], [-127.0]], np.float32) * np.ones((2, 64), np.float32))
+    wanted = dequantised(acts) @ packed.decoded().astype(np.float64).T
+    for found in each_isa(lambda: multiply(packed, acts)):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 7])
+def test_instruction_sets_agree_bit_for_bit(format_name: str, num_rows: int) -> None:
+    packed, acts = random_weights(format_name, 49, 160), random_acts(num_rows, 160)
+    assert_same(list(each_isa(lambda: multiply(packed, acts))))
+
+
+@pytest.mark.parametrize(
+    "options", [{"out": "q8", "gated": True}, {"out": "bf16"}, {"out": "q8", "activation": "gelu"}]
+)
+def test_instruction_sets_agree_on_every_way_out(options: dict[str, Any]) -> None:
+    packed, acts = random_weights("q4m", 64, 64), random_acts(3, 64)
+    assert_same(list(each_isa(lambda: multiply(packed, acts, **{"activation": "silu"} | options))))
+
+
+@pytest.mark.parametrize("isa", FAST_ISAS)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
+    packed, acts = random_weights(format_name, 72, 96), random_acts(70, 96)
+
+    def all_ways() -> np.ndarray:
+        whole = multiply(packed, acts)
+        for num_rows in (*range(1, 15), 24, 63, 64, 65):
+            assert_same([multiply(packed, acts[:num_rows]), whole[:num_rows]])
+            assert_same([multiply(packed, acts[70 - num_rows :]), whole[70 - num_rows :]])
+        return whole
+
+    assert len(list(each_isa(all_ways, [isa]))) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (6, 960), (11, 40), (64, 50), (70, 96), (200, 32)])
+@pytest.mark.parametrize("options", [{}, {"out": "q8", "gated": True, "activation": "silu"}, {"out": "bf16"}])
+def test_the_number_of_threads_changes_nothing(shape: tuple[int, int], options: dict[str, Any]) -> None:
+    num_rows, num_outputs = shape
+    if options.get("gated"):
+        num_outputs = -(-num_outputs // 32) * 64
+    packed, acts = random_weights("q4m", num_outputs, 64), random_acts(num_rows, 64)
+    assert_same([multiply(packed, acts, threads=threads, **options) for threads in (1, 2, 3, 7)])
+
+
+@pytest.mark.parametrize("out", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("gated", [False, True])
+def test_bias_and_activation_of_every_type_of_rows(out: str, activation: str, gated: bool) -> None:
+    packed, acts = random_weights("q8", 128, 64, seed=1), random_acts(5, 64)
+    acts["scale"], acts["scaled_sum"] = acts["scale"] * 0.02, acts["scaled_sum"] * np.float32(0.02)
+    bias = np.random.default_rng(2).standard_normal(128).astype(np.float32)
+    y = torch.from_numpy(expected(packed, acts)[0] + bias)
+    wanted = ACTIVATIONS[activation](y)
+    if gated:
+        wanted = ACTIVATIONS[activation](y[:, :64]) * y[:, 64:]
+    exact = multiply(packed, acts, bias=bias, activation=activation, gated=gated)
+    torch.testing.assert_close(torch.from_numpy(exact).double(), wanted, rtol=2e-5, atol=2e-5)
+    found = multiply(packed, acts, out=out, bias=bias, activation=activation, gated=gated)
+    if out == "q8":
+        assert_same([found, quantised(exact)])
+    elif out == "bf16":
+        assert_same([found, torch.from_numpy(exact.copy()).bfloat16().view(torch.uint16).numpy()])
+
+
+@pytest.mark.parametrize("isa", FAST_ISAS)
+def test_a_gated_half_may_end_within_a_panel(isa: str) -> None:
+    packed, acts = random_weights("q4", 96, 64), random_acts(9, 64)
+    whole = torch.from_numpy(multiply(packed, acts))
+    for found in each_isa(lambda: multiply(packed, acts, activation="relu", gated=True), [isa]):
+        assert torch.equal(torch.from_numpy(found.copy()), whole[:, :48].clamp(min=0) * whole[:, 48:])
+
+
+@pytest.mark.parametrize("num_outputs", [31, 33])
+def test_an_odd_bf16_row_ends_in_a_zero(num_outputs: int) -> None:
+    found = multiply(random_weights("q4", num_outputs, 32), random_acts(3, 32), out="bf16")
+    assert found.shape == (3, num_outputs + 1)
+    assert (found[:, -1] == 0).all()
+    assert (found[:, :-1] != 0).any()
+
+
+@pytest.mark.parametrize("num_outputs", [40, 64])
+def test_added_to_the_residual(num_outputs: int) -> None:
+    packed, acts = random_weights("q4m", num_outputs, 96), random_acts(9, 96)
+    residual = np.random.default_rng(3).standard_normal((9, num_outputs)).astype(np.float32)
+    for threads in (1, 2):
+        found = multiply(packed, acts, add_to=residual, threads=threads)
+        assert np.array_equal(found, residual + multiply(packed, acts))
+
+
+def test_only_rows_that_need_logits() -> None:
+    packed, acts = random_weights("q8", 40, 32), random_acts(4, 32)
+    assert_same([multiply(packed, acts, logit_rows=True), multiply(packed, acts)])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_its_row_only(isa: str, bad: float) -> None:
+    values = np.random.default_rng(4).standard_normal((7, 64)).astype(np.float32)
+    packed = random_weights("q4m", 40, 64)
+    wanted = multiply(packed, quantised(values))
+    values[3, 5] = bad
+    acts = np.zeros((7, 2), dtype=ACT_BLOCK)
+    plan = _native.Plan(1, 7, 1)
+    plan.activate(rows_of(values), rows_of(acts), 64)
+    for _ in each_isa(lambda: run(plan, np.zeros(7)) or acts, [isa]):
+        assert np.isnan(acts[3, 0]["scale"])
+        found = multiply(packed, acts)
+        assert np.isnan(found[3]).all()
+        assert_same([np.delete(found, 3, 0), np.delete(wanted, 3, 0)])
+
+
+def test_rows_after_the_last_and_a_step_without_rows_are_left_alone() -> None:
+    packed, acts = random_weights("q4m", 40, 64), random_acts(4, 64)
+    out = empty_rows("f32", 4, 37)
+    plan = _native.Plan(2, 4, 1)
+    plan.gemm(packed.weight, 0, rows_of(acts), rows_of(out))
+    run(plan, np.zeros(0))
+    assert np.isnan(out).all()
+    acts[2:].view(np.uint8)[:] = 0xFF
+    run(plan, np.zeros(2))
+    assert np.isfinite(out[:2]).all()
+    assert np.isnan(out[2:]).all()
+
+
+# --- Writing int8 rows ------------------------------------------------------------------------------------------------
+
+
+def quantise(values: np.ndarray) -> np.ndarray:
+    acts = empty_rows("q8", *values.shape)[:, :-3]
+    plan = _native.Plan(1, len(values), 1)
+    plan.activate(rows_of(values), rows_of(acts), values.shape[1])
+    run(plan, np.zeros(len(values)))
+    return acts
+
+
+def test_quantised_rows_are_the_formulas_bit_for_bit() -> None:
+    random = np.random.default_rng(5)
+    values = (random.standard_normal((50, 320)) * np.exp(random.uniform(-30, 30, (50, 1)))).astype(np.float32)
+    values[3, 64:96] = 0
+    values[4, 64:96] = np.arange(-16, 16)  # halves become ties
+    values[5, 0:32] = [127, *np.arange(-15, 16) * 0.5]
+    assert_same([quantised(values), *each_isa(lambda: quantise(values))])
+
+
+def test_blocks_that_are_not_finite_hold_no_garbage() -> None:
+    values = np.ones((4, 64), dtype=np.float32)
+    values[0, 3], values[1, 40], values[2, 7], values[3, 0] = np.nan, np.inf, -np.inf, 1e-44
+    results = list(each_isa(lambda: quantise(values)))
+    assert_same(results)
+    assert np.isnan(results[0]["scale"]).tolist() == [[True, False], [False, True], [True, False], [False, False]]
+    assert (results[0]["q"][np.isnan(results[0]["scale"])] == 0).all()
