@@ -33,8 +33,9 @@ format: $(VENV)/.installed-dev  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: $(VENV)/.installed-dev  ## speed beside HF Transformers, then the host's time per step
-	$(BIN)/quire bench -p 128,512,2048 -n 64 -d 128 -c 1,8,32,64 --peer hf $(ARGS)
+bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time per step: benchmarks/README.md
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python benchmarks/host_step.py
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages

@@ -20,7 +20,7 @@ from quire.cli.bench_cases import BenchCase
 SCHEMA = "quire.bench.peers/1"
 LIMITS_TIMEOUT_S = 120.0
 NOISY_SHARE = 0.05
-"""A measurement is noisy when other processes had more of the machine's CPU time than this."""
+"""A turn is noisy when other processes had more of the machine's CPU time than this."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Turn:
     """One turn of a side in a case."""
 
     tokens_per_s: list[float]
-    cpu_elsewhere: list[float]
-    """Per measurement, the share of the machine's CPU time that went to others."""
+    cpu_elsewhere: float
+    """Share of the machine's CPU time that went to others."""
     token_ids: list[list[int]]
     """What each stream generated."""
 
@@ -124,10 +124,8 @@ class Report:
         self._line([*cells, f"{100 * share:.0f} %" if share else ""])
 
     def end(self) -> None:
-        """Which peers choose other tokens: some always do on random prompts, a wrongly set up one does nearly always."""
-        print(
-            f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs in half of the measurements: run it again"
-        )
+        """What the stars mean, and how often peers choose other tokens: on random prompts some always do."""
+        print(f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs: measure again on an idle machine")
         for name, share in self._agreement().items():
             print(f"first tokens as {self._names[0]}: {name} {100 * share:.0f} %")
 
@@ -193,5 +191,5 @@ def _summary(turns: Sequence[Turn]) -> dict[str, Any]:
     return {
         "median_tokens_per_s": statistics.median(samples),
         "samples_tokens_per_s": samples,
-        "cpu_elsewhere": statistics.median([share for turn in turns for share in turn.cpu_elsewhere]),
+        "cpu_elsewhere": statistics.median([turn.cpu_elsewhere for turn in turns]),
     }

@@ -10,6 +10,7 @@ streams after D tokens of prompt. Next to read: `side_process.py`, `sides/protoc
 
 import argparse
 import contextlib
+import os
 import random
 import re
 import sys
@@ -47,14 +48,14 @@ def parse_case(name: str) -> BenchCase:
 def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> Turn:
     """One turn of a side. Raises: SideError."""
     samples: list[float] = []
-    elsewhere: list[float] = []
-    total_s = 0.0
-    while not samples or (total_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
+    answering_s, elsewhere_s, measured_s = side.answering_s, side.cpu_elsewhere_s, 0.0
+    while not samples or (measured_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
         answer = side.request("measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompts, num_generated=case.num_generated)
         samples.append(answer["tokens"] / answer["seconds"])
-        elsewhere.append(side.cpu_elsewhere)
-        total_s += answer["seconds"]
-    return Turn(samples, elsewhere, answer["token_ids"])
+        measured_s += answer["seconds"]
+    available_s = (side.answering_s - answering_s) * (os.cpu_count() or 1)
+    share = (side.cpu_elsewhere_s - elsewhere_s) / available_s
+    return Turn(samples, min(1.0, max(0.0, share)), answer["token_ids"])
 
 
 def measure_case(

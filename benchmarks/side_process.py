@@ -51,8 +51,10 @@ class SideProcess:
         """From the start of the process: interpreter, imports, loading."""
         self._log_path = log
         self._unread = b""
-        self.cpu_elsewhere = 0.0
-        """Share of the machine's CPU time that went to others while the last request was answered."""
+        self.answering_s = 0.0
+        """Time spent on answers so far."""
+        self.cpu_elsewhere_s = 0.0
+        """CPU seconds that other processes used, or the host took, during that time."""
         self._started = time.perf_counter()
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -84,9 +86,8 @@ class SideProcess:
         except (OSError, ValueError) as error:
             raise SideError(f"{self.name} ended during {op!r}{self._log_tail()}") from error
         self._process.send_signal(signal.SIGSTOP)
-        wall_s = time.monotonic() - before[0]
-        elsewhere_s = _machine_busy_s() - _process_cpu_s(self._process.pid) - before[1]
-        self.cpu_elsewhere = max(0.0, elsewhere_s / (wall_s * (os.cpu_count() or 1)))
+        self.answering_s += time.monotonic() - before[0]
+        self.cpu_elsewhere_s += _machine_busy_s() - _process_cpu_s(self._process.pid) - before[1]
         if "error" in answer:
             raise SideError(f"{self.name}: {answer['error']}{self._log_tail()}")
         return answer

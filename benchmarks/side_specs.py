@@ -42,11 +42,11 @@ class Kind:
 
 
 KINDS = {
-    "quire": Kind("quire", "quire", None, "gguf"),
-    "llama.cpp": Kind("llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
-    "vllm": Kind("vllm", "vllm", "vllm_python", "bf16"),
-    "openvino": Kind("openvino", "openvino_genai", "openvino_python", "gguf"),
-    "transformers": Kind("transformers", "transformers", None, "bf16"),
+    "quire": Kind("benchmarks.sides.quire", "quire", None, "gguf"),
+    "llama.cpp": Kind("benchmarks.sides.llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
+    "vllm": Kind("benchmarks.sides.vllm", "vllm", "vllm_python", "bf16"),
+    "openvino": Kind("benchmarks.sides.openvino", "openvino_genai", "openvino_python", "gguf"),
+    "transformers": Kind("benchmarks.sides.transformers", "transformers", None, "bf16"),
 }
 
 
@@ -96,7 +96,7 @@ def make_spec(name: str, models: Models, interpreters: Mapping[str, Any]) -> Sid
             environment[key.removeprefix("env.")] = value
         else:
             options[key] = _value(value)
-    command = (_interpreter(base, kind, interpreters), "-m", f"benchmarks.sides.{kind.module}")
+    command = (_interpreter(base, kind, interpreters), "-m", kind.module)
     return SideSpec(name, command, str(models.path(weights)), options, environment)
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from benchmarks.sides.protocol import Timing, serve
 
+LOGIT_ROWS = 128
+"""Rows whose logits are asked for at once; an engine holds memory for few."""
+
 
 class QuireSide:
     """One engine."""
@@ -81,34 +84,39 @@ class QuireSide:
 def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
     """Run one prompt and keep the logits of all its positions. Shapes: numpy float32 [T, V].
 
-    The only place that looks inside the engine: it wraps the model's forward for the length of one request and
-    applies the head to the hidden states of each step.
+    The only place that looks inside the engine: for the length of one request it puts itself between the runner and
+    its forward, and asks for the logits of every row of every step.
     """
+    import numpy as np
     import torch
 
     from quire.sampling_params import SamplingParams
 
     runner = engine._executor._worker.runner
-    model = runner.model
+    forward = runner.forward
     parts: list[torch.Tensor] = []
 
     class Tap:
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
-            hidden = model(*arguments, **options)
-            parts.append(model.compute_logits(hidden).float())
-            return hidden
+        def run(self, layout: Any, *arguments: Any, **options: Any) -> Any:
+            result = forward.run(layout, *arguments, **options)
+            num_rows = sum(item.num_tokens for item in layout.computed)
+            for first in range(0, num_rows, LOGIT_ROWS):
+                rows = np.arange(first, min(first + LOGIT_ROWS, num_rows), dtype=np.int32)
+                # The next part may use the same memory.
+                parts.append(forward.logits(rows).clone())
+            return result
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(model, name)
+            return getattr(forward, name)
 
-    runner.model = Tap()
+    runner.forward = Tap()
     try:
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         engine.add_request("logits", {"prompt_token_ids": token_ids}, params)
         while engine.has_unfinished_requests():
             engine.step()
     finally:
-        runner.model = model
+        runner.forward = forward
     return torch.cat(parts)[: len(token_ids)].numpy()
 
 

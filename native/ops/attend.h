@@ -28,15 +28,15 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   AttendRows rows{};
   rows.stride = padded_head_size(op.kv.head_size);
   rows.query_stride = rows.stride * 4;
-  rows.queries = take<std::byte>(&memory, kMaxRows * rows.query_stride);
-  rows.scores = take<std::byte>(&memory, kMaxRows * kTileTokens * 4);
-  rows.query_scales = take<float>(&memory, kMaxRows * 4);
-  rows.query_sums = take<int32_t>(&memory, kMaxRows * 4);
-  rows.lows = take<int32_t>(&memory, kMaxRows * 4);
-  rows.highs = take<int32_t>(&memory, kMaxRows * 4);
+  rows.queries = take<std::byte>(&memory, kAttendRows * rows.query_stride);
+  rows.scores = take<std::byte>(&memory, kAttendRows * kTileTokens * 4);
+  rows.query_scales = take<float>(&memory, kAttendRows * 4);
+  rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
+  rows.lows = take<int32_t>(&memory, kAttendRows * 4);
+  rows.highs = take<int32_t>(&memory, kAttendRows * 4);
   rows.scale = op.scale * 1.44269504f;
-  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
-  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kMaxRows, rows.stride)), kMaxRows);
+  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
+  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.padded = memory;
   return rows;
 }
@@ -138,13 +138,13 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   const int64_t high = item.high < begin + kTileTokens ? item.high : begin + kTileTokens;
   score_tile<Kv>(rows, tile, (width + Kv::kDims - 1) / Kv::kDims);
   // All rows' highest scores before the first weight: the many reductions overlap.
-  Seen seen[kMaxRows];
+  Seen seen[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = seen_by(rows, row, begin, tile.first, tile.end);
     if (Kv::kScaled) scale_scores(rows, row, seen[row].from, seen[row].to, tile.scales);
     find_highest(rows, row, seen[row]);
   }
-  float factors[kMaxRows];
+  float factors[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
     factors[row] = soften<Kv>(rows, row, seen[row], tile.scales, op.kv.block_size);
   }

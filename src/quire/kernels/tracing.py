@@ -123,6 +123,8 @@ class Symbol:
 
     def chunk(self, chunks: int, dim: int = 0) -> list["Symbol"]:
         """Equal parts along the first axis after T."""
+        if not self.sizes or self.sizes[0] % chunks:
+            raise NotTraceableError(f"{self} in {chunks} chunks")
         return self.split(self.sizes[0] // chunks, dim)
 
     def rotation(self, frequencies: Any) -> tuple["Symbol", "Symbol"]:

@@ -4,7 +4,6 @@ Next to read: `model_runner.py`.
 """
 
 import logging
-from typing import Any
 
 import torch
 
@@ -80,7 +79,7 @@ class Worker:
         return self.runner.run(output)
 
 
-def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[Any]:
+def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:
     """Each layer's share of the KV pool, as native ops address it."""
     scheduler = config.scheduler
     layers = []

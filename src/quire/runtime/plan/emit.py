@@ -6,13 +6,13 @@ Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire import _native
+from quire._native import RowType
 from quire.runtime.plan.instructions import (
     Activate,
     Add,
@@ -25,7 +25,6 @@ from quire.runtime.plan.instructions import (
     Norm,
     Program,
     Rotary,
-    RowType,
     WriteKv,
     touched,
 )
@@ -44,6 +43,43 @@ class PlanLimits:
     max_logit_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Per buffer the number of its place, and per place the bytes of a row."""
+
+    places: dict[Buffer, int]
+    row_bytes: list[int]
+
+
+def place_buffers(body: Sequence[Instruction], result: Buffer) -> Placement:
+    """Give each buffer a place from its first to its last use; `result` keeps its own to the end.
+
+    An instruction's inputs and outputs never share one: its threads read and write at the same time.
+    """
+    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in touched(instruction)}
+    last_use[result] = len(body)
+    placement = Placement({}, [])
+    free: set[int] = set()
+    for index, instruction in enumerate(body):
+        buffers = list(dict.fromkeys(touched(instruction)))
+        for buffer in buffers:
+            if buffer not in placement.places:
+                placement.places[buffer] = _take_place(placement.row_bytes, free, buffer.row_bytes)
+        free.update(placement.places[buffer] for buffer in buffers if last_use[buffer] == index)
+    return placement
+
+
+def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
+    """The smallest free place that is large enough, else a new one."""
+    fitting = [place for place in free if row_bytes[place] >= needed]
+    if not fitting:
+        row_bytes.append(needed)
+        return len(row_bytes) - 1
+    best = min(fitting, key=lambda place: (row_bytes[place], place))
+    free.remove(best)
+    return best
+
+
 class PlannedModel:
     """One model's plan and the memory it works in.
 
@@ -57,7 +93,7 @@ class PlannedModel:
         self,
         program: Program,
         weights: PackedWeights,
-        kv_layers: Sequence[Any],
+        kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         num_threads: int,
     ) -> None:
@@ -101,32 +137,11 @@ class PlannedModel:
     # --- Memory ---------------------------------------------------------------------------
 
     def _place_buffers(self) -> None:
-        """Give each buffer of the body memory from its first to its last use; the result keeps its own."""
-        last_use: dict[Buffer, int] = {}
-        for index, instruction in enumerate(self.program.body):
-            for buffer in touched(instruction):
-                last_use[buffer] = index
-        last_use[self.program.hidden] = len(self.program.body)
-        free: list[tuple[int, int]] = []  # bytes per row, address
-        for index, instruction in enumerate(self.program.body):
-            buffers = list(dict.fromkeys(touched(instruction)))
-            for buffer in buffers:
-                if buffer not in self._addresses:
-                    self._addresses[buffer] = self._take(free, buffer.row_bytes)
-            for buffer in buffers:
-                if last_use[buffer] == index:
-                    free.append((buffer.row_bytes, self._addresses[buffer]))
-        self._addresses[self.program.head_input] = self._allocate(
-            self.program.head_input.row_bytes * self.limits.max_logit_rows
-        )
-
-    def _take(self, free: list[tuple[int, int]], row_bytes: int) -> int:
-        fitting = [item for item in free if item[0] >= row_bytes]
-        if not fitting:
-            return self._allocate(row_bytes * self.limits.max_tokens)
-        best = min(fitting)
-        free.remove(best)
-        return best[1]
+        program, limits = self.program, self.limits
+        placement = place_buffers(program.body, program.hidden)
+        memory = [self._allocate(row_bytes * limits.max_tokens) for row_bytes in placement.row_bytes]
+        self._addresses = {buffer: memory[place] for buffer, place in placement.places.items()}
+        self._addresses[program.head_input] = self._allocate(program.head_input.row_bytes * limits.max_logit_rows)
 
     def _allocate(self, num_bytes: int) -> int:
         self._memory.append(torch.empty(num_bytes + 64, dtype=torch.uint8))
@@ -144,7 +159,7 @@ class PlannedModel:
 
     # --- Ops ------------------------------------------------------------------------------
 
-    def _rows(self, buffer: Buffer) -> Any:
+    def _rows(self, buffer: Buffer) -> _native.Rows:
         return _native.Rows(self._addresses[buffer], buffer.row_bytes, buffer.type)
 
     def _columns(self, columns: Columns) -> int:

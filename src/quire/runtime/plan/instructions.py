@@ -8,10 +8,7 @@ Next to read: `lower.py`, which makes them, `emit.py`, which gives them addresse
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire import _native
-
-RowType = _native.RowType
-Activation = _native.Activation
+from quire._native import Activation, RowType
 
 
 @dataclass(eq=False, slots=True)
@@ -19,9 +16,7 @@ class Buffer:
     """[T, width] values that live from the instruction that writes them to the last that reads them."""
 
     width: int
-    type: Any = RowType.f32
-    of_logit_rows: bool = False
-    """[S, width] instead."""
+    type: RowType = RowType.f32
 
     @property
     def row_bytes(self) -> int:
@@ -82,7 +77,7 @@ class Gemm:
     bias: Any
     x: Buffer
     out: Buffer
-    activation: Any = Activation.none
+    activation: Activation = Activation.none
     gated: bool = False
     add: bool = False
 
@@ -124,9 +119,8 @@ class Activate:
 
     x: Buffer
     out: Buffer
-    activation: Any = Activation.none
+    activation: Activation = Activation.none
     gated: bool = False
-    from_logit_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
+from quire._native import WeightFormat
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment, debugging_variable
 from quire.kernels.tracing import NotTraceableError
@@ -51,8 +51,8 @@ def plan_model(
 
 def choose_formats(
     config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
-) -> dict[str, Any]:
-    """Per matrix its `WeightFormat`."""
+) -> dict[str, WeightFormat]:
+    """Of each matrix."""
     stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
     for placement in placements:
         stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]

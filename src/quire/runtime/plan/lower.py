@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire import _native
+from quire._native import Activation, RowType, WeightFormat, wanted_rows
 from quire.kernels.tracing import Call, NotTraceableError, Symbol
 from quire.runtime.plan.instructions import (
     Activate,
-    Activation,
     Add,
     Attend,
     Buffer,
@@ -27,13 +26,11 @@ from quire.runtime.plan.instructions import (
     Norm,
     Program,
     Rotary,
-    RowType,
     WriteKv,
 )
 from quire.runtime.plan.trace import LayerCache, TracedModel
 
-FormatOf = Callable[[Any], Any]
-"""A weight parameter's `WeightFormat`."""
+FormatOf = Callable[[Any], WeightFormat]
 ACTIVATIONS = {
     "silu_and_mul": (Activation.silu, True),
     "gelu": (Activation.gelu, False),
@@ -51,7 +48,7 @@ def lower(traced: TracedModel, format_of: FormatOf) -> Program:
         lowering.visit(call)
     hidden = lowering.as_float(traced.hidden)
     head_weight, head_bias = _head(traced)
-    head_input = Buffer(hidden.width, _native.wanted_rows(format_of(head_weight)), of_logit_rows=True)
+    head_input = Buffer(hidden.width, wanted_rows(format_of(head_weight)))
     return Program(
         lowering.instructions, hidden, head_weight, head_bias, head_input, head_weight.shape[0], lowering.num_fused
     )
@@ -86,7 +83,7 @@ class _Lowering:
         self.num_fused: dict[str, int] = {}
         self._format_of = format_of
         self._buffers: dict[Call, Buffer] = {}
-        self._converted: dict[tuple[Buffer, Any], Buffer] = {}
+        self._converted: dict[tuple[Buffer, RowType], Buffer] = {}
         self._rotations: dict[Call, tuple[Buffer, Buffer]] = {}
         self._done: set[Call] = set()
         self._users: dict[Call, list[Call]] = {}
@@ -157,7 +154,7 @@ class _Lowering:
 
     def _linear(self, call: Call) -> None:
         x, weight, bias = call.arguments
-        source = self._typed_input(x, _native.wanted_rows(self._format_of(weight)))
+        source = self._typed_input(x, wanted_rows(self._format_of(weight)))
         users = self._users.get(call, [])
         if len(users) == 1 and self._fuse_activation(call, users[0], source):
             return
@@ -254,13 +251,13 @@ class _Lowering:
         buffer = self._buffers[call] = Buffer(width, only)
         return buffer
 
-    def _wanted(self, call: Call, user: Call) -> Any:
+    def _wanted(self, call: Call, user: Call) -> RowType:
         """The type in which `user` reads the result of `call`."""
         if user.operation != "linear" or not user.arguments[0].is_whole:
             return RowType.f32
-        return _native.wanted_rows(self._format_of(user.arguments[1]))
+        return wanted_rows(self._format_of(user.arguments[1]))
 
-    def _typed_input(self, symbol: Symbol, wanted: Any) -> Buffer:
+    def _typed_input(self, symbol: Symbol, wanted: RowType) -> Buffer:
         """All of a symbol in the type wanted; converts it, once, where its maker did not write that."""
         buffer = self._buffers.get(symbol.call)
         if buffer is None or not symbol.is_whole:

@@ -4,7 +4,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
     Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
-    other GGUF formats 8 bit per 32, from the decoded values: within 1/254 of a block's largest
+    other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
 
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from quire import _native
+from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
 from quire.weights.weight_tensor import WeightTensor
 
-WeightFormat = _native.WeightFormat
 BLOCK = 32
 EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
 PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m}
@@ -36,7 +35,7 @@ ALIGNMENT = 64
 class MatrixPlan:
     """Where and how a parameter [N, I] is packed."""
 
-    format: Any
+    format: WeightFormat
     offset: int
     num_outputs: int
     num_inputs: int
@@ -44,7 +43,7 @@ class MatrixPlan:
 
 def choose_format(
     stored: Sequence[str], num_inputs: int, *, dtype: str, quantization: str | None, keeps_stored: bool, is_table: bool
-) -> Any:
+) -> WeightFormat:
     """The `WeightFormat` of one parameter made of parts in these stored formats.
 
     `keeps_stored`: quantised weights stay as they are; else all become the compute dtype, as the reference wants it.
@@ -65,7 +64,7 @@ def choose_format(
 class PackedWeights:
     """All parameters of a model in one piece of memory. Parameters are known by identity; they may be on "meta"."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, Any]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, WeightFormat]) -> None:
         """`formats`: per two-dimensional parameter its `WeightFormat`."""
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._matrices: dict[str, MatrixPlan] = {}
@@ -77,7 +76,7 @@ class PackedWeights:
                 continue
             num_outputs, num_inputs = parameter.shape
             self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
-            size += _native.packed_bytes(formats[name], num_outputs, num_inputs)
+            size += packed_bytes(formats[name], num_outputs, num_inputs)
             size += -size % ALIGNMENT
         self._memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -85,16 +84,16 @@ class PackedWeights:
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
-    def format_of(self, parameter: Any) -> Any:
-        """The `WeightFormat` of a matrix."""
+    def format_of(self, parameter: nn.Parameter) -> WeightFormat:
+        """Of a matrix."""
         return self._matrices[self._names[id(parameter)]].format
 
-    def weight(self, parameter: Any) -> Any:
-        """The `_native.Weight` of a matrix."""
+    def weight(self, parameter: nn.Parameter) -> Weight:
+        """The `Weight` of a matrix."""
         plan = self._matrices[self._names[id(parameter)]]
-        return _native.Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
+        return Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
 
-    def vector_address(self, parameter: Any) -> int:
+    def vector_address(self, parameter: nn.Parameter | None) -> int:
         """Where the fp32 values of a vector lie; 0 for None."""
         return 0 if parameter is None else self._vectors[self._names[id(parameter)]].data_ptr()
 
@@ -118,7 +117,7 @@ class PackedWeights:
             self._pack(self._matrices[name], "F32", values.contiguous().numpy(), first_row)
 
     def _pack(self, plan: MatrixPlan, stored: str, rows: "np.ndarray[Any, Any]", first_row: int) -> None:
-        _native.pack_rows(
+        pack_rows(
             stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
             plan.format,
         )  # fmt: skip

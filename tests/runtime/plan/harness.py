@@ -1,0 +1,156 @@
+"""Run a plan by hand: a checkpoint in memory, a KV pool of NaN, block tables, one native call per step.
+
+The same interface as `tests/models/harness.py` has for a model that runs op by op.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import quantize
+from torch import nn
+
+from quire import _native
+from quire._native import RowType, WeightFormat
+from quire.config import EngineConfig, EngineOptions, Hardware
+from quire.models.registry import ModelRegistry
+from quire.resolve import resolve
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
+from quire.runtime.plan.load import plan_model
+from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.worker import kv_layers
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.sources import ModelFiles
+from quire.weights.weight_tensor import MappedTensor
+from tests.models.harness import Stream
+
+NO_ROWS = np.zeros(0, np.int32)
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedTensor:
+    """A tensor as a file has it; vectors are always fp32."""
+    if format_name in DTYPES or values.ndim == 1:
+        plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
+        raw = plain.view(torch.uint8).numpy().reshape(1 if values.ndim == 1 else len(values), -1)
+        return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
+    raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
+    return MappedTensor(name, tuple(values.shape), format_name, raw)
+
+
+def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
+    """Rows as the embedding op reads them back."""
+    num_rows, width = parameter.shape
+    values = torch.full((num_rows, width), torch.nan)
+    plan = _native.Plan(1, num_rows, 1)
+    plan.embed(weights.weight(parameter), _native.Rows(values.data_ptr(), 4 * width, RowType.f32))
+    ids, zero, count = np.arange(num_rows, dtype=np.int32), np.zeros(1, np.int32), np.array([num_rows], np.int32)
+    plan.run(1, 1, 0, zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, num_rows, 0, 0, 0)
+    return values
+
+
+def packed(format_name: str, *tensors: MappedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parts stacked into one parameter: what was packed, and what it should be."""
+    expected = torch.cat([tensor.to_torch(torch.float32) for tensor in tensors])
+    parameter = nn.Parameter(expected, requires_grad=False)
+    weights = PackedWeights({"w": parameter}, {"w": WeightFormat[format_name]})
+    first = 0
+    for tensor in tensors:
+        weights.put("w", tensor, first)
+        first += tensor.shape[0]
+    return decoded(weights, parameter), expected
+
+
+def make_checkpoint(
+    hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor], formats: Mapping[str, str] | None = None
+) -> Checkpoint:
+    """A checkpoint of these tensors; `formats`: the format of all whose names contain the key, "" being all others."""
+    chosen = formats or {}
+    tensors = {}
+    for name, values in state.items():
+        keys = [key for key in chosen if key in name]
+        tensors[name] = stored(name, values, chosen[max(keys, key=len)] if keys else "F32")
+    files = ModelFiles(name="tiny", path=Path("tiny"), kind="hf", origin="test")
+    return Checkpoint(files, "safetensors", dict(hf_config), {}, {}, tensors)
+
+
+def make_config(hf_config: Mapping[str, Any], *, num_threads: int = 1, **options: Any) -> EngineConfig:
+    chosen = {"dtype": "float32", "block_size": 16, "num_blocks_override": 64, "max_num_seqs": 8, **options}
+    hardware = Hardware("cpu", 2**33, 2**33, has_fast_bfloat16=False, num_threads=num_threads)
+    return resolve(EngineOptions(**chosen), hardware, ModelRegistry.make_model_config(hf_config))
+
+
+class PlanRunner:
+    """A plan with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
+
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, *, scatter: int = 0, max_requests: int = 8
+    ) -> None:
+        scheduler = config.scheduler
+        self.config, self.block_size = config, scheduler.block_size
+        self.cache = CacheEngine(config)
+        # Bytes of 255 are NaN in every type, and a scale of NaN for int8. The null block too: nothing may read it.
+        self.cache.pool.view(torch.uint8).fill_(255)
+        program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
+        limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows=7)
+        layers = kv_layers(config, self.cache)
+        self.planned = PlannedModel(program, weights, layers, limits, config.hardware.num_threads)
+        num_groups, max_len = len(scheduler.kv_cache_groups), scheduler.max_model_len
+        self.tokens = np.full((max_requests, max_len + 1), -1, np.int32)
+        self.tables = np.zeros((num_groups, max_requests, -(-max_len // self.block_size) + 1), np.int32)
+        generator = torch.Generator().manual_seed(scatter)
+        self.free = (torch.randperm(scheduler.num_blocks - 1, generator=generator) + 1).tolist()
+        self.streams: list[Stream] = []
+
+    def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
+        """A new request, which may start with the computed blocks of another."""
+        blocks = [[] for _ in self.tables] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
+        stream = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
+        self.tokens[len(self.streams), : len(token_ids)] = token_ids
+        self.streams.append(stream)
+        return stream
+
+    def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
+        """Compute the next tokens of each request: (request, how many). Returns logits [tokens, V] per request."""
+        counts = [count for _, count in work]
+        for stream, count in work:
+            row = self._row(stream)
+            for group, ids in enumerate(stream.block_ids):
+                while len(ids) * self.block_size < stream.num_computed + count:
+                    ids.append(self.free.pop())
+                self.tables[group, row, : len(ids)] = ids
+        rows = np.array([self._row(stream) for stream, _ in work], np.int32)
+        starts = np.array([stream.num_computed for stream, _ in work], np.int32)
+        self.planned.run(BODY, rows, starts, np.array(counts, np.int32), NO_ROWS, self.tokens, self.tables)
+        for stream, count in work:
+            stream.num_computed += count
+        return list(self.logits(sum(counts)).split(counts))
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Of all rows of the last step, after a look at the likeliest tokens. Shapes: [num_rows, V]."""
+        parts = []
+        for first in range(0, num_rows, self.planned.limits.max_logit_rows):
+            last = min(first + self.planned.limits.max_logit_rows, num_rows)
+            rows = np.arange(first, last, dtype=np.int32)
+            for part in (GREEDY, LOGITS):
+                self.planned.run(part, NO_ROWS, NO_ROWS, NO_ROWS, rows, self.tokens, self.tables)
+            found = self.planned.logits[: len(rows)].clone()
+            if found.isfinite().all():
+                assert self.planned.best_ids[: len(rows)].tolist() == found.argmax(-1).tolist()
+            parts.append(found)
+        return torch.cat(parts)
+
+    def run(self, stream: Stream, chunk: int | None = None) -> torch.Tensor:
+        """All of a request's remaining tokens, in chunks. Returns logits [tokens, V]."""
+        logits = []
+        while stream.num_computed < len(stream.token_ids):
+            left = len(stream.token_ids) - stream.num_computed
+            logits += self.step([(stream, min(chunk or left, left))])
+        return torch.cat(logits)
+
+    def _row(self, stream: Stream) -> int:
+        return next(row for row, other in enumerate(self.streams) if other is stream)

@@ -1,0 +1,150 @@
+"""Buffers at addresses: what is alive at one time never shares memory. And steps of a plan, to its limits."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire._native import RowType
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
+from quire.runtime.plan.instructions import Activate, Add, Buffer, Instruction, touched
+from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
+
+TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9]
+NONE = np.zeros(0, np.int32)
+MODEL = [Op("rms_norm", (0,)), Op("attention", (1,)), Op("linear", (2,)), Op("add", (0, 3)), Op("gated", (4,))]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[Instruction], Buffer]:
+    """Sums and conversions of buffers of any size made before, some of them never read; the result may be any."""
+    buffers = [Buffer(draw(st.integers(1, 100)), draw(st.sampled_from(list(RowType))))]
+    body: list[Instruction] = [Activate(buffers[0], buffers[0])]
+    for _ in range(draw(st.integers(0, 20))):
+        made = Buffer(draw(st.integers(1, 100)), draw(st.sampled_from(list(RowType))))
+        first, second = (draw(st.sampled_from(buffers)) for _ in range(2))
+        # In place as a fused sum is, or into new memory.
+        body.append(draw(st.sampled_from([Add(first, second, made), Activate(first, made), Add(first, second, first)])))
+        if made in touched(body[-1]):
+            buffers.append(made)
+    return body, draw(st.sampled_from(buffers))
+
+
+@given(programs())
+def test_places_are_large_enough_and_belong_to_one_living_buffer(program: tuple[list[Instruction], Buffer]) -> None:
+    body, result = program
+    placement = place_buffers(body, result)
+    lives: dict[int, list[tuple[int, int]]] = {}
+    for buffer, place in placement.places.items():
+        assert placement.row_bytes[place] >= buffer.row_bytes
+        uses = [index for index, instruction in enumerate(body) if buffer in touched(instruction)]
+        last = len(body) if buffer is result else uses[-1]
+        lives.setdefault(place, []).append((uses[0], last))
+    for spans in lives.values():
+        ordered = sorted(spans)
+        # Also within one instruction: what it reads and what it writes are apart.
+        assert all(last < first for (_, last), (first, _) in itertools.pairwise(ordered))
+    assert set(placement.places) == {buffer for instruction in body for buffer in touched(instruction)}
+
+
+def test_a_chain_needs_two_places() -> None:
+    buffers = [Buffer(64) for _ in range(30)]
+    body = [Activate(a, b) for a, b in itertools.pairwise(buffers)]
+    assert len(place_buffers(body, buffers[-1]).row_bytes) == 2
+
+
+def test_the_smallest_place_that_fits_is_taken() -> None:
+    large, small, other, tiny = Buffer(64), Buffer(16), Buffer(64), Buffer(16)
+    body = [Activate(large, small), Activate(other, other), Activate(tiny, tiny)]
+    placement = place_buffers(body, other)
+    assert placement.places[other] == placement.places[large]
+    assert placement.places[tiny] == placement.places[small]
+
+
+def test_hidden_states_stay_until_the_next_step() -> None:
+    plan = planned(GraphModel(MODEL), Format.q8)
+    hidden = run_prompt(plan, TOKENS)
+    assert hidden.shape == (9, WIDTH)
+    first = logits_of(plan, range(8))
+    assert torch.equal(plan.hidden[:9], hidden)
+    assert torch.equal(logits_of(plan, range(8)), first)
+    assert torch.equal(logits_of(plan, [3, 3, 0]), first[[3, 3, 0]])
+
+
+def test_only_the_likeliest_token() -> None:
+    plan = planned(GraphModel(MODEL), Format.bf16, num_threads=2)
+    run_prompt(plan, TOKENS)
+    logits = logits_of(plan, range(8))
+    plan.logits.fill_(torch.nan)
+    tables = np.zeros((1, 1, 1), np.int32)
+    rows = np.array([5, 0, 5, 7], np.int32)
+    plan.run(GREEDY, NONE, NONE, NONE, rows, np.zeros((1, 1), np.int32), tables)
+    assert plan.best_ids[:4].tolist() == logits[[5, 0, 5, 7]].argmax(-1).tolist()
+    assert plan.logits.isnan().all(), "logits are not written"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_no_likeliest_token_where_logits_leave_no_choice(bad: float) -> None:
+    model = GraphModel([Op("linear", (0,))])
+    model.bias_0[3] = bad
+    plan = planned(model)
+    run_prompt(plan, TOKENS[:2])
+    plan.run(
+        GREEDY,
+        NONE,
+        NONE,
+        NONE,
+        np.arange(2, dtype=np.int32),
+        np.zeros((1, 1), np.int32),
+        np.zeros((1, 1, 1), np.int32),
+    )
+    assert plan.best_ids[:2].tolist() == [-1, -1]
+
+
+def test_body_and_head_in_one_call() -> None:
+    plan = planned(GraphModel(MODEL))
+    hidden = run_prompt(plan, TOKENS)
+    wanted = logits_of(plan, [8])
+    plan.hidden.fill_(0)
+    one, count = np.zeros(1, np.int32), np.array([9], np.int32)
+    tables = np.arange(1, 8, dtype=np.int32).reshape(1, 1, -1)
+    rows = np.array([8], np.int32)
+    plan.run(BODY | LOGITS | GREEDY, one, one, count, rows, np.array([TOKENS], np.int32), tables)
+    assert torch.equal(plan.hidden[:9], hidden)
+    assert torch.equal(plan.logits[:1], wanted)
+    assert plan.best_ids[0] == wanted.argmax()
+
+
+@pytest.mark.parametrize("weight_format", [Format.f32, Format.f16, Format.bf16, Format.q8, Format.q4m])
+def test_threads_and_instruction_sets_give_the_same_bits(weight_format: object) -> None:
+    from tests.kernels.native.kv_steps import ISAS, instruction_set
+
+    found = []
+    for isa in ISAS:
+        with instruction_set(isa):
+            for num_threads in (1, 2, 3):
+                found.append(run_prompt(planned(GraphModel(MODEL), weight_format, num_threads=num_threads), TOKENS))
+    assert not found[0].isnan().any()
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
+    model = GraphModel(MODEL)
+    small, large = planned(model, max_tokens=9), planned(model, max_tokens=32)
+    assert torch.equal(run_prompt(small, TOKENS), run_prompt(large, TOKENS))
+    with pytest.raises(ValueError, match="10 tokens"):
+        run_prompt(small, [*TOKENS, 1])
+    with pytest.raises(ValueError, match="9 rows of logits"):
+        logits_of(small, range(9))
+    assert torch.equal(run_prompt(small, TOKENS), run_prompt(large, TOKENS))
+
+
+def test_memory_of_the_results() -> None:
+    plan = planned(GraphModel(MODEL), max_tokens=5)
+    assert plan.hidden.shape == (5, WIDTH)
+    assert plan.logits.shape == (8, VOCAB_SIZE)
+    assert plan.best_ids.shape == (8,)
+    assert plan.hidden.data_ptr() % 64 == 0

@@ -1,0 +1,193 @@
+"""From a checkpoint to a program with packed weights: formats, values, errors, and what quantisation costs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quire.errors import ConfigError, ModelFileError
+from quire.kernels.tracing import NotTraceableError
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import ModelRegistry
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.loader import load_model
+from quire.runtime.plan.load import plan_model
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.weight_tensor import MappedTensor
+from tests.models.harness import Runner, build_model, random_tokens
+from tests.models.tiny_configs import LLAMA, full_config
+from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config, packed, stored
+
+FIELDS = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 96, "tie_word_embeddings": False}
+HF_CONFIG = full_config("llama", FIELDS)
+TOKENS = random_tokens(40, 96)
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    oracle = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FIELDS, initializer_range=0.15))
+    return oracle.state_dict()
+
+
+def load(checkpoint: Checkpoint, progress: Any = None, **options: Any) -> Any:
+    config = make_config(HF_CONFIG, **options)
+    return plan_model(config, checkpoint, CacheEngine(config).layer_groups, progress)
+
+
+def formats_of(checkpoint: Checkpoint, **options: Any) -> dict[str, str]:
+    """Of each matrix of the first layer, the table and the head."""
+    program, weights = load(checkpoint, **options)
+    del program
+    names = weights._matrices
+    return {name: names[name].format.name for name in names if "layers.1" not in name}
+
+
+def test_stored_formats_stay_and_mixed_parts_are_8_bit(state: dict[str, torch.Tensor]) -> None:
+    checkpoint = make_checkpoint(
+        HF_CONFIG, state, {"": "Q4_1", "v_proj": "Q8_0", "o_proj": "Q4_0", "down_proj": "Q5_0", "lm_head": "BF16"}
+    )
+    assert formats_of(checkpoint, dtype="auto") == {
+        "embed_tokens.weight": "q4m", "lm_head.weight": "bf16", "layers.0.self_attn.qkv_proj.weight": "q8",
+        "layers.0.self_attn.o_proj.weight": "q4", "layers.0.mlp.gate_up_proj.weight": "q4m",
+        "layers.0.mlp.down_proj.weight": "q8",
+    }  # fmt: skip
+    assert set(formats_of(checkpoint, dtype="float32").values()) == {"f32"}
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "tables"),
+    [
+        ({"dtype": "auto"}, "bf16", "bf16"),
+        ({"dtype": "float16"}, "f16", "f16"),
+        ({"dtype": "auto", "quantization": "int8"}, "q8", "q8"),
+        ({"dtype": "auto", "quantization": "int4"}, "q4m", "q8"),
+    ],
+)
+def test_floats_as_the_options_say(
+    state: dict[str, torch.Tensor], options: dict[str, Any], layers: str, tables: str
+) -> None:
+    found = formats_of(make_checkpoint(HF_CONFIG, state), **options)
+    assert {found.pop("embed_tokens.weight"), found.pop("lm_head.weight")} == {tables}
+    assert set(found.values()) == {layers}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_quantised_files_compute_with_the_values_in_them(state: dict[str, torch.Tensor], dtype: str) -> None:
+    """`float32` dequantises; the others round activations to int8, but not the weights."""
+    checkpoint = make_checkpoint(HF_CONFIG, state, {"": "Q4_1", "o_proj": "Q4_0", "v_proj": "Q8_0", "embed": "Q8_0"})
+    values = {name: tensor.to_torch(torch.float32) for name, tensor in checkpoint.tensors.items()}
+    eager = Runner(build_model(HF_CONFIG, values))
+    expected = eager.run(eager.add(TOKENS))
+    runner = PlanRunner(make_config(HF_CONFIG, dtype=dtype), checkpoint)
+    found = runner.run(runner.add(TOKENS))
+    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < (1e-5 if dtype == "float32" else 0.03)
+
+
+@pytest.mark.parametrize(("quantization", "format_name"), [("int8", "q8"), ("int4", "q4m")])
+def test_weights_quantised_at_load_are_computed_with(
+    state: dict[str, torch.Tensor], quantization: str, format_name: str
+) -> None:
+    def quantised(name: str, values: torch.Tensor) -> torch.Tensor:
+        is_table = "embed" in name or "lm_head" in name
+        return packed("q8" if is_table else format_name, stored(name, values))[0] if values.ndim == 2 else values
+
+    eager = Runner(build_model(HF_CONFIG, {name: quantised(name, values) for name, values in state.items()}))
+    expected = eager.run(eager.add(TOKENS))
+    config = make_config(HF_CONFIG, dtype="auto", quantization=quantization, kv_cache_dtype="float32")
+    runner = PlanRunner(config, make_checkpoint(HF_CONFIG, state))
+    found = runner.run(runner.add(TOKENS))
+    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < 0.03
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_kv_types(state: dict[str, torch.Tensor], kv_cache_dtype: str) -> None:
+    eager = Runner(build_model(HF_CONFIG, state))
+    expected = eager.run(eager.add(TOKENS))
+    config = make_config(HF_CONFIG, dtype="float32", kv_cache_dtype=kv_cache_dtype)
+    runner = PlanRunner(config, make_checkpoint(HF_CONFIG, state))
+    error = float((runner.run(runner.add(TOKENS), 7) - expected).abs().max() / expected.abs().max())
+    assert error < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "int8": 2e-2}[kv_cache_dtype]
+
+
+def test_random_weights_are_those_of_the_eager_model() -> None:
+    config = make_config(HF_CONFIG, load_format="dummy", seed=5)
+    empty = make_checkpoint(HF_CONFIG, {})
+    eager = Runner(load_model(config, empty))
+    runner = PlanRunner(config, empty)
+    found, expected = runner.run(runner.add(TOKENS)), eager.run(eager.add(TOKENS))
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model.norm.weight": None}, "lacks tensor norm.weight"),
+        ({"model.layers.1.self_attn.k_proj.weight": None}, "lacks tensor layers.1.self_attn.k_proj.weight"),
+        ({"model.surprise.weight": torch.zeros(3)}, "unexpected tensor model.surprise.weight"),
+        ({"model.norm.weight": torch.zeros(3)}, r"norm.weight \[64\]"),
+        ({"lm_head.weight": torch.zeros(96, 32)}, r"lm_head.weight \[96, 64\]"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(state: dict[str, torch.Tensor], change: Any, words: str) -> None:
+    tensors = {name: value for name, value in {**state, **change}.items() if value is not None}
+    with pytest.raises(ModelFileError, match=words):
+        load(make_checkpoint(HF_CONFIG, tensors))
+
+
+@dataclass
+class Watched:
+    """A tensor that notes when it is read."""
+
+    tensor: MappedTensor
+    reads: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("raw", "to_torch", "stored"):
+            self.reads.append(name)
+        return getattr(self.tensor, name)
+
+
+def test_what_cannot_be_traced_is_known_before_a_weight_is_read(
+    state: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scaled(LlamaForCausalLM):
+        def forward(self, token_ids: Any, batch: Any) -> Any:
+            return super().forward(token_ids, batch) * 2
+
+    monkeypatch.setattr(ModelRegistry, "_registered", {"LlamaForCausalLM": Scaled})
+    checkpoint = make_checkpoint(HF_CONFIG, state)
+    watched = {name: Watched(tensor) for name, tensor in checkpoint.tensors.items()}
+    object.__setattr__(checkpoint, "tensors", watched)
+    with pytest.raises(NotTraceableError, match="unsupported operand"):
+        load(checkpoint)
+    assert not any(tensor.reads for tensor in watched.values())
+
+
+def test_each_tensor_is_read_once_and_progress_counts_them(state: dict[str, torch.Tensor]) -> None:
+    checkpoint = make_checkpoint(HF_CONFIG, state, {"": "Q4_1"})
+    watched = {name: Watched(tensor) for name, tensor in checkpoint.tensors.items()}
+    object.__setattr__(checkpoint, "tensors", watched)
+    calls: list[tuple[int, int]] = []
+    load(checkpoint, lambda stage, done, total: calls.append((done, total)), dtype="auto")
+    assert all(len(tensor.reads) == 1 for tensor in watched.values())
+    total = sum(tensor.num_bytes for tensor in watched.values())
+    assert calls[-1] == (total, total)
+    assert len(calls) == len(watched)
+
+
+@pytest.mark.parametrize("variable", ["QUIRE_KERNELS", "QUIRE_TRACE"])
+def test_debugging_variables_need_kernels_one_by_one(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = make_checkpoint(HF_CONFIG, {})
+    monkeypatch.setenv(variable, "reference" if variable == "QUIRE_KERNELS" else "1")
+    with pytest.raises(NotTraceableError, match=variable):
+        load(empty, load_format="dummy")
+    monkeypatch.setenv(variable, "nonsense")
+    with pytest.raises(ConfigError, match=variable):
+        load(empty, load_format="dummy")
+    monkeypatch.setenv(variable, "")
+    load(empty, load_format="dummy")

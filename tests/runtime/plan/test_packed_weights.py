@@ -1,0 +1,170 @@
+"""Which format each weight gets, and that packed values are the stored ones within the bounds of the table there."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quire._native import WeightFormat
+from quire.runtime.plan.packed_weights import PackedWeights, choose_format
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.weight_tensor import MappedTensor
+from tests.runtime.plan.harness import decoded, packed, stored
+from tests.weights.gguf_builder import random_rows
+
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4m"}
+SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has its fp16 factors."""
+OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K")
+
+
+def chosen(*formats: str, num_inputs: int = 64, **options: Any) -> str:
+    settings = {"dtype": "bfloat16", "quantization": None, "keeps_stored": True, "is_table": False, **options}
+    return choose_format(formats, num_inputs, **settings).name
+
+
+def random(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+# --- Choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "name"), DTYPES.items())
+@pytest.mark.parametrize("stored_format", ["F32", "F16", "BF16"])
+def test_floats_become_the_compute_type(dtype: str, name: str, stored_format: str) -> None:
+    assert chosen(stored_format, dtype=dtype) == chosen("F32", stored_format, dtype=dtype) == name
+
+
+@pytest.mark.parametrize(("stored_format", "name"), [*EXACT.items(), *((other, "q8") for other in OTHERS)])
+def test_quantised_weights_stay_so(stored_format: str, name: str) -> None:
+    assert chosen(stored_format) == chosen(stored_format, stored_format, is_table=True) == name
+    # Chosen for weights that are not quantised.
+    assert chosen(stored_format, quantization="int4") == name
+    # The reference wants the values that files have.
+    assert chosen(stored_format, keeps_stored=False, dtype="float32") == "f32"
+    # No whole blocks of 32 inputs, as GGUF itself never has it.
+    assert chosen(stored_format, num_inputs=48) == "bf16"
+
+
+@pytest.mark.parametrize("parts", [("Q4_0", "Q4_1"), ("Q4_1", "Q4_K"), ("Q4_0", "Q4_0", "Q8_0"), ("F32", "Q4_0")])
+def test_parts_of_different_formats_become_8_bit(parts: tuple[str, ...]) -> None:
+    assert chosen(*parts) == "q8"
+    assert chosen(*parts, keeps_stored=False) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "is_table", "name"),
+    [("int8", False, "q8"), ("int8", True, "q8"), ("int4", False, "q4m"), ("int4", True, "q8")],
+)
+def test_quantised_at_load(quantization: str, is_table: bool, name: str) -> None:
+    assert chosen("BF16", quantization=quantization, is_table=is_table) == name
+    assert chosen("BF16", quantization=quantization, is_table=is_table, num_inputs=80) == "bf16"
+
+
+# --- Values -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored_format", ["Q4_0", "Q4_1", "Q8_0"])
+def test_stored_blocks_keep_their_values(stored_format: str) -> None:
+    found, expected = packed(EXACT[stored_format], stored("w", random(35, 96), stored_format))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "f32"), (torch.float16, "f16"), (torch.bfloat16, "bf16")])
+@pytest.mark.parametrize("stored_format", ["F32", "F16", "BF16"])
+def test_floats_are_rounded_once(dtype: torch.dtype, name: str, stored_format: str) -> None:
+    found, expected = packed(name, stored("w", random(19, 47), stored_format))
+    assert torch.equal(found, expected.to(dtype).float())
+
+
+def k_quants(stored_format: str, num_rows: int, num_inputs: int) -> MappedTensor:
+    """Any bytes with ordinary scales: the gguf package cannot quantise to these formats."""
+    block = BLOCK_FORMATS[stored_format]
+    raw = random_rows(stored_format, num_rows, num_inputs // block.block_len)
+    blocks = raw.reshape(-1, block.block_bytes)
+    for index, offset in enumerate(SCALE_OFFSETS[stored_format]):
+        scales = np.random.default_rng(index).uniform(0.001, 0.1, len(blocks)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return MappedTensor("w", (num_rows, num_inputs), stored_format, raw)
+
+
+@pytest.mark.parametrize("stored_format", OTHERS)
+def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> None:
+    by_gguf = stored_format in ("Q5_0", "Q5_1")
+    tensor = stored("w", random(21, 256), stored_format) if by_gguf else k_quants(stored_format, 21, 256)
+    found, expected = packed("q8", tensor)
+    largest = expected.view(-1, 32).abs().amax(1, keepdim=True)
+    # Half a step, and the rounding of the step itself to fp16.
+    assert ((found - expected).view(-1, 32).abs() <= largest * (0.5 / 127 + 1 / 2048) + 1e-6).all()
+    assert not torch.equal(found, expected)
+
+
+def test_q4_k_keeps_its_nibbles() -> None:
+    found, expected = packed("q4m", k_quants("Q4_K", 17, 512))
+    assert (found - expected).abs().max() <= 2.0**-10 * expected.abs().max()
+    assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("stored_format", ["F32", "BF16", "Q5_1"])
+@pytest.mark.parametrize("format_name", ["q8", "q4m"])
+def test_quantisation_at_load_stays_within_half_a_step(stored_format: str, format_name: str) -> None:
+    found, expected = packed(format_name, stored("w", random(33, 64), stored_format))
+    blocks, read = expected.view(-1, 32), found.view(-1, 32)
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    step = torch.maximum(high, -low) / 127 if format_name == "q8" else (high - low) / 15
+    bound = step * (0.5 + 0.07) + low.abs() / 2048
+    assert ((read - blocks).abs() <= bound).all()
+
+
+def test_parts_of_different_formats_stack() -> None:
+    """Rows do not mix, though a tile of 16 rows holds the end of one part and the start of the next."""
+    parts = [
+        stored("q", random(21, 64, 1), "Q4_0"), stored("k", random(5, 64, 2), "Q8_0"),
+        stored("v", random(9, 64, 3), "F16"), stored("z", random(3, 64, 4), "Q5_0"),
+    ]  # fmt: skip
+    found, expected = packed("q8", *parts)
+    step = expected.view(-1, 32).abs().amax(1) / 127
+    assert ((found - expected).view(-1, 32).abs().amax(1) <= step * 0.57).all()
+    assert torch.equal(found[21:26], expected[21:26]), "Q8_0 keeps its values"
+
+
+def test_rows_stored_in_another_order() -> None:
+    tensor = stored("w", random(20, 64), "Q4_1")
+    order = np.random.default_rng(0).permutation(20)
+    found, expected = packed("q4m", MappedTensor("w", (20, 64), "Q4_1", tensor.stored, order))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, tensor.to_torch(torch.float32))
+
+
+def test_vectors_are_fp32_and_stack_too() -> None:
+    bias = nn.Parameter(torch.zeros(7), requires_grad=False)
+    weights = PackedWeights({"b": bias}, {})
+    weights.put("b", stored("q", torch.arange(4.0)), 0)
+    weights.put("b", stored("k", torch.arange(3.0), "BF16"), 4)
+    address = weights.vector_address(bias)
+    found = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 7).from_address(address))
+    assert found.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert weights.vector_address(None) == 0
+
+
+def test_matrices_lie_apart_and_aligned() -> None:
+    shapes = {"a": (17, 32), "b": (1, 64), "c": (40, 96)}
+    parameters = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in shapes.items()}
+    formats = {"a": WeightFormat.q4m, "b": WeightFormat.f32, "c": WeightFormat.bf16}
+    weights = PackedWeights(parameters, formats)
+    values = {name: random(*shape) for name, shape in shapes.items()}
+    for name in ("c", "a", "b"):
+        weights.put_values(name, values[name])
+    assert torch.equal(decoded(weights, parameters["b"]), values["b"])
+    assert torch.equal(decoded(weights, parameters["c"]), values["c"].bfloat16().float())
+    assert (decoded(weights, parameters["a"]) - values["a"]).abs().max() < 0.3
+    assert [weights.format_of(parameters[name]) for name in shapes] == list(formats.values())
+    assert weights.num_bytes == 2 * 320 + 64 * 16 * 4 + 3 * 96 * 16 * 2
+
+
+def test_a_model_without_matrices_packs() -> None:
+    assert PackedWeights({}, {}).num_bytes == 0
