@@ -15,7 +15,8 @@
 namespace nb = nanobind;
 
 namespace quire {
-void bind_plan(nb::module_& m);     // plan/bindings.cpp
+void bind_plan(nb::module_& m);      // plan/bindings.cpp
+void bind_sampling(nb::module_& m);  // sampling/bindings.cpp
 void bind_weights(nb::module_& m);  // weights/bindings.cpp
 }  // namespace quire
 
@@ -73,6 +74,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
   bind_choice(m);
   quire::bind_plan(m);
+  quire::bind_sampling(m);
   quire::bind_weights(m);
   m.def("rms_norm_float32",
         [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {

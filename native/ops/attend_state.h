@@ -45,7 +45,8 @@ struct AttendRows {
 
 inline void clear(const Partial& partial, int64_t num_rows, int64_t stride) {
   for (int64_t i = 0; i < kRowSlots; ++i) partial.highest[i] = kLowest;
-  memset(partial.totals, 0, static_cast<size_t>(num_rows * (kLanes + stride)) * sizeof(float));
+  memset(partial.totals, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
+  memset(partial.sums, 0, static_cast<size_t>(num_rows * stride) * sizeof(float));
 }
 
 // total += part, to a common highest score.

@@ -1,5 +1,6 @@
 // Python's view of plans: addresses and numbers in, one call per step. The caller keeps the memory alive.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -73,6 +74,10 @@ void bind_values(nb::module_& m) {
       "__init__",
       [](KvLayer* self, Address base, int64_t block_stride_bytes, int32_t block_size, int32_t num_kv_heads,
          int32_t head_size, KvFormat format, int32_t group) {
+        if (block_size <= 0 || block_size % 16 != 0) throw nb::value_error("a block size is a multiple of 16");
+        if (head_size <= 0 || head_size % 2 != 0 || head_size > kMaxHeadSize) {
+          throw nb::value_error("a head size is even and at most 512");
+        }
         new (self)
             KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
       },
@@ -162,8 +167,17 @@ void bind_ops(nb::class_<Plan>& plan) {
 
 void bind_plan(nb::module_& m) {
   bind_values(m);
+  nb::class_<ThreadPool>(m, "ThreadPool", "The engine's threads; see native/threads/pool.h.")
+      .def(nb::init<int>(), "num_threads"_a)
+      .def_prop_ro("num_threads", &ThreadPool::num_threads);
   nb::class_<Plan> plan(m, "Plan", "A list of ops with final addresses; see native/plan/plan.h.");
-  plan.def(nb::init<int, int64_t, int64_t>(), "num_threads"_a, "max_tokens"_a, "max_requests"_a);
+  plan.def(nb::init<std::shared_ptr<ThreadPool>, int64_t, int64_t>(), "pool"_a, "max_tokens"_a, "max_requests"_a);
+  plan.def(
+      "__init__",
+      [](Plan* self, int num_threads, int64_t max_tokens, int64_t max_requests) {
+        new (self) Plan(std::make_shared<ThreadPool>(num_threads), max_tokens, max_requests);
+      },
+      "num_threads"_a, "max_tokens"_a, "max_requests"_a);
   bind_ops(plan);
   plan.def(
       "run",
