@@ -28,9 +28,7 @@ class Shape:
 
     @property
     def block_bytes(self) -> int:
-        return _native.kv_layer_bytes(
-            _native.KvFormat[self.format], self.block_size, self.num_kv_heads, self.head_size
-        )
+        return _native.kv_layer_bytes(_native.KvFormat[self.format], self.block_size, self.num_kv_heads, self.head_size)
 
 
 @dataclass(frozen=True)

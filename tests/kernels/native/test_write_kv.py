@@ -69,7 +69,9 @@ def check_pool(pool: Pool, runner: Runner, requests: Requests) -> None:
     for row, start, count in requests:
         slots = np.arange(start, start + count)
         for head in range(shape.num_kv_heads):
-            blocks = [read_block(pool, int(block), head) for block in pool.tables[row, : slots[-1] // shape.block_size + 1]]
+            blocks = [
+                read_block(pool, int(block), head) for block in pool.tables[row, : slots[-1] // shape.block_size + 1]
+            ]
             for i, expected in enumerate((expected_keys, expected_values)):
                 stored = np.concatenate([block[i] for block in blocks])[slots]
                 np.testing.assert_array_equal(stored, expected[first : first + count, head])
@@ -77,7 +79,9 @@ def check_pool(pool: Pool, runner: Runner, requests: Requests) -> None:
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize(("block_size", "head_size", "num_kv_heads"), [(16, 8, 1), (32, 64, 3), (64, 80, 2), (32, 6, 1)])
+@pytest.mark.parametrize(
+    ("block_size", "head_size", "num_kv_heads"), [(16, 8, 1), (32, 64, 3), (64, 80, 2), (32, 6, 1)]
+)
 @pytest.mark.parametrize("isa", ISAS)
 def test_keys_and_values_lie_where_documented(
     kv_format: str, block_size: int, head_size: int, num_kv_heads: int, isa: str
@@ -135,7 +139,9 @@ def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
     pool, runner = write(shape, MIXED, qkv, extras)
     check_pool(pool, runner, MIXED)
     cos, sin = (part[:, None].double() for part in runner.angles)
-    for part, weight, column in zip(qkv.split(shape.widths, 1)[:2], (q_norm, k_norm), (0, shape.widths[0]), strict=True):
+    for part, weight, column in zip(
+        qkv.split(shape.widths, 1)[:2], (q_norm, k_norm), (0, shape.widths[0]), strict=True
+    ):
         x = part.double().unflatten(1, (-1, 32))
         x = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
         expected = torch.cat([x[..., :16] * cos - x[..., 16:] * sin, x[..., 16:] * cos + x[..., :16] * sin], -1)

@@ -95,7 +95,7 @@ class PlannedModel:
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
-        pool: "_native.ThreadPool | int",
+        pool: _native.ThreadPool | int,
     ) -> None:
         """`pool`: the `_native.ThreadPool` that runs it, or a number of threads of its own."""
         self.program = program
