@@ -15,7 +15,8 @@
 namespace nb = nanobind;
 
 namespace quire {
-void bind_plan(nb::module_& m);     // plan/bindings.cpp
+void bind_plan(nb::module_& m);      // plan/bindings.cpp
+void bind_sampling(nb::module_& m);  // sampling/bindings.cpp
 void bind_weights(nb::module_& m);  // weights/bindings.cpp
 }  // namespace quire
 
@@ -57,6 +58,14 @@ void bind_choice(nb::module_& m) {
       },
       nb::arg("requested"), nb::arg("distrusted"),
       "What would be chosen if QUIRE_ISA were `requested` and those in `distrusted` failed their self-test.");
+  m.def(
+      "self_test",
+      [](const std::string& isa) {
+        const quire::OpTable* ops = quire::supported_ops(isa);
+        if (ops == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
+        return quire::failing_op(*ops);
+      },
+      nb::arg("isa"), "The first op of this instruction set whose result is wrong; empty if all are right.");
 }
 
 }  // namespace
@@ -65,6 +74,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
   bind_choice(m);
   quire::bind_plan(m);
+  quire::bind_sampling(m);
   quire::bind_weights(m);
   m.def("rms_norm_float32",
         [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {

@@ -10,6 +10,7 @@
 #include "ops/rms_norm.h"
 #include "ops/rotary.h"
 #include "ops/write_kv.h"
+#include "sampling/kernels.h"
 
 namespace quire {
 namespace {
@@ -21,6 +22,7 @@ constexpr OpTable make_op_table(const char* isa) {
 #define QUIRE_OP_POINTER(name, Params) .name = name,
           QUIRE_OPS(QUIRE_OP_POINTER)
 #undef QUIRE_OP_POINTER
+      .sampling = sampling::kKernels,
   };
 }
 

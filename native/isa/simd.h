@@ -181,7 +181,9 @@ inline I32x16 broadcast(int32_t x) { QUIRE_LANES(I32x16, x); }
 inline I32x16 zero_i() { return broadcast(int32_t{0}); }
 inline I32x16 load(const int32_t* p) { QUIRE_LANES(I32x16, p[i]); }
 inline void store(int32_t* p, I32x16 a) { memcpy(p, a.v, sizeof a.v); }
-inline I32x16 operator+(I32x16 a, I32x16 b) { QUIRE_LANES(I32x16, a.v[i] + b.v[i]); }
+inline I32x16 operator+(I32x16 a, I32x16 b) {
+  QUIRE_LANES(I32x16, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i])));  // wraps
+}
 inline I32x16 operator-(I32x16 a, I32x16 b) { QUIRE_LANES(I32x16, a.v[i] - b.v[i]); }
 inline F32x16 to_float(I32x16 a) { QUIRE_LANES(F32x16, static_cast<float>(a.v[i])); }
 // As the vector instruction does: nearest, ties to even, and INT_MIN for NaN and for what does not fit.

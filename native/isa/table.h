@@ -1,6 +1,7 @@
 // What each instruction set provides: one function per op (plan/ops.h), and RMS norm for the eager model.
 #pragma once
 #include "plan/ops.h"
+#include "sampling/table.h"
 
 namespace quire {
 
@@ -17,6 +18,7 @@ struct OpTable {
 #define QUIRE_OP_POINTER(name, Params) void (*name)(const Params&, const Context&);
   QUIRE_OPS(QUIRE_OP_POINTER)
 #undef QUIRE_OP_POINTER
+  SamplingKernels sampling;
 };
 
 extern const OpTable scalar_ops;

@@ -1,5 +1,6 @@
 // Python's view of plans: addresses and numbers in, one call per step. The caller keeps the memory alive.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -166,8 +167,17 @@ void bind_ops(nb::class_<Plan>& plan) {
 
 void bind_plan(nb::module_& m) {
   bind_values(m);
+  nb::class_<ThreadPool>(m, "ThreadPool", "The engine's threads; see native/threads/pool.h.")
+      .def(nb::init<int>(), "num_threads"_a)
+      .def_prop_ro("num_threads", &ThreadPool::num_threads);
   nb::class_<Plan> plan(m, "Plan", "A list of ops with final addresses; see native/plan/plan.h.");
-  plan.def(nb::init<int, int64_t, int64_t>(), "num_threads"_a, "max_tokens"_a, "max_requests"_a);
+  plan.def(nb::init<std::shared_ptr<ThreadPool>, int64_t, int64_t>(), "pool"_a, "max_tokens"_a, "max_requests"_a);
+  plan.def(
+      "__init__",
+      [](Plan* self, int num_threads, int64_t max_tokens, int64_t max_requests) {
+        new (self) Plan(std::make_shared<ThreadPool>(num_threads), max_tokens, max_requests);
+      },
+      "num_threads"_a, "max_tokens"_a, "max_requests"_a);
   bind_ops(plan);
   plan.def(
       "run",

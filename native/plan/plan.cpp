@@ -16,12 +16,12 @@ int64_t now() {
 
 void wait_for_all(Barrier& barrier) { barrier.wait(); }
 
-Plan::Plan(int num_threads, int64_t max_tokens, int64_t max_requests)
+Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests)
     : max_tokens_(max_tokens),
       max_requests_(max_requests),
-      pool_(num_threads),
+      pool_(std::move(pool)),
       derived_(static_cast<size_t>(max_requests + 1 + 3 * max_tokens)),
-      scratch_memory_(new std::byte[static_cast<size_t>(kScratchBytes * pool_.num_threads() + 64)]) {
+      scratch_memory_(new std::byte[static_cast<size_t>(kScratchBytes * pool_->num_threads() + 64)]) {
   const auto address = reinterpret_cast<uintptr_t>(scratch_memory_.get());
   scratch_ = reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
 }
@@ -67,12 +67,12 @@ void Plan::run(Step step, uint32_t parts) {
   step_.num_tokens = num_tokens;
   parts_ = parts;
   derive();
-  pool_.run([](void* plan, int thread, Barrier& barrier) { static_cast<Plan*>(plan)->run_thread(thread, barrier); },
-            this);
+  pool_->run([](void* plan, int thread, Barrier& barrier) { static_cast<Plan*>(plan)->run_thread(thread, barrier); },
+             this);
 }
 
 void Plan::run_thread(int thread, Barrier& barrier) {
-  const Context context{&step_, thread, pool_.num_threads(), scratch_ + thread * kScratchBytes, &barrier};
+  const Context context{&step_, thread, pool_->num_threads(), scratch_ + thread * kScratchBytes, &barrier};
   const OpTable& table = *chosen_ops;
   const bool profiles = thread == 0 && !nanoseconds_.empty();
   int64_t before = profiles ? now() : 0;

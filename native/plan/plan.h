@@ -19,7 +19,8 @@ extern const OpTable* chosen_ops;  // isa/choose.cpp: the instruction set in use
 
 class Plan {
  public:
-  Plan(int num_threads, int64_t max_tokens, int64_t max_requests);
+  // The pool may run other things between steps.
+  Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests);
 
   // `mask`: the op runs when run()'s parts have one of its bits.
 #define QUIRE_PUSH(name, Params)                                                                      \
@@ -34,7 +35,7 @@ class Plan {
   // Computes one step. The derived arrays of `step` are filled in here.
   void run(Step step, uint32_t parts);
 
-  int num_threads() const { return pool_.num_threads(); }
+  int num_threads() const { return pool_->num_threads(); }
   int64_t max_tokens() const { return max_tokens_; }
   int64_t max_requests() const { return max_requests_; }
   const Step& last_step() const { return step_; }
@@ -59,7 +60,7 @@ class Plan {
   void run_thread(int thread, Barrier& barrier);
 
   const int64_t max_tokens_, max_requests_;
-  ThreadPool pool_;
+  const std::shared_ptr<ThreadPool> pool_;
   std::vector<Entry> entries_;
   std::vector<int32_t> derived_;
   std::unique_ptr<std::byte[]> scratch_memory_;

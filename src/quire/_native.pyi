@@ -7,6 +7,7 @@ requested_isa_missing: bool
 def isa() -> str: ...
 def isa_notes() -> list[str]: ...
 def choose_isa(requested: str, distrusted: list[str]) -> tuple[str, bool, list[str]]: ...
+def self_test(isa: str) -> str: ...
 def isa_supported(isa: str) -> bool: ...
 def set_isa(isa: str) -> None: ...
 def rms_norm_float32(x: int, weight: int, out: int, num_rows: int, width: int, epsilon: float, /) -> None: ...
@@ -67,7 +68,7 @@ def pack_rows(
 # --- native/plan/ops.h: one method per op -------------------------------------------------------
 
 class Plan:
-    def __init__(self, num_threads: int, max_tokens: int, max_requests: int) -> None: ...
+    def __init__(self, pool: ThreadPool | int, max_tokens: int, max_requests: int) -> None: ...
     def embed(
         self, table: Weight, out: Rows, offset: int = 0, of_positions: bool = False, add: bool = False, parts: int = 1
     ) -> None: ...
@@ -105,3 +106,62 @@ class Plan:
     def set_profiling(self, on: bool) -> None: ...
     def nanoseconds(self) -> list[int]: ...
     def op_names(self) -> list[str]: ...
+
+# --- native/threads/pool.h ----------------------------------------------------------------------
+
+class ThreadPool:
+    """The engine's threads; see `native/threads/pool.h`."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+# --- native/sampling: rows of logits to tokens --------------------------------------------------
+
+class RowOptions:
+    """What one row of logits wants; see `native/sampling/row.h`. The caller keeps lists alive."""
+
+    temperature: float
+    min_p: float
+    top_p: float
+    top_k: int
+    seed: int
+    position: int
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    wants_logprobs: bool
+    num_top: int
+    def allow(self, ids: int, count: int) -> None: ...
+    def ban(self, ids: int, count: int) -> None: ...
+    def bias(self, ids: int, values: int, count: int) -> None: ...
+    def penalise(self, ids: int, times: int, count: int) -> None: ...
+
+class Sampler:
+    """Rows of logits to tokens; see `native/sampling/sampler.h`."""
+
+    def __init__(self, vocab_size: int, pool: ThreadPool | None) -> None: ...
+    def sample(
+        self,
+        logits: int,
+        stride: int,
+        rows: list[RowOptions],
+        token_ids: int,
+        logprobs: int = 0,
+        ranks: int = 0,
+        top_ids: int = 0,
+        top_logprobs: int = 0,
+        top_stride: int = 0,
+    ) -> None: ...
+    def logprobs(
+        self,
+        logits: int,
+        stride: int,
+        count: int,
+        token_ids: int,
+        logprobs: int,
+        ranks: int,
+        top_ids: int,
+        top_logprobs: int,
+        num_top: int,
+    ) -> None: ...

@@ -15,7 +15,8 @@ from quire.runtime.batch import StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
-from quire.sampling.sampler import NO_CHOICE, Sampled, Sampler
+from quire.sampling.rows import Sampled
+from quire.sampling.sampler import NO_CHOICE, Sampler
 from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 256

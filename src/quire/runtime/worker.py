@@ -50,7 +50,8 @@ class Worker:
             torch.cuda.set_device(device)
         self.config = config
         self.cache = CacheEngine(config)
-        self.sampler = Sampler(config.model.vocab_size, device)
+        self.pool = _native.ThreadPool(config.hardware.num_threads)
+        self.sampler = Sampler(config.model.vocab_size, device, self.pool)
         self.forward = self._make_forward(checkpoint, device, progress)
         self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
 
@@ -69,8 +70,8 @@ class Worker:
                     max_requests=config.scheduler.max_num_seqs,
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                 )
-                threads = config.hardware.num_threads
-                return PlannedForward(PlannedModel(program, weights, kv_layers(config, self.cache), limits, threads))
+                layers = kv_layers(config, self.cache)
+                return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool))
         model = load_model(config, checkpoint, progress)
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
 

@@ -43,7 +43,8 @@ def token_logprobs(logprobs: torch.Tensor, token_ids: Sequence[int], nums: Seque
     own_values = own[:, 0].tolist()
     top = _top_by_row(logprobs, nums)
     return [
-        _position(token_ids[row], own_values[row], ranks[row], *top.get(row, ((), ()))) for row in range(len(token_ids))
+        position_logprobs(token_ids[row], own_values[row], ranks[row], *top.get(row, ((), ())))
+        for row in range(len(token_ids))
     ]
 
 
@@ -61,9 +62,10 @@ def _top_by_row(logprobs: torch.Tensor, nums: Sequence[int]) -> dict[int, tuple[
     return top
 
 
-def _position(
+def position_logprobs(
     token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_values: Sequence[float]
 ) -> TokenLogprobs:
+    """One token and the likeliest, best first, without repeating it; equal ones have the same rank."""
     ids, values, ranks = [token_id], [logprob], [rank]
     top_rank = 1
     for place, (top_id, top_value) in enumerate(zip(top_ids, top_values, strict=True)):

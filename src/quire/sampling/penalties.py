@@ -35,6 +35,10 @@ class TokenCounts:
         self._ids = np.zeros(capacity, dtype=np.int64)
         self._ids[: len(distinct)] = distinct
         self._counts = np.zeros(capacity, dtype=np.float32)
+        self._find_addresses()
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
     def add(self, token_id: int) -> None:
         """Count one generated token."""
@@ -42,8 +46,14 @@ class TokenCounts:
         if slot == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._find_addresses()
         self._ids[slot] = token_id
         self._counts[slot] += 1
+
+    def _find_addresses(self) -> None:
+        # Asking numpy for an address takes longer than all else of a step.
+        self.addresses = (self._ids.ctypes.data, self._counts.ctypes.data)
+        """Of `ids` and of `counts`, until the next `add`."""
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

@@ -95,11 +95,12 @@ class PlannedModel:
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
-        num_threads: int,
+        pool: _native.ThreadPool | int,
     ) -> None:
+        """`pool`: the `_native.ThreadPool` that runs it, or a number of threads of its own."""
         self.program = program
         self.limits = limits
-        self.native = _native.Plan(num_threads, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
+        self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self._weights = weights
         self._kv_layers = kv_layers
         self._memory: list[torch.Tensor] = []

@@ -1,0 +1,162 @@
+"""Tokens from rows of logits on a CPU, by the native sampler: one call per step for all rows.
+
+It keeps what a request wants as native options, so that a step changes only positions and lists that grew. It agrees
+with `torch_rows.py`: same order of options, same random numbers; tokens differ only where the last bits of weights
+decide. At an edge of top_k or top_p logits are compared here and probabilities there, where unequal logits may round to
+the same.
+Must not know how tokens are chosen. Next to read: `native/sampling/row.cpp`.
+"""
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire import _native
+from quire.sampling.logprobs import position_logprobs
+from quire.sampling.penalties import MAX_REPETITION, MIN_REPETITION
+from quire.sampling.row_slices import row_slices
+from quire.sampling.rows import Sampled
+from quire.sampling.state import SamplingState
+from quire.sampling_params import ALL_LOGPROBS
+from quire.types import TokenLogprobs
+
+
+class NativeRowSampler:
+    """Chooses tokens on the threads of a pool; without one, on the caller's."""
+
+    def __init__(self, vocab_size: int, pool: _native.ThreadPool | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._native = _native.Sampler(vocab_size, pool)
+        self._rows: dict[str, _Row] = {}
+
+    def add(self, state: SamplingState) -> None:
+        """See `RowSampler`."""
+        self._rows[state.request_id] = _Row(state, self._vocab_size)
+
+    def remove(self, request_id: str) -> None:
+        """See `RowSampler`."""
+        self._rows.pop(request_id, None)
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+        """See `RowSampler`. Mutates: logits, but they are as before when it returns."""
+        rows, options, num_top = [], [], 0
+        for state in states:
+            row = self._rows[state.request_id]
+            row.options.position = state.num_tokens
+            if row.changes:
+                row.update(state)
+            rows.append(row)
+            options.append(row.options)
+            num_top = max(num_top, row.num_top)
+        logits = self._checked(logits, len(states))
+        token_ids = np.empty(len(states), np.int32)
+        if num_top < 0:
+            self._native.sample(logits.data_ptr(), logits.stride(0), options, token_ids.ctypes.data)
+            return list(zip(_optional(token_ids), repeat(None)))
+        out = _Reported(len(states), num_top)
+        self._native.sample(
+            logits.data_ptr(), logits.stride(0), options, token_ids.ctypes.data, *out.addresses, num_top
+        )
+        return [
+            (token_id, None if token_id is None or row.num_top < 0 else out.logprobs(index, token_id, row.num_top))
+            for index, (token_id, row) in enumerate(zip(_optional(token_ids), rows, strict=True))
+        ]
+
+    def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+        """See `RowSampler`."""
+        num_top = _num_top(num, self._vocab_size)
+        logits = self._checked(logits.float(), len(token_ids))
+        ids = np.array(token_ids, np.int32)
+        found: list[TokenLogprobs] = []
+        for part in row_slices(len(ids), max(num_top, 1)):
+            some, some_ids = logits[part], ids[part]
+            out = _Reported(len(some_ids), num_top)
+            self._native.logprobs(
+                some.data_ptr(), some.stride(0), len(some_ids), some_ids.ctypes.data, *out.addresses, num_top
+            )
+            found += [out.logprobs(index, token_id, num_top) for index, token_id in enumerate(some_ids.tolist())]
+        return found
+
+    def _checked(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Rows of consecutive values, as many as wanted."""
+        assert logits.shape == (num_rows, self._vocab_size)
+        assert logits.dtype == torch.float32
+        return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+class _Row:
+    """One request's options, and the arrays whose addresses they hold."""
+
+    def __init__(self, state: SamplingState, vocab_size: int) -> None:
+        params = state.params
+        self.num_top = -1 if params.logprobs is None else _num_top(params.logprobs, vocab_size)
+        """Likeliest tokens to report; -1: no log-probabilities at all."""
+        self._counts = state.counts
+        self._may_ban = state.has_bad_words or state.bans_end
+        self.changes = self._counts is not None or self._may_ban
+        """Whether `update` must be called before each step."""
+        self.options = options = _native.RowOptions()
+        options.temperature = 0.0 if params.is_greedy else params.temperature
+        options.min_p, options.top_p = params.min_p, params.top_p
+        options.top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+        options.seed = state.seed & (2**64 - 1)
+        options.wants_logprobs = self.num_top >= 0
+        options.num_top = max(self.num_top, 0)
+        options.repetition_penalty = min(max(params.repetition_penalty, MIN_REPETITION), MAX_REPETITION)
+        options.frequency_penalty, options.presence_penalty = params.frequency_penalty, params.presence_penalty
+        if params.allowed_token_ids is not None:
+            self._allowed = _ids(sorted(params.allowed_token_ids))
+            options.allow(self._allowed.ctypes.data, len(self._allowed))
+        if params.logit_bias:
+            self._biased = _ids(list(params.logit_bias))
+            self._biases: npt.NDArray[np.float32] = np.array(list(params.logit_bias.values()), np.float32)
+            options.bias(self._biased.ctypes.data, self._biases.ctypes.data, len(self._biased))
+        self._ban(state)
+
+    def update(self, state: SamplingState) -> None:
+        """Follow the tokens that were appended."""
+        if self._counts is not None:
+            self.options.penalise(*self._counts.addresses, len(self._counts))
+        if self._may_ban and (state.has_bad_words or not state.bans_end):
+            self._ban(state)
+            self._may_ban = state.has_bad_words
+            self.changes = self._counts is not None or self._may_ban
+
+    def _ban(self, state: SamplingState) -> None:
+        self._banned = _ids(list(state.banned_next()))
+        self.options.ban(self._banned.ctypes.data, len(self._banned))
+
+
+class _Reported:
+    """Memory for log-probabilities of a call: of each row's token and of its likeliest ones."""
+
+    def __init__(self, num_rows: int, num_top: int) -> None:
+        self._values = np.empty(num_rows, np.float32)
+        self._ranks = np.empty(num_rows, np.int64)
+        self._top_ids = np.empty((num_rows, num_top), np.int32)
+        self._top_values = np.empty((num_rows, num_top), np.float32)
+        self.addresses = tuple(
+            array.ctypes.data for array in (self._values, self._ranks, self._top_ids, self._top_values)
+        )
+
+    def logprobs(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """What was found for one row."""
+        top_ids, top_values = self._top_ids[row, :num_top].tolist(), self._top_values[row, :num_top].tolist()
+        return position_logprobs(token_id, float(self._values[row]), int(self._ranks[row]), top_ids, top_values)
+
+
+def _num_top(num: int, vocab_size: int) -> int:
+    return vocab_size if num == ALL_LOGPROBS else min(num, vocab_size)
+
+
+def _ids(token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.array(token_ids, np.int64)
+
+
+def _optional(token_ids: npt.NDArray[np.int32]) -> list[int | None]:
+    """The tokens of all rows, None where there is none."""
+    found: list[int | None] = token_ids.tolist()
+    return found if (token_ids >= 0).all() else [None if token_id == -1 else token_id for token_id in found]

@@ -1,0 +1,72 @@
+"""`SamplingState`: what is remembered of one request to sample for it.
+
+Must not know logits or tensors. Next to read: `masks.py` and `penalties.py`, whose lists it keeps.
+"""
+
+from quire.sampling.masks import BadWords, leaves_a_token
+from quire.sampling.penalties import TokenCounts
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest
+
+
+class SamplingState:
+    """A request's parameters and its tokens, as far as these need them."""
+
+    def __init__(self, new: NewRequest, params: SamplingParams, vocab_size: int) -> None:
+        self.request_id = new.request_id
+        self.params = params
+        self.seed = new.seed
+        self.num_tokens = new.num_prompt_tokens
+        self._vocab_size = vocab_size
+        self._num_prompt_tokens = new.num_prompt_tokens
+        end_ids = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(new.eos_token_ids))
+        self._end_ids = {token_id for token_id in end_ids if token_id < vocab_size}
+        self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
+        self._output_ids: list[int] = []
+        self.counts: TokenCounts | None = None
+        if params.repetition_penalty != 1:
+            self.counts = TokenCounts(new.token_ids[: new.num_prompt_tokens])
+        elif params.frequency_penalty or params.presence_penalty:
+            self.counts = TokenCounts()
+        self._is_plain_greedy = (
+            params.is_greedy
+            and params.logprobs is None
+            and params.allowed_token_ids is None
+            and not params.logit_bias
+            and self.counts is None
+            and self._bad_words is None
+        )
+        for token_id in new.token_ids[new.num_prompt_tokens :]:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        """Take note of one generated token."""
+        self.num_tokens += 1
+        if self._bad_words is not None:
+            self._output_ids.append(token_id)
+        if self.counts is not None:
+            self.counts.add(token_id)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the argmax of the logits as they are is all this request wants now."""
+        return self._is_plain_greedy and not self.bans_end
+
+    @property
+    def bans_end(self) -> bool:
+        """Whether min_tokens are not reached."""
+        return self.num_tokens - self._num_prompt_tokens < self.params.min_tokens
+
+    @property
+    def has_bad_words(self) -> bool:
+        """Whether what is banned may be different after each token."""
+        return self._bad_words is not None
+
+    def banned_next(self) -> set[int]:
+        """Tokens that bad_words and min_tokens forbid now; none if they would leave no allowed token."""
+        banned = set(self._end_ids) if self.bans_end else set()
+        if self._bad_words is not None:
+            banned |= self._bad_words.banned_next(self._output_ids)
+        if not banned or leaves_a_token(banned, self.params.allowed_token_ids, self._vocab_size):
+            return banned
+        return set()
