@@ -1,6 +1,6 @@
 """Steps of the native `write_kv` and `attend`: a pool full of NaN, block tables, and one call per step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -69,10 +69,12 @@ class Pool:
             for i in reversed(range(count)):
                 self.tables[row, i] = ids.pop()
 
+        self.num_blocks, self.first_byte = num_blocks, -self.memory.data_ptr() % 64
+
     @property
     def bytes(self) -> torch.Tensor:
         """The pool from its first block on, which starts at a multiple of 64 bytes."""
-        return self.memory[-self.memory.data_ptr() % 64 :]
+        return self.memory[self.first_byte :]
 
     def layer(self) -> _native.KvLayer:
         shape = self.shape
@@ -82,14 +84,26 @@ class Pool:
         )  # fmt: skip
 
 
+def zeroed_bytes(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
+
+
 class Runner:
     """A plan of `write_kv` (part 1) and `attend` (part 2) over one buffer of queries, keys and values."""
 
-    def __init__(self, pool: Pool, extras: Extras, *, max_tokens: int, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        extras: Extras,
+        *,
+        max_tokens: int,
+        num_threads: int = 1,
+        allocate: Callable[[int], torch.Tensor] = zeroed_bytes,
+    ) -> None:
         shape, widths = pool.shape, pool.shape.widths
         self.pool, self.extras = pool, extras
-        self.qkv = torch.zeros(max_tokens, sum(widths))
-        self.out = torch.zeros(max_tokens, row_bytes(extras.out_type, widths[0]), dtype=torch.uint8)
+        self.qkv = allocate(max_tokens * sum(widths) * 4).view(torch.float32).view(max_tokens, -1)
+        self.out = allocate(max_tokens * row_bytes(extras.out_type, widths[0])).view(max_tokens, -1)
         self.angles = torch.zeros(2, max_tokens, shape.head_size // 2)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
         cos = sin = 0
