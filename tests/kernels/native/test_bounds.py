@@ -12,7 +12,7 @@ import pytest
 from quire import _native
 from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, run
 
-NUM_OUTPUTS, NUM_INPUTS = 40, 96
+NUM_OUTPUTS, NUM_INPUTS = 273, 96  # enough outputs for 64 rows at once
 SIZES = {_native.RowType.f32: 4 * NUM_INPUTS, _native.RowType.bf16: 2 * NUM_INPUTS}
 SIZES[_native.RowType.q8] = NUM_INPUTS // 32 * ACT_BLOCK.itemsize
 MEMORY: list[mmap.mmap] = []
