@@ -123,8 +123,14 @@ class Report:
         share = result["share_of_limit"]
         self._line([*cells, f"{100 * share:.0f} %" if share else ""])
 
-    def end(self) -> None:
-        """What the stars mean, and how often peers choose other tokens: on random prompts some always do."""
+    def end(self, sides: Sequence[SideProcess]) -> None:
+        """Memory, what the stars mean, and how often peers choose other tokens: on random prompts some always do."""
+        peaks = {side.name: side.peak_memory_bytes for side in sides}
+        for entry in self._sides:
+            entry["peak_memory_bytes"] = peaks.get(entry["name"])
+        if self._names:
+            cells = [f"{peaks[name] / 1e6:.0f}" if peaks.get(name) else "-" for name in self._names]
+            self._line(["memory (MB)", *cells, ""])
         print(f"* others used more than {100 * NOISY_SHARE:.0f} % of the CPUs: measure again on an idle machine")
         for name, share in self._agreement().items():
             print(f"first tokens as {self._names[0]}: {name} {100 * share:.0f} %")

@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> Report:
             ]
             measure_case(sides, case, prompt_sets, report)
             report.row(case)
-    report.end()
+        report.end(sides)
     return report
 
 

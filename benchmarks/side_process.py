@@ -7,6 +7,7 @@ Next to read: `peers.py`.
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -110,6 +111,16 @@ class SideProcess:
     def _log_tail(self) -> str:
         lines = self._log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n    " + "\n    ".join(lines) if lines else ""
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory the process has held so far, mapped files included; None where /proc does not say."""
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+        except OSError:
+            return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, flags=re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
 
     def close(self) -> None:
         """End the process; it needs no farewell."""

@@ -58,6 +58,14 @@ void bind_choice(nb::module_& m) {
       },
       nb::arg("requested"), nb::arg("distrusted"),
       "What would be chosen if QUIRE_ISA were `requested` and those in `distrusted` failed their self-test.");
+  m.def(
+      "self_test",
+      [](const std::string& isa) {
+        const quire::OpTable* ops = quire::supported_ops(isa);
+        if (ops == nullptr) throw nb::value_error(("this processor lacks " + isa).c_str());
+        return quire::failing_op(*ops);
+      },
+      nb::arg("isa"), "The first op of this instruction set whose result is wrong; empty if all are right.");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-"""One request, many ways: however it is scheduled, a request's tokens are the same (fp32, tiny random Llama).
+"""One request, many ways: however it is scheduled, a request's tokens are the same (tiny random Llama).
 
-The engine is the real one, from options to outputs; only the scheduler's settings change between runs.
+The engine is the real one, from options to outputs; only the scheduler's settings change between runs. Run as a plan,
+the logprobs are the same to the last bit too, in every format of weights and KV cache, on one thread and on two.
 """
 
 import dataclasses
@@ -32,26 +33,44 @@ def prompt(number: int, length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> LLMEngine:
-    """An engine on a tiny Llama that Transformers wrote to disk."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that Transformers wrote to disk, of whole blocks of 32 columns so that it can be quantised."""
     path = tmp_path_factory.mktemp("tiny-llama")
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     _write_tokenizer(path)
-    options = EngineOptions(
-        model=str(path), dtype="float32", device="cpu", block_size=8, num_blocks_override=96, max_num_seqs=16
-    )
-    return build_engine(options)
+    return path
+
+
+def build(directory: Path, *, num_threads: int = 1, **options: Any) -> LLMEngine:
+    settings = {"dtype": "float32", "device": "cpu", "num_blocks_override": 96, "max_num_seqs": 16, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(num_threads))
+        return build_engine(EngineOptions(model=str(directory), **settings))
+
+
+@pytest.fixture(scope="module", params=["plan", "eager"])
+def base(request: pytest.FixtureRequest, directory: Path) -> LLMEngine:
+    """An engine in fp32."""
+    is_plan = request.param == "plan"
+    engine = build(directory, block_size=16 if is_plan else 8, enforce_eager=not is_plan)
+    assert engine.config.uses_plan == is_plan
+    return engine
 
 
 def _write_tokenizer(path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {f"t{i}": i for i in range(VOCAB_SIZE)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0")).save(str(path / "tokenizer.json"))
+
+
+def blocks(engine: LLMEngine, num_tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // engine.config.scheduler.block_size)
 
 
 def engine_with(base: LLMEngine, **settings: Any) -> LLMEngine:
@@ -69,7 +88,10 @@ def llm_with(base: LLMEngine, **settings: Any) -> LLM:
 
 
 def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams, *, every: int = 1) -> list[Any]:
-    """All tokens of all completions; one prompt joins every `every` steps; blocks are checked after each step."""
+    """All tokens of all completions; one prompt joins every `every` steps; blocks are checked after each step.
+
+    With logprobs, if `params` ask for them: then each completion is its tokens and per token the likeliest ones.
+    """
     run = next(RUNS)
     waiting = list(enumerate(prompts))
     found: dict[str, list[list[int]]] = {}
@@ -81,7 +103,10 @@ def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParam
         for output in engine.step():
             if output.finished:
                 assert not engine.errored, engine.dead_error
-                found[output.request_id] = [completion.token_ids for completion in output.outputs]
+                found[output.request_id] = [
+                    completion.token_ids if params.logprobs is None else (completion.token_ids, completion.logprobs)
+                    for completion in output.outputs
+                ]
         engine.scheduler.check_integrity()
         num_steps += 1
     return [found[f"{run}-{index}"] for index in range(len(prompts))]
@@ -99,7 +124,7 @@ def case(request: pytest.FixtureRequest, base: LLMEngine) -> tuple[SamplingParam
     return request.param, alone
 
 
-@pytest.mark.parametrize("chunk", range(1, 65))
+@pytest.mark.parametrize("chunk", [*range(1, 20), 24, 31, 32, 33, 47, 63, 64])
 def test_chunked_equals_whole(base: LLMEngine, case: tuple[SamplingParams, list[Any]], chunk: int) -> None:
     params, alone = case
     engine = engine_with(base, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16), enable_prefix_caching=False)
@@ -122,21 +147,24 @@ def test_prefix_cached_equals_fresh(base: LLMEngine, case: tuple[SamplingParams,
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
-    assert outputs[-1].num_cached_tokens == LENGTHS[-1] // 8 * 8
+    block_size = base.config.scheduler.block_size
+    assert outputs[-1].num_cached_tokens == LENGTHS[-1] // block_size * block_size
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_preempted_equals_not_preempted(base: LLMEngine, params: SamplingParams) -> None:
     prompts = [prompt(number, 30) for number in range(4)]
     alone = [tokens_of(engine_with(base, enable_prefix_caching=False), [p], params)[0] for p in prompts]
-    # Three prompts of 4 blocks are admitted into 13; each grows to 6.
-    engine = engine_with(base, num_blocks=14, enable_prefix_caching=False)
+    # Three prompts are admitted, but only two of them can grow.
+    num_blocks = 1 + 3 * blocks(base, 30) + 1
+    engine = engine_with(base, num_blocks=num_blocks, enable_prefix_caching=False)
     assert tokens_of(engine, prompts, params) == alone
     assert engine.events.of(EventKind.PREEMPT)
 
 
-@pytest.mark.parametrize("num_blocks", [96, 16])
-def test_forked_equals_separate_runs(base: LLMEngine, num_blocks: int) -> None:
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_forked_equals_separate_runs(base: LLMEngine, is_crowded: bool) -> None:
+    num_blocks = 1 + 2 * blocks(base, LENGTHS[4] + 12) if is_crowded else 96
     engine = engine_with(base, num_blocks=num_blocks, max_num_seqs=8)
     together = tokens_of(engine, [PROMPTS[4]], dataclasses.replace(DRAWN, n=4))[0]
     separate = [
@@ -155,14 +183,14 @@ def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
         engine.step()
     engine.step()  # each now owns a copy of the partial block, or the block itself
     used = free_before - engine.scheduler._blocks.num_free
-    assert used <= -(-LENGTHS[5] // 8) + 3
+    assert used <= blocks(base, LENGTHS[5]) + 3
     engine.abort_request("four")
     engine.step()
     engine.scheduler.check_integrity()
     assert engine.scheduler._blocks.num_free == free_before
 
 
-@pytest.mark.parametrize("num_blocks", [96, 20])
+@pytest.mark.parametrize("num_blocks", [96, 10])
 def test_beam_search_equals_search_without_an_engine(base: LLMEngine, num_blocks: int) -> None:
     """Beams in shared blocks, also when preempted, give the texts of a search that recomputes every beam."""
     width, steps = 3, 6
@@ -182,3 +210,70 @@ def test_beam_search_equals_search_without_an_engine(base: LLMEngine, num_blocks
     assert [beam.token_ids for beam in output.sequences] == [tokens for _, tokens in beams]
     for ours, (score, _) in zip(output.sequences, beams, strict=True):
         assert ours.cumulative_logprob == pytest.approx(score, rel=1e-4)
+
+
+# --- Formats of a plan: equal to the last bit ---------------------------------------------------
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "f32, KV f32": {"dtype": "float32"},
+    "f16, KV f16": {"dtype": "float16"},
+    "bf16, KV bf16": {"dtype": "bfloat16"},
+    "bf16, KV int8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8, KV bf16": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8, KV int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4, KV bf16": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4, KV int8": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
+}
+WITH_LOGPROBS = [dataclasses.replace(params, logprobs=3) for params in (GREEDY, DRAWN)]
+Alone = tuple[dict[str, Any], list[list[Any]]]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
+    """Options, and what each prompt gives alone, whole, on one thread: per parameters, tokens and logprobs."""
+    options = {**FORMATS[request.param], "block_size": 16}
+    engine = engine_with(build(directory, **options), enable_prefix_caching=False)
+    return options, [[tokens_of(engine, [p], params)[0] for p in PROMPTS] for params in WITH_LOGPROBS]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 thread", "2 threads"])
+def planned(request: pytest.FixtureRequest, directory: Path, alone: Alone) -> LLMEngine:
+    engine = build(directory, num_threads=request.param, **alone[0])
+    assert engine.config.uses_plan
+    assert engine.config.hardware.num_threads == request.param
+    return engine
+
+
+def test_logprobs_of_a_plan_have_the_bits_they_have_alone(planned: LLMEngine, alone: Alone) -> None:
+    """In batches that requests join and leave, in chunks, with cached prefixes and after preemption."""
+    settings: list[tuple[dict[str, Any], int]] = [
+        ({}, 1),
+        ({"max_num_batched_tokens": 48}, 2),
+        ({"max_num_batched_tokens": 17}, 1),
+        ({"max_num_batched_tokens": 7, "max_num_seqs": 7}, 1),
+    ]
+    for params, expected in zip(WITH_LOGPROBS, alone[1], strict=True):
+        for changes, every in settings:
+            engine = engine_with(planned, **{"enable_prefix_caching": False, **changes})
+            assert tokens_of(engine, PROMPTS, params, every=every) == expected, (changes, every)
+        cached = engine_with(planned, enable_prefix_caching=True)
+        for _ in range(2):
+            assert tokens_of(cached, PROMPTS, params) == expected
+        # Room for the prompts of the four longest, but not for their answers.
+        num_blocks = 1 + sum(blocks(planned, length) for length in LENGTHS[-4:])
+        crowded = engine_with(planned, enable_prefix_caching=False, num_blocks=num_blocks)
+        assert tokens_of(crowded, PROMPTS[::-1], params) == expected[::-1]
+        assert crowded.events.of(EventKind.PREEMPT)
+
+
+def test_the_likeliest_token_without_its_logprob_is_the_same(planned: LLMEngine, alone: Alone) -> None:
+    """Where nothing else is wanted the head compares logits without writing them."""
+    tokens = [[token_ids for token_ids, _ in completions] for completions in alone[1][0]]
+    assert tokens_of(engine_with(planned, max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
+
+
+def test_quantised_weights_are_others(directory: Path) -> None:
+    """The cases above do differ in what they compute."""
+    params = dataclasses.replace(GREEDY, logprobs=3)
+    found = [tokens_of(build(directory, **FORMATS[name], block_size=16), PROMPTS[-1:], params)[0] for name in FORMATS]
+    assert all(a != b for a, b in itertools.combinations(found, 2))

@@ -50,13 +50,19 @@ def follow_advice(error: str, options: dict[str, Any], hardware: Hardware, model
     ("hardware", "options", "dtype", "kv_dtype", "block_size"),
     [
         (CPU, {}, "bfloat16", "bfloat16", 32),
-        (OLD_CPU, {}, "float32", "float32", 32),
+        (OLD_CPU, {}, "bfloat16", "bfloat16", 32),
+        (CPU, {"enforce_eager": True}, "bfloat16", "bfloat16", 32),
+        (OLD_CPU, {"enforce_eager": True}, "float32", "float32", 32),
+        (OLD_CPU, {"block_size": 24}, "float32", "float32", 24),
         (GPU, {}, "bfloat16", "bfloat16", 16),
         (OLD_GPU, {}, "float16", "float16", 16),
         (CPU, {"dtype": "float32"}, "float32", "float32", 32),
         (CPU, {"dtype": "half"}, "float16", "float16", 32),
         (OLD_CPU, {"dtype": "bfloat16"}, "bfloat16", "bfloat16", 32),
         (CPU, {"kv_cache_dtype": "float32"}, "bfloat16", "float32", 32),
+        (CPU, {"kv_cache_dtype": "int8"}, "bfloat16", "int8", 32),
+        (CPU, {"kv_cache_dtype": "int8", "dtype": "float32"}, "float32", "int8", 32),
+        (OLD_CPU, {"quantization": "int4", "dtype": "half"}, "float16", "float16", 32),
         (GPU, {"block_size": 64}, "bfloat16", "bfloat16", 64),
     ],
 )
@@ -65,9 +71,74 @@ def test_types_and_block_size(
 ) -> None:
     config = resolved(hardware, **options)
     assert (config.dtype, config.kv_dtype, config.scheduler.block_size) == (dtype, kv_dtype, block_size)
-    size = {"float32": 4, "bfloat16": 2, "float16": 2}[kv_dtype]
-    assert [group.spec.dtype_bytes for group in config.scheduler.kv_cache_groups] == [size]
+    size, scale = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}[kv_dtype]
+    specs = [group.spec for group in config.scheduler.kv_cache_groups]
+    assert [(spec.dtype_bytes, spec.scale_bytes) for spec in specs] == [(size, scale)]
     assert config.device == hardware.device
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "is_plan", "keeps_stored", "words"),
+    [
+        (CPU, {}, True, True, "one native call per step"),
+        (OLD_CPU, {}, True, True, "one native call per step"),
+        (CPU, {"dtype": "bfloat16"}, True, True, "native"),
+        # The reference computes with the values in the file, dequantised.
+        (CPU, {"dtype": "fp32"}, True, False, "native"),
+        (CPU, {"enforce_eager": True}, False, False, "enforce_eager"),
+        (CPU, {"block_size": 8}, False, False, "multiple of 16"),
+        (CPU, {"block_size": 48}, True, True, "native"),
+        (GPU, {}, False, False, "GPU"),
+    ],
+)
+def test_execution(hardware: Hardware, options: dict[str, Any], is_plan: bool, keeps_stored: bool, words: str) -> None:
+    config = resolved(hardware, **options)
+    assert (config.uses_plan, config.keeps_stored_weights) == (is_plan, keeps_stored)
+    (decision,) = (decision for decision in config.decisions if decision.name == "execution")
+    assert decision.value == ("plan" if is_plan else "eager")
+    assert words in decision.reason
+
+
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize(
+    ("hardware", "options", "words"),
+    [
+        (CPU, {"enforce_eager": True}, "enforce_eager was chosen"),
+        (CPU, {"block_size": 8}, "a multiple of 16 tokens"),
+        (GPU, {}, "on a GPU"),
+    ],
+)
+def test_what_needs_a_plan_says_why_there_is_none(
+    option: dict[str, str], hardware: Hardware, options: dict[str, Any], words: str
+) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(ConfigError, match=f"{name}='{value}' needs a native plan.*{words}.*leave {name} unset"):
+        resolved(hardware, **options, **option)
+
+
+@pytest.mark.parametrize(
+    ("options", "stored_bytes", "weight_bytes"),
+    [
+        ({}, None, 270_000_000),
+        # Kept as it is stored, unless that is more.
+        ({}, 80_000_000, 80_000_000),
+        ({}, 540_000_000, 270_000_000),
+        ({"dtype": "float32"}, 80_000_000, 540_000_000),
+        ({"enforce_eager": True}, 80_000_000, 270_000_000),
+        # 8.5 and 5 bits per weight; stored in 16 bit.
+        ({"quantization": "int8"}, 270_000_000, 143_437_500),
+        ({"quantization": "int4"}, 270_000_000, 84_375_000),
+        # What is quantised already stays so.
+        ({"quantization": "int4"}, 143_437_500, 143_437_500),
+    ],
+)
+def test_size_of_the_weights(options: dict[str, Any], stored_bytes: int | None, weight_bytes: int) -> None:
+    config = resolved(model=replace(MODEL, stored_bytes=stored_bytes), **options)
+    assert config.weight_bytes == weight_bytes
+    # Half of the rest is taken for the KV cache.
+    block_bytes = BLOCK_BYTES * (2 if config.dtype == "float32" else 1)
+    small = replace(CPU, available_memory_bytes=weight_bytes + 6 * block_bytes)
+    assert resolved(small, config.model, **options).scheduler.num_blocks == 3
 
 
 @pytest.mark.parametrize(
@@ -165,6 +236,8 @@ def test_pure_and_every_choice_has_a_reason() -> None:
 
 
 SMALL_CPU = replace(OLD_CPU, available_memory_bytes=400_000_000)
+TINY_CPU = replace(OLD_CPU, available_memory_bytes=200_000_000)
+TINIER_CPU = replace(OLD_CPU, available_memory_bytes=100_000_000)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +260,12 @@ SMALL_CPU = replace(OLD_CPU, available_memory_bytes=400_000_000)
             ConfigError,
             ["--max-num-batched-tokens 8192", "--max-model-len 1000"],
         ),
-        (SMALL_CPU, {}, MemoryCapacityError, ["515 MiB", "134 MiB", "--dtype bfloat16"]),
+        (SMALL_CPU, {"enforce_eager": True}, MemoryCapacityError, ["515 MiB", "134 MiB", "--dtype bfloat16"]),
+        (TINY_CPU, {}, MemoryCapacityError, ["257 MiB in bfloat16", "--quantization int8 fits (137 MiB)"]),
+        (TINIER_CPU, {}, MemoryCapacityError, ["--quantization int4 fits (80.5 MiB)"]),
+        (TINIER_CPU, {"dtype": "half"}, MemoryCapacityError, ["257 MiB in float16", "--quantization int4"]),
+        (TINIER_CPU, {"dtype": "bfloat16", "max_model_len": 40}, MemoryCapacityError, ["--quantization int4"]),
+        (CPU, {"quantization": "int8", "dtype": "float32"}, ConfigError, ["--dtype bfloat16"]),
         (SMALL_CPU, {"dtype": "float32"}, MemoryCapacityError, ["--dtype bfloat16"]),
         (
             replace(OLD_GPU, available_memory_bytes=GIB),
@@ -238,8 +316,15 @@ def test_errors_name_what_fits_and_it_does(
 
 
 def test_a_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
-    with pytest.raises(MemoryCapacityError, match=r"at most 0\.05 billion parameters fits, this one has 0\.14"):
-        resolved(replace(CPU, available_memory_bytes=100_000_000))
+    small = replace(CPU, available_memory_bytes=50_000_000)
+    with pytest.raises(MemoryCapacityError, match=r"at most 0\.08 billion parameters fits in int4, this one has 0\.14"):
+        resolved(small)
+    with pytest.raises(MemoryCapacityError, match=r"80.5 MiB in int4; .*at most 0\.08 billion parameters fits in int4"):
+        resolved(small, quantization="int4")
+    with pytest.raises(MemoryCapacityError, match=r"at most 0\.03 billion parameters fits in 16 bit"):
+        resolved(small, enforce_eager=True)
+    with pytest.raises(MemoryCapacityError, match=r"the weights need 76.3 MiB in all; that is 28.6 MiB more"):
+        resolved(small, replace(MODEL, stored_bytes=80_000_000))
 
 
 def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 import numpy as np
-from benchmarks.kernels.peaks import Peaks, measure
 
+from benchmarks.kernels.peaks import Peaks, measure
 from quire import _native
 
 FORMATS = ("f32", "f16", "bf16")

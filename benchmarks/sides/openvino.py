@@ -5,6 +5,8 @@ Next to read: `protocol.py`.
 """
 
 import itertools
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ class OpenVinoSide:
             request["model"], scheduler_config=scheduler, device="CPU", properties=properties
         )
         self._ids = itertools.count()
+        self._path, self._properties = request["model"], properties
+        self._whole_model: Any = None
         self.version = openvino_genai.__version__
         self.settings = {
             **properties,
@@ -61,6 +65,31 @@ class OpenVinoSide:
             timing.note([len(text) for text in texts])
         timing.token_ids = texts
         return timing
+
+    def logits(self, token_ids: list[int]) -> Any:
+        """Logits at every position, by the model that GenAI makes of the file. Shapes: numpy float32 [T, V]."""
+        if self._whole_model is None:
+            self._whole_model = _compiled(self._path, self._properties)
+        request = self._whole_model.create_infer_request()
+        num_tokens = len(token_ids)
+        inputs = {
+            "input_ids": np.array([token_ids], np.int64),
+            "attention_mask": np.ones((1, num_tokens), np.int64),
+            "position_ids": np.arange(num_tokens, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        return request.infer(inputs)[0][0]
+
+
+def _compiled(path: str, properties: dict[str, Any]) -> Any:
+    """The model of a GGUF file, compiled without the pipeline, which shows only chosen tokens."""
+    with tempfile.TemporaryDirectory(prefix="quire-openvino-") as directory:
+        # GenAI writes what it made beside the file.
+        file = Path(directory) / Path(path).name
+        file.symlink_to(path)
+        openvino_genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True)
+        core = openvino.Core()
+        return core.compile_model(core.read_model(file.parent / "openvino_model.xml"), "CPU", properties)
 
 
 if __name__ == "__main__":

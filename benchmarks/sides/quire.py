@@ -38,6 +38,8 @@ class QuireSide:
         return {
             "dtype": config.dtype,
             "kv_cache_dtype": config.kv_dtype,
+            "computes": "native plan" if config.uses_plan else "op by op",
+            "weights": "as stored" if config.uses_plan and config.keeps_stored_weights else config.dtype,
             "isa": _native.isa(),
             "num_threads": config.hardware.num_threads,
             "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,

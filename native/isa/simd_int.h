@@ -24,6 +24,8 @@ inline Quads broadcast_quad(const std::byte* p) {
 // 32 int8 as int16.
 inline Shorts load_shorts(const std::byte* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Shorts broadcast_shorts(const std::byte* p) { return {broadcast_quad(p).v}; }
+// Sixteen int32 as int16: their low halves, or the nearest where they do not fit.
+inline void store_shorts(std::byte* p, I32x16 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 inline I32x16 dot4(Quads u, Quads s, I32x16 y) { return {_mm512_dpbusd_epi32(y.v, u.v, s.v)}; }
 inline I32x16 dot2(Shorts a, Shorts b, I32x16 y) { return {_mm512_dpwssd_epi32(y.v, a.v, b.v)}; }
 
@@ -51,6 +53,10 @@ inline Shorts load_shorts(const std::byte* p) {
 inline Shorts broadcast_shorts(const std::byte* p) {
   const Quads quad = broadcast_quad(p);
   return {quad.lo, quad.hi};
+}
+inline void store_shorts(std::byte* p, I32x16 a) {
+  const __m256i mixed = _mm256_packs_epi32(a.lo, a.hi);  // quarters 0, 2, 1, 3
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 inline __m256i dot4(__m256i u, __m256i s, __m256i y) {
   const __m256i even =
@@ -92,6 +98,11 @@ inline Shorts broadcast_shorts(const std::byte* p) {
   Shorts r;
   for (int i = 0; i < kLanes; ++i) memcpy(r.v + 2 * i, p, 4);
   return r;
+}
+inline void store_shorts(std::byte* p, I32x16 a) {
+  int16_t narrow[kLanes];
+  for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<int16_t>(a.v[i]);
+  memcpy(p, narrow, sizeof narrow);
 }
 inline I32x16 dot4(const Quads& u, const Quads& s, I32x16 y) {
   for (int i = 0; i < 4 * kLanes; ++i) y.v[i / 4] += u.v[i] * static_cast<int8_t>(s.v[i]);

@@ -136,17 +136,27 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   const int64_t begin = index * kTileTokens, width = op.kv.head_size;
   const int64_t low = item.low > begin ? item.low : begin;
   const int64_t high = item.high < begin + kTileTokens ? item.high : begin + kTileTokens;
+  if constexpr (Kv::kScaled) {
+    for (int64_t g = 0; g < kTileGroups; ++g) {
+      prefetch(next.scales[g]);
+      prefetch(next.scales[g] + op.kv.block_size);
+    }
+  }
   score_tile<Kv>(rows, tile, (width + Kv::kDims - 1) / Kv::kDims);
   // All rows' highest scores before the first weight: the many reductions overlap.
   Seen seen[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = seen_by(rows, row, begin, tile.first, tile.end);
-    if (Kv::kScaled) scale_scores(rows, row, seen[row].from, seen[row].to, tile.scales);
+    if (Kv::kScaled) scale_scores(rows, row, seen[row], tile.scales);
     find_highest(rows, row, seen[row]);
   }
   float factors[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
-    factors[row] = soften<Kv>(rows, row, seen[row], tile.scales, op.kv.block_size);
+    if constexpr (Kv::kScaled) {
+      factors[row] = soften_scaled(rows, row, seen[row], tile.scales, op.kv.block_size);
+    } else {
+      soften<Kv>(rows, row, seen[row]);
+    }
   }
   Run runs[kTileGroups + 1];
   int64_t row_bytes;

@@ -108,9 +108,6 @@ struct I8Kv {
   static I32x16 add(const Quads& k, const Quads& q, I32x16 y) { return dot4(k, q, y); }
   static Shorts value(const std::byte* p) { return load_shorts(p); }
   static Shorts weight(const std::byte* p) { return broadcast_shorts(p); }
-  // fp32 until their scale is known: attend_softmax.h
-  static void store_weights(std::byte* to, F32x16 p) { F32Kv::store_weights(to, p); }
-  static void store_weights(std::byte* to, F32x16 p, F32x16 q) { F32Kv::store_weights(to, p, q); }
   static I32x16 add(const Shorts& v, const Shorts& p, I32x16 y) { return dot2(v, p, y); }
 };
 

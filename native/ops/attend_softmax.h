@@ -14,40 +14,6 @@ inline F32x16 masked(F32x16 scores, int64_t first, int64_t low, int64_t high) {
   return select_less(lanes, broadcast(static_cast<float>(high - first)), scores, nothing);
 }
 
-// int32 products to scores, and later weights times the values' scales to int16 with a common scale, which is returned.
-inline void scale_scores(const AttendRows& rows, int64_t row, int64_t first, int64_t end, const float* const* scales) {
-  const I32x16 offset = broadcast(-rows.query_sums[row]);
-  const F32x16 scale = broadcast(rows.query_scales[row]);
-  std::byte* scores = rows.scores + row * kTileTokens * 4;
-  for (int64_t g = first; g < end; ++g) {
-    std::byte* at = scores + g * kGroup * 4;
-    const F32x16 products = to_float(load(reinterpret_cast<const int32_t*>(at)) + offset);
-    store(reinterpret_cast<float*>(at), products * (scale * load(scales[g])));
-  }
-}
-inline float quantise_weights(float* weights, int64_t first, int64_t end, const float* const* scales,
-                              int64_t block_size) {
-  F32x16 most = zero(), check = zero();
-  for (int64_t g = first; g < end; ++g) {
-    const F32x16 p = load(weights + g * kGroup);
-    // Where the weight is zero the scale may be garbage.
-    const F32x16 scaled = select_less(zero(), p, p * load(scales[g] + block_size), zero());
-    most = max(scaled, most);
-    check = fma(scaled, zero(), check);  // a NaN is lost by max
-    store(weights + g * kGroup, scaled);
-  }
-  const float highest = largest(most);
-  const F32x16 inverse = broadcast(highest > 0.0f ? 32767.0f / highest : 0.0f);
-  for (int64_t g = first; g < end; ++g) {
-    int32_t wide[kLanes];
-    store(wide, round_to_int(load(weights + g * kGroup) * inverse));
-    int16_t narrow[kLanes];
-    for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<int16_t>(wide[i]);
-    memcpy(reinterpret_cast<std::byte*>(weights) + g * kGroup * 2, narrow, sizeof narrow);
-  }
-  return highest / 32767.0f + sum(check);
-}
-
 // The groups of a tile that some row sees, and the positions of it that one row sees.
 struct Seen {
   int64_t first, end;  // groups
@@ -63,6 +29,18 @@ inline Seen seen_by(const AttendRows& rows, int64_t row, int64_t begin, int64_t 
     seen.to = (seen.high + kGroup - 1) / kGroup;
   }
   return seen;
+}
+
+// int8: the integer products of groups from … to - 1 become scores.
+inline void scale_scores(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales) {
+  const I32x16 offset = broadcast(-rows.query_sums[row]);
+  const F32x16 scale = broadcast(rows.query_scales[row]);
+  std::byte* scores = rows.scores + row * kTileTokens * 4;
+  for (int64_t g = seen.from; g < seen.to; ++g) {
+    std::byte* at = scores + g * kGroup * 4;
+    const F32x16 products = to_float(load(reinterpret_cast<const int32_t*>(at)) + offset);
+    store(reinterpret_cast<float*>(at), products * (scale * load(scales[g])));
+  }
 }
 
 // Scores of positions that the row does not see become -inf; the highest times `scale` goes to rows.tile.
@@ -84,12 +62,12 @@ inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) 
   rows.tile.highest[row] = seen.from < seen.to ? largest(highest) * rows.scale : kLowest;
 }
 
-// Scores to weights, which are zero where the row does not see. What weights must be multiplied with is returned.
+// Scores to weights, which are zero where the row does not see.
 template <class Kv>
-float soften(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales, int64_t block_size) {
-  constexpr int64_t kBytes = Kv::kScaled ? 64 : kGroup / Kv::kTokens * Kv::kWeightBytes;
+void soften(const AttendRows& rows, int64_t row, const Seen& seen) {
+  constexpr int64_t kBytes = kGroup / Kv::kTokens * Kv::kWeightBytes;
   std::byte* memory = rows.scores + row * kTileTokens * 4;
-  auto* scores = reinterpret_cast<float*>(memory);
+  const auto* scores = reinterpret_cast<const float*>(memory);
   const F32x16 scale = broadcast(rows.scale), offset = broadcast(-rows.tile.highest[row]);
   F32x16 totals = zero();
   for (int64_t g = seen.first; g < seen.from; ++g) memset(memory + g * kBytes, 0, kBytes);
@@ -109,7 +87,46 @@ float soften(const AttendRows& rows, int64_t row, const Seen& seen, const float*
   }
   for (g = seen.to; g < seen.end; ++g) memset(memory + g * kBytes, 0, kBytes);
   store(rows.tile.totals + row * kLanes, totals);
-  return Kv::kScaled ? quantise_weights(scores, seen.first, seen.end, scales, block_size) : 1.0f;
+}
+
+// int8: scores to weights times the values' scales, as int16 with a common scale, which is returned.
+inline float soften_scaled(const AttendRows& rows, int64_t row, const Seen& seen, const float* const* scales,
+                           int64_t block_size) {
+  std::byte* memory = rows.scores + row * kTileTokens * 4;
+  auto* scores = reinterpret_cast<float*>(memory);
+  const F32x16 scale = broadcast(rows.scale), offset = broadcast(-rows.tile.highest[row]);
+  F32x16 totals = zero(), most = zero(), check = zero();
+  int64_t g = seen.from;
+  const auto add = [&](F32x16 p) {
+    // Where the weight is zero the scale may be garbage. A NaN is lost by max.
+    const F32x16 scaled = select_less(zero(), p, p * load(scales[g] + block_size), zero());
+    totals = totals + p;
+    most = max(scaled, most);
+    check = fma(scaled, zero(), check);
+    store(scores + g * kGroup, scaled);
+    ++g;
+  };
+  while (g + 2 <= seen.to) {
+    F32x16 p[2];
+    QUIRE_UNROLL for (int i = 0; i < 2; ++i) p[i] = fma(load(scores + (g + i) * kGroup), scale, offset);
+    exp2_of_non_positive(p);
+    QUIRE_UNROLL for (int i = 0; i < 2; ++i) add(p[i]);
+  }
+  if (g < seen.to) {
+    F32x16 p[1] = {fma(load(scores + g * kGroup), scale, offset)};
+    exp2_of_non_positive(p);
+    add(p[0]);
+  }
+  store(rows.tile.totals + row * kLanes, totals);
+  const float highest = largest(most);
+  const F32x16 inverse = broadcast(highest > 0.0f ? 32767.0f / highest : 0.0f);
+  constexpr int64_t kBytes = kGroup * 2;
+  for (g = seen.first; g < seen.from; ++g) memset(memory + g * kBytes, 0, kBytes);
+  for (g = seen.from; g < seen.to; ++g) {
+    store_shorts(memory + g * kBytes, round_to_int(load(scores + g * kGroup) * inverse));
+  }
+  for (g = seen.to; g < seen.end; ++g) memset(memory + g * kBytes, 0, kBytes);
+  return highest / 32767.0f + sum(check);
 }
 
 }  // namespace

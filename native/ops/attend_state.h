@@ -7,8 +7,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t kTileTokens = 128, kTileGroups = kTileTokens / kGroup;
-constexpr int64_t kAttendRows = 24;   // rows of one KV head that go through its keys and values together
-constexpr int64_t kRowSlots = 32;  // the same in whole vectors
+constexpr int64_t kAttendRows = 24;  // rows of one KV head that go through its keys and values together
+constexpr int64_t kRowSlots = 32;    // the same in whole vectors
 
 // The softmax of some scores before its division. A weight is 2^(score' - highest), scores' being scores * log2(e).
 struct Partial {
@@ -45,7 +45,8 @@ struct AttendRows {
 
 inline void clear(const Partial& partial, int64_t num_rows, int64_t stride) {
   for (int64_t i = 0; i < kRowSlots; ++i) partial.highest[i] = kLowest;
-  memset(partial.totals, 0, static_cast<size_t>(num_rows * (kLanes + stride)) * sizeof(float));
+  memset(partial.totals, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
+  memset(partial.sums, 0, static_cast<size_t>(num_rows * stride) * sizeof(float));
 }
 
 // total += part, to a common highest score.

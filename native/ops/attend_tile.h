@@ -1,6 +1,6 @@
 // Attention of a few rows (queries of one KV head) to one tile of positions: scores, their softmax and the weighted sum
 // of values. Tiles start at multiples of kTileTokens whatever the rows: a row's result is its tiles' results merged in
-// order (attend_merge.h), and a tile's result for a row does not depend on the other rows.
+// order (attend_state.h), and a tile's result for a row does not depend on the other rows.
 #pragma once
 #include "ops/attend_formats.h"
 #include "ops/attend_state.h"
@@ -56,7 +56,7 @@ void weigh_block(const Run* runs, int64_t num_runs, int64_t row_bytes, const std
       decltype(Kv::value(v)) value[C];
       QUIRE_UNROLL for (int c = 0; c < C; ++c) {
         value[c] = Kv::value(v + c * Kv::kValueBytes);
-        prefetch(ahead + c * Kv::kValueBytes);
+        if (c * Kv::kValueBytes % 64 == 0) prefetch(ahead + c * Kv::kValueBytes);
       }
       QUIRE_UNROLL for (int r = 0; r < R; ++r) {
         const auto weight = Kv::weight(w + r * kTileTokens * 4);
@@ -87,7 +87,7 @@ void weigh_rows(int64_t rows, const Run* runs, int64_t num_runs, int64_t row_byt
   weigh_block<Kv, R, C>(runs, num_runs, row_bytes, weights, out, out_stride);
 }
 
-// The groups of one tile that some row sees: `first` … `end` - 1 of its kTileGroups; pointers are of those only.
+// Where the groups of one tile are that some row sees: `first` … `end` - 1.
 struct TileKeys {
   int64_t first, end;
   const std::byte* keys[kTileGroups];
@@ -106,9 +106,12 @@ inline void find_keys(const KvLayer& kv, const int32_t* table, const Item& item,
     tile->values[g] = place.values + group * value_group_bytes(kv.format, kv.head_size);
     tile->scales[g] = place.scales + group * kGroup;
   }
-  // To be prefetched by the tile before, which may have more groups.
-  for (int64_t g = 0; g < tile->first; ++g) tile->keys[g] = tile->keys[tile->first];
-  for (int64_t g = tile->end; g < kTileGroups; ++g) tile->keys[g] = tile->keys[tile->first];
+  // The tile before prefetches as many groups as it has.
+  for (int64_t g = 0; g < kTileGroups; ++g) {
+    if (g >= tile->first && g < tile->end) continue;
+    tile->keys[g] = tile->keys[tile->first];
+    tile->scales[g] = tile->scales[tile->first];
+  }
 }
 
 // Groups of at most kRows rows that are as even as can be: 7 rows are 4 and 3.

@@ -74,6 +74,10 @@ void bind_values(nb::module_& m) {
       "__init__",
       [](KvLayer* self, Address base, int64_t block_stride_bytes, int32_t block_size, int32_t num_kv_heads,
          int32_t head_size, KvFormat format, int32_t group) {
+        if (block_size <= 0 || block_size % 16 != 0) throw nb::value_error("a block size is a multiple of 16");
+        if (head_size <= 0 || head_size % 2 != 0 || head_size > kMaxHeadSize) {
+          throw nb::value_error("a head size is even and at most 512");
+        }
         new (self)
             KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
       },

@@ -142,7 +142,7 @@ class ModelConfig:
     kv_cache_groups: tuple[KVCacheGroup, ...]
     """With `dtype_bytes` 1; `resolve` fills in the real one."""
     stored_bytes: int | None = None
-    """Size of the weights in their file; None if there is none."""
+    """Size of the weights where quantised ones stay so; None if there is no file."""
     checkpoint_dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

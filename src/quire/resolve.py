@@ -13,6 +13,7 @@ from quire.config import (
     DTYPES,
     KV_DTYPES,
     KV_SCALE_BYTES,
+    QUANTIZED_BITS,
     Decision,
     EngineConfig,
     EngineOptions,
@@ -49,7 +50,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
     if options.quantization is not None:
-        decisions.append(Decision("quantization", options.quantization, "chosen"))
+        reason = "chosen; weights that are stored in 8 bit or less stay as they are"
+        decisions.append(Decision("quantization", options.quantization, reason))
     kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     wanted_len = _wanted_model_len(options, model)
     groups = tuple(
@@ -58,7 +60,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
-    memory = _memory_for_kv(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
+    memory = _memory_for_kv(options, hardware, model, dtype, weights, shape.max_num_batched_tokens, uses_plan=uses_plan)
     num_blocks = _resolve_num_blocks(options, hardware, memory, shape, wanted_len.value, decisions)
     max_model_len = _fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
     scheduler = SchedulerConfig(
@@ -106,6 +108,11 @@ def _check_options(options: EngineOptions) -> None:
     if options.tensor_parallel_size > 1:
         raise ConfigError(
             f"tensor_parallel_size={options.tensor_parallel_size} is not available yet: --tensor-parallel-size 1 works"
+        )
+    if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
+        raise ConfigError(
+            f"quantization={options.quantization!r} contradicts dtype='float32', which computes with the stored values:"
+            " --dtype bfloat16 fits"
         )
     if options.max_num_seqs > options.max_num_batched_tokens:
         raise ConfigError(
@@ -229,7 +236,14 @@ def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list
 
 
 def _memory_for_kv(
-    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int
+    options: EngineOptions,
+    hardware: Hardware,
+    model: ModelConfig,
+    dtype: str,
+    weights: int,
+    num_tokens: int,
+    *,
+    uses_plan: bool,
 ) -> _Memory:
     """How much memory is left for KV. Raises MemoryCapacityError when the weights alone do not fit."""
     if hardware.device == "cpu":
@@ -241,30 +255,40 @@ def _memory_for_kv(
     memory = _Memory(usable, weights, activations)
     if memory.left <= 0:
         needed = memory.weights + memory.activations
+        is_plain = weights == model.num_parameters * DTYPES[dtype]
         raise MemoryCapacityError(
-            f"the weights need {format_bytes(memory.weights)} in {dtype}"
+            f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
             + (f" and a step {format_bytes(activations)}" if activations else "")
             + f"; that is {format_bytes(needed - usable)} more than the {format_bytes(usable)}"
-            f" available on {hardware.device}{_smaller_model(options, hardware, model, memory)}"
+            f" available on {hardware.device}: {_what_fits(options, hardware, model, memory, uses_plan=uses_plan)}"
         )
     return memory
 
 
-def _smaller_model(options: EngineOptions, hardware: Hardware, model: ModelConfig, memory: _Memory) -> str:
-    """The dtype that would fit, else how large a model may be."""
-    dtype = canonical_dtype(options.dtype) or ""
-    if dtype in ("", "float32"):
-        smaller = "bfloat16" if hardware.device == "cpu" or hardware.has_fast_bfloat16 else "float16"
+def _what_fits(
+    options: EngineOptions, hardware: Hardware, model: ModelConfig, memory: _Memory, *, uses_plan: bool
+) -> str:
+    """The dtype or quantisation that would fit, else how large a model may be."""
+    dtype = canonical_dtype(options.dtype)
+    changes: list[dict[str, str]] = []
+    if dtype in (None, "float32"):
+        fast = hardware.device == "cpu" or hardware.has_fast_bfloat16
+        changes.append({"dtype": "bfloat16" if fast else "float16"})
+    if uses_plan and dtype != "float32" and options.quantization is None:
+        changes += [{"quantization": name} for name in QUANTIZED_BITS]
+    for change in changes:
         try:
             # The whole resolution, so that the advice holds for the KV cache too.
-            resolve(replace(options, dtype=smaller), hardware, model)
+            config = resolve(replace(options, **change), hardware, model)  # type: ignore[arg-type]
         except (ConfigError, MemoryCapacityError):
-            pass
-        else:
-            return f": --dtype {smaller} fits ({format_bytes(model.num_parameters * DTYPES[smaller])})"
-    most = max(0, memory.usable - memory.activations) // min(DTYPES.values())
+            continue
+        ((name, value),) = change.items()
+        return f"--{name} {value} fits ({format_bytes(config.weight_bytes)})"
+    smallest = min(QUANTIZED_BITS, key=QUANTIZED_BITS.__getitem__) if uses_plan else "16 bit"
+    most = max(0, memory.usable - memory.activations) * 8 / QUANTIZED_BITS.get(smallest, 16)
     return (
-        f": a model of at most {most / 1e9:.2f} billion parameters fits, this one has {model.num_parameters / 1e9:.2f}"
+        f"a model of at most {most / 1e9:.2f} billion parameters fits in {smallest}, this one has"
+        f" {model.num_parameters / 1e9:.2f}"
     )
 
 

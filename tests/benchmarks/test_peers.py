@@ -63,7 +63,7 @@ def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert keys <= set(value)
     assert value["model_bytes"] == 5
     assert [side["name"] for side in value["sides"]] == ["quire", "transformers"]
-    assert {"version", "settings", "start_s", "load_s"} <= set(value["sides"][0])
+    assert {"version", "settings", "start_s", "load_s", "peak_memory_bytes"} <= set(value["sides"][0])
     assert [side["name"] for side in value["skipped"]] == ["vllm", "exllama"]
     assert value["first_token_agreement"] == {"transformers": 1.0}
     prefill, decode = value["results"]
@@ -77,7 +77,14 @@ def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr()
     lines = [line for line in printed.out.splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1, "columns align"
-    assert [line.split("|")[1].strip() for line in lines] == ["test", "-" * 14, "start (s)", "pp4", "tg3@2+d4"]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "test",
+        "-" * 14,
+        "start (s)",
+        "pp4",
+        "tg3@2+d4",
+        "memory (MB)",
+    ]
     assert "without vllm: set QUIRE_BENCH_VLLM" in printed.err
 
 

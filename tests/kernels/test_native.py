@@ -62,6 +62,14 @@ def test_the_next_lower_set_is_used_after_a_failed_self_test(requested: str) -> 
     assert len(notes) == ISAS.index(best)
 
 
+@pytest.mark.parametrize("isa", [*ISAS, "amx_emulated", "amx"])
+def test_every_set_passes_its_self_test(isa: str) -> None:
+    if _native.isa_supported(isa):
+        assert _native.self_test(isa) == ""
+    else:
+        pytest.skip(f"this processor lacks {isa}")
+
+
 def test_unknown_sets_are_missing_and_the_best_is_used() -> None:
     assert _native.choose_isa("mmx", []) == (ISAS[-1], True, [])
     assert _native.isa_notes() == []

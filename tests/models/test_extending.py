@@ -1,30 +1,27 @@
-"""Models from outside: a subclass of `LlamaForCausalLM` changes attention, rotation or activation; tracing works."""
+"""Models from outside: a subclass of `LlamaForCausalLM` changes attention, rotation or activation, planned or not."""
 
-import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import fx
 from torch.nn import functional
 
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import UnsupportedModelError
 from quire.kernels import registry
-from quire.kernels.activations import silu_and_mul
-from quire.kernels.layer_norm import layer_norm
-from quire.kernels.linear import linear
-from quire.kernels.paged_attention import paged_attention
-from quire.kernels.rms_norm import rms_norm
-from quire.kernels.rope import rope
-from quire.kernels.write_kv import write_kv
+from quire.kernels.activations import relu
 from quire.layers.linear import Linear, pack_weights
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
+from quire.runtime.forward import EagerForward, PlannedForward
+from quire.sampling_params import SamplingParams
+from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.harness import Runner, build_model, random_tokens
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
-KERNELS = (linear, rms_norm, layer_norm, rope, write_kv, paged_attention, silu_and_mul)
 TOKENS = random_tokens(11, 53)
 
 
@@ -118,23 +115,90 @@ def test_another_attention_in_one_layer(state: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(found, logits(LlamaForCausalLM, removed, LLAMA))
 
 
-@pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
-def test_a_trace_has_one_call_per_kernel_and_computes_the_same(model_type: str) -> None:
-    """What a captured plan needs: no control flow on tensors, kernels as single calls, the batch passed through."""
-    fields = next(iter(TINY_CONFIGS[model_type].values()))
-    oracle = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[model_type](**fields))
-    model = build_model(full_config(model_type, fields), oracle.state_dict())
-    graph = fx.Tracer(autowrap_functions=KERNELS).trace(model)
-    called = [node.target for node in graph.nodes if node.op == "call_function"]
-    assert called.count(paged_attention) == called.count(write_kv) == 2
-    assert called.count(operator.getitem) > 0
-    runner = Runner(model)
-    stream = runner.add(TOKENS)
-    batch = runner.make_batch([(stream, len(TOKENS))])
-    with torch.inference_mode():
-        expected = model(batch.token_ids, batch)
-        runner.pool.fill_(torch.nan)
-        assert torch.equal(fx.GraphModule(model, graph)(batch.token_ids, batch), expected)
+# --- Through the engine -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_directory(tmp_path_factory.mktemp("tiny"), tie_word_embeddings=False)
+
+
+def engine_of(directory: Path, model_class: type[LlamaForCausalLM], **options: Any) -> LLMEngine:
+    ModelRegistry.register_model("LlamaForCausalLM", model_class)
+    options = {"load_format": "dummy", "dtype": "float32", "num_blocks_override": 16, "device": "cpu", **options}
+    return LLMEngine.from_options(str(directory), **options)
+
+
+def forward_of(engine: LLMEngine) -> Any:
+    return engine._executor._worker.forward  # type: ignore[attr-defined]
+
+
+def greedy_tokens(engine: LLMEngine) -> list[int]:
+    engine.add_request("a", {"prompt_token_ids": TOKENS}, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    token_ids: list[int] = outputs[-1].outputs[0].token_ids
+    return token_ids
+
+
+def test_a_plan_holds_other_frequencies(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = engine_of(directory, StretchedRotary)
+    assert isinstance(forward_of(engine), PlannedForward)
+    assert not caplog.records
+    found = greedy_tokens(engine)
+    assert found == greedy_tokens(engine_of(directory, StretchedRotary, enforce_eager=True))
+    assert found != greedy_tokens(engine_of(directory, LlamaForCausalLM))
+
+
+class SquaredRelu(LlamaForCausalLM):
+    """Of the package's own kernels, but with a product of values."""
+
+    class SquaredMLP(LlamaMLP):
+        @staticmethod
+        def activation(gate_up: torch.Tensor) -> torch.Tensor:
+            gate, up = relu(gate_up).chunk(2, -1)
+            return gate * up
+
+    mlp_class = SquaredMLP
+
+
+@pytest.mark.parametrize(
+    ("model_class", "words"),
+    [(WithGelu, "torch's gelu"), (WithGates, ".sigmoid of a value"), (WithoutFirstAttention, "torch's zeros_like"),
+     (SquaredRelu, "unsupported operand")],
+)  # fmt: skip
+def test_what_a_plan_cannot_hold_runs_op_by_op_and_says_so(
+    directory: Path, caplog: pytest.LogCaptureFixture, model_class: type[LlamaForCausalLM], words: str
+) -> None:
+    engine = engine_of(directory, model_class)
+    assert isinstance(forward_of(engine), EagerForward)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "op by op" in record.getMessage()
+    assert words in record.getMessage()
+    assert greedy_tokens(engine) == greedy_tokens(engine_of(directory, model_class, enforce_eager=True))
+
+
+@pytest.mark.parametrize("option", [{"kv_cache_dtype": "int8"}, {"quantization": "int4", "dtype": "auto"}])
+def test_options_that_need_a_plan_are_refused_where_there_is_none(directory: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"torch's gelu.*kv_cache_dtype and quantization unset") as raised:
+        engine_of(directory, WithGelu, **option)
+    assert "\n" not in str(raised.value)
+    assert isinstance(forward_of(engine_of(directory, StretchedRotary, **option)), PlannedForward)
+
+
+def test_debugging_variables_run_op_by_op(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_KERNELS", "rms_norm:reference")
+    registry.forget_choices()
+    assert isinstance(forward_of(engine_of(directory, LlamaForCausalLM)), EagerForward)
+    with pytest.raises(UnsupportedModelError, match="QUIRE_KERNELS=rms_norm:reference"):
+        engine_of(directory, LlamaForCausalLM, kv_cache_dtype="int8")
+    monkeypatch.undo()
+    registry.forget_choices()
+
+
+# --- Versions of kernels ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

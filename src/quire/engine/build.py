@@ -19,6 +19,7 @@ from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
+from quire.runtime.plan.packed_weights import kept_bytes
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
@@ -55,7 +56,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
             checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides
         )
         if checkpoint.tensors:
-            model = replace(model, stored_bytes=checkpoint.num_bytes)
+            model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
         config = resolve(options, detect_hardware(options.device), model)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)

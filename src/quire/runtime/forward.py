@@ -91,14 +91,13 @@ class PlannedForward:
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
         """See `Forward`."""
-        assert self._tables is not None
         limit = self._planned.limits.max_logit_rows
-        parts = []
-        for start in range(0, len(rows), limit):
-            part = np.ascontiguousarray(rows[start : start + limit])
-            self._planned.run(LOGITS, self._none, self._none, self._none, part, *self._tables)
-            parts.append(self._planned.logits[: len(part)])
-        if len(parts) == 1:
-            return parts[0]
-        # The next part overwrites the last one's memory: these few callers pay for a copy.
-        return torch.cat([part.clone() for part in parts]) if parts else self._planned.logits[:0]
+        if len(rows) <= limit:
+            return self._logits(rows)
+        # Each part overwrites the last one's memory: callers that want so many pay for a copy.
+        return torch.cat([self._logits(rows[start : start + limit]).clone() for start in range(0, len(rows), limit)])
+
+    def _logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+        assert self._tables is not None
+        self._planned.run(LOGITS, self._none, self._none, self._none, np.ascontiguousarray(rows), *self._tables)
+        return self._planned.logits[: len(rows)]

@@ -1,30 +1,16 @@
-"""Steps of the native `write_kv` and `attend` for tests and benchmarks: a pool, block tables, and one call per step."""
+"""Steps of the native `write_kv` and `attend`: a pool full of NaN, block tables, and one call per step."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from quire import _native
+from tests.kernels.native.packed_weights import ACT_BLOCK
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16") if _native.isa_supported(isa)]
 FORMATS = ("f32", "f16", "bf16", "i8")
-ROW_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "q8": torch.uint8}
-ACT_BLOCK = np.dtype(
-    [("q", np.int8, 32), ("scale", np.float32), ("scaled_sum", np.float32), ("sum", np.int32), ("unused", np.int32)]
-)
-
-
-@contextmanager
-def instruction_set(isa: str) -> Iterator[None]:
-    before = _native.isa()
-    _native.set_isa(isa)
-    try:
-        yield
-    finally:
-        _native.set_isa(before)
+Requests = Sequence[tuple[int, int, int]]
+"""Of one step: (row of the block tables, first position, number of tokens)."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +22,18 @@ class Shape:
     format: str = "bf16"
 
     @property
-    def width(self) -> int:
-        """Values of one token: queries, keys and values."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+    def widths(self) -> list[int]:
+        """Of one token's queries, keys and values."""
+        return [self.num_heads * self.head_size] + 2 * [self.num_kv_heads * self.head_size]
+
+    @property
+    def block_bytes(self) -> int:
+        return _native.kv_layer_bytes(_native.KvFormat[self.format], self.block_size, self.num_kv_heads, self.head_size)
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What `write_kv` does to queries and keys, and how `attend` looks back."""
+    """What `write_kv` does to queries and keys, how far `attend` looks back, and the type of its rows."""
 
     window: int = 0
     q_norm: torch.Tensor | None = None
@@ -55,93 +45,90 @@ class Extras:
 
 @dataclass
 class Pool:
-    """Blocks of one layer, NaN wherever nothing was written, and block tables of `max_lengths` tokens each."""
+    """One layer's blocks among those of another layer, and block tables for requests of up to `max_lengths` tokens.
+
+    Every byte that is not written is `fill`: 0xFF is NaN as a float and -1 as a byte. The last request owns the block
+    with the largest id.
+    """
 
     shape: Shape
     max_lengths: Sequence[int]
-    seed: int = 0
+    fill: int = 0xFF
     memory: torch.Tensor = field(init=False)
     tables: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = self.shape
-        needed = [-(-length // shape.block_size) for length in self.max_lengths]
-        self.block_bytes = _native.kv_layer_bytes(
-            _native.KvFormat[shape.format], shape.block_size, shape.num_kv_heads, shape.head_size
-        )
-        # Two layers' blocks side by side: this one's stride is larger than its bytes.
-        self.stride_bytes = 2 * self.block_bytes
-        num_blocks = sum(needed) + 3
-        # 0xff is NaN in all formats and -1 as int8.
-        self.memory = torch.full((num_blocks * self.stride_bytes + 64,), 0xFF, dtype=torch.uint8)
-        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(self.seed)) + 1
-        order = order.tolist()
-        order.remove(num_blocks - 1)
-        order.append(num_blocks - 1)  # the last request gets the largest id
-        self.tables = torch.zeros(len(needed), max(*needed, 1) + 1, dtype=torch.int32)
-        for row, count in enumerate(needed):
-            for i in range(count):
-                self.tables[row, i] = order.pop()
+        needed = [-(-length // self.shape.block_size) for length in self.max_lengths]
+        num_blocks = sum(needed) + 2
+        self.stride_bytes = 2 * self.shape.block_bytes
+        self.memory = torch.full((num_blocks * self.stride_bytes + 64,), self.fill, dtype=torch.uint8)
+        ids = torch.randperm(num_blocks - 2, generator=torch.Generator().manual_seed(num_blocks)) + 1
+        ids = [*ids.tolist()[1:], num_blocks - 1]
+        self.tables = torch.zeros(len(needed), max(needed) + 1, dtype=torch.int32)
+        for row, count in reversed(list(enumerate(needed))):
+            for i in reversed(range(count)):
+                self.tables[row, i] = ids.pop()
+
+        self.num_blocks, self.first_byte = num_blocks, -self.memory.data_ptr() % 64
 
     @property
-    def address(self) -> int:
-        return (self.memory.data_ptr() + 63) // 64 * 64
+    def bytes(self) -> torch.Tensor:
+        """The pool from its first block on, which starts at a multiple of 64 bytes."""
+        return self.memory[self.first_byte :]
 
     def layer(self) -> _native.KvLayer:
         shape = self.shape
         return _native.KvLayer(
-            self.address,
-            self.stride_bytes,
-            shape.block_size,
-            shape.num_kv_heads,
-            shape.head_size,
-            _native.KvFormat[shape.format],
-            0,
-        )
+            self.bytes.data_ptr(), self.stride_bytes, shape.block_size, shape.num_kv_heads, shape.head_size,
+            _native.KvFormat[shape.format], 0,
+        )  # fmt: skip
+
+
+def zeroed_bytes(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
 
 
 class Runner:
-    """A plan of the two ops over buffers of `max_tokens` rows."""
+    """A plan of `write_kv` (part 1) and `attend` (part 2) over one buffer of queries, keys and values."""
 
-    def __init__(self, pool: Pool, extras: Extras, *, max_tokens: int, num_threads: int, parts: int = 3) -> None:
-        shape = pool.shape
-        self.pool, self.parts = pool, parts
-        self.qkv = torch.zeros(max_tokens, shape.width)
-        columns = shape.num_heads * shape.head_size
-        self.out = torch.zeros(max_tokens, row_bytes(extras.out_type, columns), dtype=torch.uint8)
-        self.out_type, self.columns = extras.out_type, columns
-        self.plan = _native.Plan(num_threads, max_tokens, max(len(pool.max_lengths), 1))
-        self._kept = [extras]
+    def __init__(
+        self,
+        pool: Pool,
+        extras: Extras,
+        *,
+        max_tokens: int,
+        num_threads: int = 1,
+        allocate: Callable[[int], torch.Tensor] = zeroed_bytes,
+    ) -> None:
+        shape, widths = pool.shape, pool.shape.widths
+        self.pool, self.extras = pool, extras
+        self.qkv = allocate(max_tokens * sum(widths) * 4).view(torch.float32).view(max_tokens, -1)
+        self.out = allocate(max_tokens * row_bytes(extras.out_type, widths[0])).view(max_tokens, -1)
+        self.angles = torch.zeros(2, max_tokens, shape.head_size // 2)
+        self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
         cos = sin = 0
         if extras.frequencies is not None:
-            half = shape.head_size // 2
-            self.angles = torch.zeros(2, max_tokens, half)
             cos, sin = self.angles[0].data_ptr(), self.angles[1].data_ptr()
-            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, half, parts=1)
+            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, shape.head_size // 2)
         q = self.qkv.data_ptr()
-        k = q + columns * 4
-        v = k + shape.num_kv_heads * shape.head_size * 4
+        k = q + widths[0] * 4
         self.plan.write_kv(
-            q, k, v, shape.width, shape.num_heads, address(extras.q_norm), address(extras.k_norm), extras.epsilon,
-            cos, sin, pool.layer(), parts=1,
+            q, k, k + widths[1] * 4, sum(widths), shape.num_heads, address(extras.q_norm), address(extras.k_norm),
+            extras.epsilon, cos, sin, pool.layer(), parts=1,
         )  # fmt: skip
         out = _native.Rows(self.out.data_ptr(), self.out.stride(0), _native.RowType[extras.out_type])
         self.plan.attend(
-            q, shape.width, out, shape.num_heads, extras.window, shape.head_size**-0.5, pool.layer(), parts=2
+            q, sum(widths), out, shape.num_heads, extras.window, shape.head_size**-0.5, pool.layer(), parts=2
         )
 
-    def prepare(self, requests: Sequence[tuple[int, int, int]]) -> None:
-        """Of (row of the tables, first position, number of tokens)."""
-        self.requests = requests
-        self.arrays = [torch.tensor([r[i] for r in requests], dtype=torch.int32) for i in range(3)]
-        self.tokens = torch.zeros(len(self.pool.max_lengths), max(self.pool.max_lengths) + 1, dtype=torch.int32)
-
-    def run(self, parts: int | None = None) -> None:
-        rows, starts, counts = (array.data_ptr() for array in self.arrays)
+    def run(self, requests: Requests, parts: int = 3) -> None:
+        arrays = [torch.tensor([request[i] for request in requests], dtype=torch.int32) for i in range(3)]
+        rows, starts, counts = (array.data_ptr() for array in arrays)
         tables = self.pool.tables
+        tokens = torch.zeros(len(tables), max(self.pool.max_lengths), dtype=torch.int32)
         self.plan.run(
-            self.parts if parts is None else parts, len(self.requests), 0, rows, starts, counts, 0,
-            self.tokens.data_ptr(), self.tokens.stride(0), tables.data_ptr(), tables.stride(0), tables.numel(),
+            parts, len(requests), 0, rows, starts, counts, 0, tokens.data_ptr(), tokens.stride(0),
+            tables.data_ptr(), tables.stride(0), tables.numel(),
         )  # fmt: skip
 
 
@@ -155,28 +142,53 @@ def row_bytes(row_type: str, columns: int) -> int:
     return columns * (4 if row_type == "f32" else 2)
 
 
-def run_step(
+def random_tokens(shape: Shape, lengths: Sequence[int], seed: int = 0) -> list[torch.Tensor]:
+    """Queries, keys and values of all positions of some requests: [length, H D + 2 K D] each."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(length, sum(shape.widths), generator=generator) for length in lengths]
+
+
+def run_steps(
     pool: Pool,
-    requests: Sequence[tuple[int, int, int]],
-    qkv: torch.Tensor,
+    tokens: Sequence[torch.Tensor],
+    steps: Sequence[Requests],
     extras: Extras | None = None,
     *,
     num_threads: int = 1,
-    isa: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write and attend: the raw bytes of the output rows, and queries and keys as they were left in `qkv`."""
+) -> list[torch.Tensor]:
+    """Outputs of all positions of all requests, as bytes; zero where no step computed them."""
     extras = extras or Extras()
-    with instruction_set(isa or _native.isa()):
-        runner = Runner(pool, extras, max_tokens=max(len(qkv), 1), num_threads=num_threads)
-        runner.qkv[: len(qkv)] = qkv
-        runner.prepare(requests)
-        runner.run()
-    return runner.out[: len(qkv)].clone(), runner.qkv[: len(qkv)].clone()
+    most = max(sum(count for _, _, count in step) for step in steps)
+    runner = Runner(pool, extras, max_tokens=most, num_threads=num_threads)
+    outputs = [torch.zeros(len(rows), runner.out.shape[1], dtype=torch.uint8) for rows in tokens]
+    for step in steps:
+        used = torch.cat([tokens[row][start : start + count] for row, start, count in step])
+        runner.qkv[: len(used)] = used
+        runner.run(step)
+        first = 0
+        for row, start, count in step:
+            outputs[row][start : start + count] = runner.out[first : first + count]
+            first += count
+    return outputs
 
 
-def as_floats(rows: torch.Tensor, out_type: str) -> torch.Tensor:
-    """Output rows of any type as [T, H * D] fp32."""
-    if out_type == "q8":
-        blocks = rows.numpy().view(ACT_BLOCK)
-        return torch.from_numpy(blocks["q"] * blocks["scale"][..., None]).reshape(len(rows), -1).float()
-    return rows.view(ROW_TYPES[out_type]).float()
+def as_stored(x: torch.Tensor, kv_format: str) -> torch.Tensor:
+    """Keys or values [..., D] as a format holds them, widened to fp64."""
+    if kv_format == "i8":
+        highest = x.abs().amax(-1, keepdim=True)
+        scaled = (x * torch.where(highest > 0, 127.0 / highest, 0.0)).round()
+        return scaled.double() * (highest / 127.0).double()
+    return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kv_format]).double()
+
+
+def split(tokens: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [heads, T, D] of one request, keys and values once for each query head."""
+    q, k, v = (part.unflatten(1, (-1, shape.head_size)).transpose(0, 1) for part in tokens.split(shape.widths, 1))
+    group = shape.num_heads // shape.num_kv_heads
+    return q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+
+
+def visible(length: int, window: int) -> torch.Tensor:
+    """[T, T]: whether a position sees another."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    return (distance >= 0) & ((distance < window) if window else True)

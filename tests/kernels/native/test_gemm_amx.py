@@ -14,13 +14,15 @@ from tests.kernels.native.test_gemm_quantised import multiply
 
 AMX = [isa for isa in ISAS if isa.startswith("amx")]
 pytestmark = pytest.mark.skipif(not AMX, reason="the kernels need AVX-512")
+NUM_OUTPUTS = 273
+"""Enough that one thread multiplies up to 64 rows at once; of fewer outputs, rows are cut smaller."""
 ROWS = [1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 40, 63, 64, 70]
 
 
 @pytest.mark.parametrize("format_name", ["q4", "q4m", "q8"])
-@pytest.mark.parametrize("num_inputs", [32, 64, 512, 544, 1088])
+@pytest.mark.parametrize("num_inputs", [32, 64, 512, 544])
 def test_int8_products_have_the_bits_of_the_other_instruction_sets(format_name: str, num_inputs: int) -> None:
-    packed, acts = random_weights(format_name, 50, num_inputs), random_acts(max(ROWS), num_inputs)
+    packed, acts = random_weights(format_name, NUM_OUTPUTS, num_inputs), random_acts(max(ROWS), num_inputs)
     reference = next(each_isa(lambda: multiply(packed, acts), ["avx512"])).view(np.uint32)
     for num_rows in ROWS:
         for threads in (1, 3):
@@ -37,10 +39,9 @@ def test_the_largest_integers(format_name: str) -> None:
         np.testing.assert_array_equal(found.view(np.uint32), reference.view(np.uint32))
 
 
-@pytest.mark.parametrize("num_inputs", [1, 2, 31, 32, 33, 64, 95, 512, 530, 1100])
+@pytest.mark.parametrize("num_inputs", [1, 2, 31, 32, 33, 64, 95, 530])
 def test_bf16_sums_are_in_the_order_of_the_tile_instruction(num_inputs: int) -> None:
-    num_outputs = 49
-    x, weight = random((40, num_inputs), "bf16", 1), random((num_outputs, num_inputs), "bf16", 2)
+    x, weight = random((40, num_inputs), "bf16", 1), random((NUM_OUTPUTS, num_inputs), "bf16", 2)
     wanted = expected_on("amx", x, weight, "bf16")
     for isa in AMX:
         before = _native.isa()

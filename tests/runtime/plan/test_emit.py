@@ -142,6 +142,16 @@ def test_a_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
     assert torch.equal(run_prompt(small, TOKENS), run_prompt(large, TOKENS))
 
 
+def test_a_step_of_no_numbers_leaves_nothing_behind() -> None:
+    """NaN stays in buffers and scratch memory, and in the cache; the next step must not read it there."""
+    model = GraphModel(MODEL)
+    model.table[5] = torch.nan
+    for weight_format in (Format.f32, Format.bf16, Format.q8):
+        plan = planned(model, weight_format)
+        assert run_prompt(plan, [5] * 32).isnan().all()
+        assert torch.equal(run_prompt(plan, [7, 1]), run_prompt(planned(model, weight_format), [7, 1]))
+
+
 def test_memory_of_the_results() -> None:
     plan = planned(GraphModel(MODEL), max_tokens=5)
     assert plan.hidden.shape == (5, WIDTH)

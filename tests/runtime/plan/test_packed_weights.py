@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from quire._native import WeightFormat
-from quire.runtime.plan.packed_weights import PackedWeights, choose_format
+from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.weight_tensor import MappedTensor
 from tests.runtime.plan.harness import decoded, packed, stored
@@ -168,3 +168,15 @@ def test_matrices_lie_apart_and_aligned() -> None:
 
 def test_a_model_without_matrices_packs() -> None:
     assert PackedWeights({}, {}).num_bytes == 0
+
+
+def test_bytes_of_weights_that_stay_as_they_are() -> None:
+    """What `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
+    tensors = [
+        stored("a", random(32, 64), "Q4_1"), stored("b", random(16, 64), "Q5_0"), stored("c", random(8, 3), "BF16"),
+        stored("d", torch.zeros(5)),
+    ]  # fmt: skip
+    assert kept_bytes(tensors) == 2 * 2 * 320 + 2 * 544 + 8 * 3 * 2 + 5 * 4
+    parameters = {tensor.name: nn.Parameter(torch.empty(tensor.shape, device="meta")) for tensor in tensors[:2]}
+    weights = PackedWeights(parameters, {"a": WeightFormat.q4m, "b": WeightFormat.q8})
+    assert weights.num_bytes == kept_bytes(tensors[:2])

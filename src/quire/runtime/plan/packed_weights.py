@@ -11,7 +11,7 @@ Parts stacked into one matrix share one format: 8 bit where they differ. Next to
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,17 @@ def choose_format(
     if len(formats) == 1:
         return PACKED_DIRECTLY.get(formats.pop(), WeightFormat.q8)
     return WeightFormat.q8
+
+
+def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
+    """Bytes of stored weights that stay as they are: quantised ones in their packed format, floats as in the file."""
+    total = 0
+    for tensor in tensors:
+        if tensor.format in FLOATS or len(tensor.shape) != 2:
+            total += tensor.num_bytes
+        else:
+            total += packed_bytes(PACKED_DIRECTLY.get(tensor.format, WeightFormat.q8), *tensor.shape)
+    return total
 
 
 class PackedWeights:

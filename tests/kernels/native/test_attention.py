@@ -1,0 +1,346 @@
+"""Native attention against fp64, and the same bits however a row is computed.
+
+The oracle is softmax(q k^T / sqrt(D)) v in fp64 over keys and values as the pool's format holds them. Everything in the
+pool that was not written is NaN.
+"""
+
+import ctypes
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from quire import _native
+from tests.kernels.native.kv_steps import (
+    FORMATS,
+    Extras,
+    Pool,
+    Requests,
+    Runner,
+    Shape,
+    as_stored,
+    random_tokens,
+    run_steps,
+    split,
+    visible,
+)
+from tests.kernels.native.packed_weights import ACT_BLOCK, ISAS
+from tests.kernels.native.test_bounds import before_a_wall
+
+VECTOR_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def chosen_isa() -> Iterator[None]:
+    before = _native.isa()
+    yield
+    _native.set_isa(before)
+
+
+def oracle(tokens: torch.Tensor, shape: Shape, window: int = 0) -> torch.Tensor:
+    """[T, H D] in fp64 for all positions of one request."""
+    q, k, v = split(tokens, shape)
+    if shape.format == "i8":
+        q = as_stored(q, "i8")
+    mask = visible(len(tokens), window)
+    k, v = as_stored(k, shape.format), as_stored(v, shape.format)
+    return scaled_dot_product_attention(q.double(), k, v, attn_mask=mask).transpose(0, 1).flatten(1)
+
+
+def plain(tokens: torch.Tensor, shape: Shape, window: int = 0) -> torch.Tensor:
+    """PyTorch's own attention in the format's dtype; in fp16 for int8, whose queries are coarser."""
+    dtype = DTYPES.get(shape.format, torch.float16)
+    q, k, v = (part.to(dtype) for part in split(tokens, shape))
+    return scaled_dot_product_attention(q, k, v, attn_mask=visible(len(tokens), window)).transpose(0, 1).flatten(1)
+
+
+def floats(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [rows.view(torch.float32) for rows in outputs]
+
+
+def whole(lengths: Sequence[int]) -> list[Requests]:
+    return [[(row, 0, length) for row, length in enumerate(lengths)]]
+
+
+def in_chunks(lengths: Sequence[int], sizes: Sequence[int]) -> list[Requests]:
+    """Steps that mix all requests, each going on by the next size."""
+    steps, done, next_size = [], [0] * len(lengths), itertools.cycle(sizes)
+    while any(d < length for d, length in zip(done, lengths, strict=True)):
+        step = []
+        for row, length in enumerate(lengths):
+            count = min(next(next_size), length - done[row])
+            if count > 0:
+                step.append((row, done[row], count))
+                done[row] += count
+        if step:
+            steps.append(step)
+    return steps
+
+
+SHAPES = [
+    pytest.param(4, 2, 64, 32, id="gqa"),
+    pytest.param(9, 3, 64, 16, id="smollm2"),
+    pytest.param(3, 3, 128, 64, id="mha"),
+    pytest.param(7, 1, 80, 32, id="mqa"),
+    pytest.param(14, 2, 96, 32, id="group-of-7"),
+    pytest.param(2, 1, 256, 16, id="large"),
+    pytest.param(4, 2, 8, 16, id="tiny"),
+    pytest.param(2, 2, 6, 32, id="odd-quads"),
+    pytest.param(40, 1, 16, 32, id="more-rows-than-an-item"),
+]
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size", "block_size"), SHAPES)
+@pytest.mark.parametrize("window", [0, 21])
+def test_error_is_at_most_twice_that_of_torch(
+    kv_format: str, num_heads: int, num_kv_heads: int, head_size: int, block_size: int, window: int
+) -> None:
+    shape = Shape(num_heads, num_kv_heads, head_size, block_size, kv_format)
+    lengths = [150, 33, 1]
+    tokens = random_tokens(shape, lengths)
+    outputs = floats(run_steps(Pool(shape, lengths), tokens, whole(lengths), Extras(window=window), num_threads=2))
+    expected = torch.cat([oracle(rows, shape, window) for rows in tokens])
+    error = (torch.cat(outputs).double() - expected).abs()
+    allowed = (torch.cat([plain(rows, shape, window) for rows in tokens]).double() - expected).abs()
+    assert error.max() <= 2 * allowed.max()
+    assert error.mean() <= 2 * allowed.mean()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
+    """Weights that vanish, and a first position whose weight is nearly one: an attention sink."""
+    shape = Shape(2, 1, 64, 16, kv_format)
+    (tokens,) = random_tokens(shape, [300])
+    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
+    k[0] = 40 * q[:, :1].mean(0)
+    q[200:] = k[0] / 4
+    (output,) = floats(run_steps(Pool(shape, [300]), [tokens], whole([300])))
+    expected = oracle(tokens, shape)
+    allowed = (plain(tokens, shape).double() - expected).abs().max()
+    assert (output.double() - expected).abs().max() <= 2 * allowed
+
+
+def bit_cases() -> list[tuple[Shape, list[int], int]]:
+    """Shapes, lengths of requests and windows; several tiles, and rows that no tile or group divides."""
+    return [
+        (Shape(4, 2, 16, 16, "f32"), [150, 17], 0),
+        (Shape(6, 2, 8, 32, "f16"), [140, 1], 20),
+        (Shape(3, 1, 18, 16, "bf16"), [135, 40], 0),
+        (Shape(2, 2, 16, 16, "bf16"), [140, 31], 33),
+        (Shape(5, 1, 10, 32, "i8"), [131, 30], 0),
+        (Shape(2, 1, 16, 16, "i8"), [140, 3], 50),
+    ]
+
+
+@pytest.mark.parametrize("case", bit_cases(), ids=lambda case: f"{case[0].format}-{case[0].head_size}-{case[2]}")
+def test_bits_are_those_of_every_instruction_set(case: tuple[Shape, list[int], int]) -> None:
+    shape, lengths, window = case
+    tokens = random_tokens(shape, lengths)
+    results = []
+    for isa in ISAS:
+        _native.set_isa(isa)
+        results.append(run_steps(Pool(shape, lengths), tokens, whole(lengths), Extras(window=window)))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("window", [0, 50])
+def test_bits_depend_on_neither_chunks_nor_neighbours_nor_threads(isa: str, kv_format: str, window: int) -> None:
+    _native.set_isa(isa)
+    shape = Shape(6, 2, 32, 16, kv_format)
+    lengths = [150, 64, 7]
+    tokens = random_tokens(shape, lengths)
+
+    def results(steps: Sequence[Requests], num_threads: int) -> list[torch.Tensor]:
+        return run_steps(Pool(shape, lengths), tokens, steps, Extras(window=window), num_threads=num_threads)
+
+    expected = results(whole(lengths), 1)
+    ways = [
+        (whole(lengths), 3),
+        (in_chunks(lengths, [1]), 1),
+        (in_chunks(lengths, [13, 1, 64, 30, 2]), 2),
+        ([[(row, 0, length)] for row, length in enumerate(lengths)], 2),
+        ([list(reversed(whole(lengths)[0]))], 2),
+    ]
+    for steps, num_threads in ways:
+        for got, wanted in zip(results(steps, num_threads), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("num_threads", [2, 5])
+@pytest.mark.parametrize("shape", [Shape(9, 3, 64, 32, "bf16"), Shape(2, 1, 16, 16, "i8"), Shape(1, 1, 16, 16, "f32")])
+def test_long_decodes_are_shared_by_threads_to_the_same_bits(num_threads: int, shape: Shape) -> None:
+    lengths = [1500, 10, 700]
+    tokens = random_tokens(shape, lengths)
+    steps = [[(row, 0, length - 1) for row, length in enumerate(lengths)], [(0, 1499, 1), (1, 9, 1), (2, 699, 1)]]
+    alone = [*steps[:1], [(0, 1499, 1)], [(1, 9, 1)], [(2, 699, 1)]]
+    expected = run_steps(Pool(shape, lengths), tokens, steps)
+    for way in (steps, alone):
+        got = run_steps(Pool(shape, lengths), tokens, way, num_threads=num_threads)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_what_was_in_the_pool_before_does_not_matter(isa: str, kv_format: str) -> None:
+    """NaN, large numbers and zeros in slots that are not written yet, also in those that pair with written ones."""
+    _native.set_isa(isa)
+    shape = Shape(4, 2, 16, 16, kv_format)
+    lengths = [37, 130, 1]
+    tokens = random_tokens(shape, lengths)
+    steps = in_chunks(lengths, [9, 5, 1])
+    expected = run_steps(Pool(shape, lengths), tokens, steps)
+    assert all(output.isfinite().all() for output in floats(expected))
+    for fill in (0x00, 0x7F, 0x45):
+        got = run_steps(Pool(shape, lengths, fill), tokens, steps)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("head_size", [16, 24])
+def test_what_an_earlier_step_left_in_scratch_does_not_matter(isa: str, kv_format: str, head_size: int) -> None:
+    _native.set_isa(isa)
+    shape = Shape(4, 2, head_size, 16, kv_format)
+    lengths = [9, 140, 1, 300]
+    tokens = random_tokens(shape, lengths)
+    expected = run_steps(Pool(shape, lengths), tokens, whole(lengths[:3]))
+    tokens[3][:] = float("nan")
+    steps = [[(3, 0, 300)], *whole(lengths[:3]), [(3, 299, 1)], [(1, 139, 1)]]
+    got = run_steps(Pool(shape, lengths), tokens, steps)
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], expected[:3], strict=True))
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("window", [1, 16, 40])
+def test_blocks_left_of_the_window_are_not_read(kv_format: str, window: int) -> None:
+    shape = Shape(4, 2, 16, 16, kv_format)
+    tokens = random_tokens(shape, [200])
+    extras = Extras(window=window)
+    expected = run_steps(Pool(shape, [200]), tokens, whole([200]), extras)[0]
+    pool = Pool(shape, [200])
+    run_steps(pool, tokens, whole([200]), extras)
+    for start in (0, 8, 120, 136, 184):
+        # The null block is full of NaN.
+        pool.tables[0, : max(start - window + 1, 0) // 16] = 0
+        got = run_steps(pool, tokens, [[(0, start, 8)]], extras)[0]
+        assert torch.equal(got[start : start + 8], expected[start : start + 8])
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize(("head_size", "num_heads", "num_kv_heads"), [(64, 3, 1), (16, 4, 2), (80, 4, 2), (8, 12, 3)])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_rows_of_other_types_are_the_fp32_rows_rounded(
+    isa: str, head_size: int, num_heads: int, num_kv_heads: int, num_threads: int
+) -> None:
+    _native.set_isa(isa)
+    shape = Shape(num_heads, num_kv_heads, head_size, 16)
+    lengths = [40, 3]
+    tokens = random_tokens(shape, lengths)
+    results = {
+        kind: run_steps(Pool(shape, lengths), tokens, whole(lengths), Extras(out_type=kind), num_threads=num_threads)
+        for kind in ("f32", "bf16", "q8")
+    }
+    for exact, halves, blocks in zip(*results.values(), strict=True):
+        values = exact.view(torch.float32)
+        assert torch.equal(halves.view(torch.bfloat16), values.bfloat16())
+        block = blocks.numpy().view(ACT_BLOCK).reshape(len(values), -1)
+        wide = values.numpy().reshape(len(values), -1, 32)
+        highest = np.abs(wide).max(-1, keepdims=True)
+        np.testing.assert_array_equal(block["scale"], (highest / np.float32(127))[..., 0])
+        np.testing.assert_array_equal(block["q"], np.rint(wide * (np.float32(127) / highest)))
+
+
+def test_normalised_and_rotated_queries_and_keys() -> None:
+    shape = Shape(4, 2, 32, 16, "f32")
+    generator = torch.Generator().manual_seed(9)
+    q_norm, k_norm = torch.rand(2, 32, generator=generator) + 0.5
+    frequencies = 10000.0 ** -(torch.arange(16) / 16)
+    (tokens,) = random_tokens(shape, [150])
+    extras = Extras(q_norm=q_norm, k_norm=k_norm, frequencies=frequencies)
+    (output,) = floats(run_steps(Pool(shape, [150]), [tokens], in_chunks([150], [100, 1]), extras, num_threads=2))
+
+    def prepared(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = x.double() * (x.double().square().mean(-1, keepdim=True) + extras.epsilon).rsqrt() * weight.double()
+        angles = (torch.arange(150.0)[:, None] * frequencies).double()
+        a, b = x[..., :16], x[..., 16:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+    q, k, v = split(tokens, shape)
+    expected = scaled_dot_product_attention(prepared(q, q_norm), prepared(k, k_norm), v.double(), is_causal=True)
+    torch.testing.assert_close(output.double(), expected.transpose(0, 1).flatten(1), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_nan_reaches_the_rows_that_see_it_and_no_other_request(isa: str, kv_format: str, where: str) -> None:
+    _native.set_isa(isa)
+    shape = Shape(2, 1, 16, 16, kv_format)
+    lengths = [40, 40]
+    tokens = random_tokens(shape, lengths)
+    good = run_steps(Pool(shape, lengths), tokens, whole(lengths))
+    tokens[0][20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = float("nan")
+    bad = run_steps(Pool(shape, lengths), tokens, whole(lengths))
+    first = floats(bad)[0]
+    if where == "query":
+        assert first[20, 16:].isnan().all()
+    else:
+        columns = first[20:] if where == "key" or kv_format == "i8" else first[20:, [3, 19]]
+        assert columns.isnan().all()
+    assert torch.equal(bad[0][:12], good[0][:12])
+    assert torch.equal(bad[1], good[1])
+
+
+def test_blocks_far_into_a_large_pool() -> None:
+    shape = Shape(2, 1, 16, 16, "bf16")
+    pool = Pool(shape, [20])
+    tokens = random_tokens(shape, [20])
+    expected = run_steps(pool, tokens, whole([20]))[0]
+    far = Pool(shape, [20])
+    far.stride_bytes = 3 << 20
+    # Pages that are never touched take no memory.
+    far.memory, far.first_byte = torch.empty(1001 * far.stride_bytes, dtype=torch.uint8), 0
+    far.tables[0, :2] = torch.tensor([1000, 999])
+    assert torch.equal(run_steps(far, tokens, whole([20]))[0], expected)
+
+
+def attend_at_the_wall(isa: str) -> None:
+    _native.set_isa(isa)
+
+    def allocate(count: int) -> torch.Tensor:
+        memory = (ctypes.c_uint8 * count).from_address(before_a_wall(count))
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    for kv_format, head_size in itertools.product(FORMATS, (6, 16, 24, 64)):
+        shape = Shape(3, 1, head_size, 16, kv_format)
+        pool = Pool(shape, [16 * 9])
+        pool.stride_bytes = shape.block_bytes
+        pool.memory, pool.first_byte = allocate(pool.num_blocks * shape.block_bytes), 0
+        pool.tables[0, :9] = pool.num_blocks - 1 - torch.arange(9)
+        for start, count in ((0, 16), (16, 112), (128, 15), (143, 1)):
+            Runner(pool, Extras(), max_tokens=count, allocate=allocate).run([(0, start, count)])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_nothing_is_touched_past_the_pool_and_the_rows(isa: str) -> None:
+    code = f"from tests.kernels.native.test_attention import attend_at_the_wall; attend_at_the_wall({isa!r})"
+    root = Path(__file__).parents[3]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr or f"ended by signal {-result.returncode}"
+
+
+def test_a_step_without_tokens() -> None:
+    pool = Pool(Shape(), [4])
+    Runner(pool, Extras(), max_tokens=1, num_threads=2).run([(0, 0, 0)])
+    assert (pool.bytes == pool.fill).all()

@@ -1,0 +1,217 @@
+"""What `write_kv` leaves in queries, keys and the pool, which is read by the layout of native/ops/kv_cache.h."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from quire import _native
+from tests.kernels.native.kv_steps import FORMATS, Extras, Pool, Requests, Runner, Shape, as_stored, random_tokens
+from tests.kernels.native.packed_weights import ISAS
+
+MIXED = [(2, 5, 1), (0, 0, 40), (1, 31, 9), (3, 16, 2), (4, 15, 1)]
+LENGTHS = [40, 40, 6, 18, 64]
+
+
+@pytest.fixture(autouse=True)
+def chosen_isa() -> Iterator[None]:
+    before = _native.isa()
+    yield
+    _native.set_isa(before)
+
+
+def new_tokens(shape: Shape, requests: Requests, seed: int = 0) -> torch.Tensor:
+    return torch.cat(random_tokens(shape, [count for _, _, count in requests], seed))
+
+
+def write(
+    shape: Shape, requests: Requests, qkv: torch.Tensor, extras: Extras | None = None, num_threads: int = 1
+) -> tuple[Pool, Runner]:
+    pool = Pool(shape, LENGTHS)
+    runner = Runner(pool, extras or Extras(), max_tokens=len(qkv), num_threads=num_threads)
+    runner.qkv[:] = qkv
+    runner.run(requests, parts=1)
+    return pool, runner
+
+
+def read_block(pool: Pool, block: int, head: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [B, D] of one head's part of a block, in fp64."""
+    shape = pool.shape
+    b, d = shape.block_size, shape.head_size
+    size = shape.block_bytes // shape.num_kv_heads
+    start = block * pool.stride_bytes + head * size
+    raw = pool.bytes[start : start + size]
+    if shape.format == "i8":
+        quads = -(-d // 4)
+        key_bytes = b * quads * 4
+        keys = raw[:key_bytes].numpy().reshape(-1, quads, 16, 4).transpose(0, 2, 1, 3).reshape(b, -1)[:, :d]
+        values = raw[key_bytes : key_bytes + b * d].view(torch.int8).numpy()
+        values = values.reshape(-1, d, 2).transpose(0, 2, 1).reshape(b, d)
+        scales = raw[key_bytes + b * d :].numpy().view(np.float32).astype(np.float64).reshape(2, b, 1)
+        return (keys.astype(np.float64) - 128) * scales[0], values * scales[1]
+    floats = raw.view({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[shape.format])
+    keys, values = floats.double().numpy().reshape(2, -1)
+    if shape.format == "bf16":
+        keys = keys.reshape(-1, d // 2, 16, 2).transpose(0, 2, 1, 3)
+        values = values.reshape(-1, d, 2).transpose(0, 2, 1)
+    else:
+        keys = keys.reshape(-1, d, 16).transpose(0, 2, 1)
+    return keys.reshape(b, d), values.reshape(b, d)
+
+
+def check_pool(pool: Pool, runner: Runner, requests: Requests) -> None:
+    """The slots of the new tokens hold the runner's keys and values; all other bytes are as they were."""
+    shape = pool.shape
+    _, keys, values = (part.unflatten(1, (-1, shape.head_size)) for part in runner.qkv.split(shape.widths, 1))
+    expected_keys, expected_values = as_stored(keys, shape.format).numpy(), as_stored(values, shape.format).numpy()
+    first = 0
+    for row, start, count in requests:
+        slots = np.arange(start, start + count)
+        for head in range(shape.num_kv_heads):
+            blocks = [
+                read_block(pool, int(block), head) for block in pool.tables[row, : slots[-1] // shape.block_size + 1]
+            ]
+            for i, expected in enumerate((expected_keys, expected_values)):
+                stored = np.concatenate([block[i] for block in blocks])[slots]
+                np.testing.assert_array_equal(stored, expected[first : first + count, head])
+        first += count
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize(
+    ("block_size", "head_size", "num_kv_heads"), [(16, 8, 1), (32, 64, 3), (64, 80, 2), (32, 6, 1)]
+)
+@pytest.mark.parametrize("isa", ISAS)
+def test_keys_and_values_lie_where_documented(
+    kv_format: str, block_size: int, head_size: int, num_kv_heads: int, isa: str
+) -> None:
+    _native.set_isa(isa)
+    shape = Shape(num_kv_heads, num_kv_heads, head_size, block_size, kv_format)
+    pool, runner = write(shape, MIXED, new_tokens(shape, MIXED))
+    check_pool(pool, runner, MIXED)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_nothing_else_is_written(kv_format: str) -> None:
+    shape = Shape(format=kv_format, head_size=32)
+    requests = [(0, 3, 5), (4, 31, 1)]
+    pool, _ = write(shape, requests, new_tokens(shape, requests))
+    value_bytes = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}[kv_format]
+    written = int((pool.bytes != pool.fill).sum())
+    scales = 2 * 4 if kv_format == "i8" else 0
+    most = 6 * shape.num_kv_heads * (2 * 32 * value_bytes + scales)
+    assert 0.9 * most < written <= most
+    untouched = set(range(1, 10)) - {int(pool.tables[0, 0]), int(pool.tables[4, 0])}
+    for block in untouched:
+        start = block * pool.stride_bytes
+        assert (pool.bytes[start : start + pool.stride_bytes] == pool.fill).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_size", [6, 16, 64, 80])
+def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int) -> None:
+    _native.set_isa(isa)
+    shape = Shape(head_size=head_size, format="f32")
+    half = head_size // 2
+    extras = Extras(frequencies=torch.linspace(1.0, 0.01, half))
+    qkv = new_tokens(shape, MIXED)
+    pool, runner = write(shape, MIXED, qkv, extras)
+    check_pool(pool, runner, MIXED)
+    positions = torch.cat([torch.arange(start, start + count) for _, start, count in MIXED])
+    angles = positions.float()[:, None] * extras.frequencies
+    torch.testing.assert_close(runner.angles[0].double(), angles.double().cos(), atol=1e-7, rtol=0)
+    cos, sin = (part[:, None] for part in runner.angles)
+    q, k, v = (part.unflatten(1, (-1, head_size)) for part in qkv.split(shape.widths, 1))
+    for x, column in ((q, 0), (k, shape.widths[0])):
+        a, b = x[..., :half], x[..., half:]
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1)
+        assert torch.equal(runner.qkv[:, column : column + rotated.shape[1]], rotated)
+    assert torch.equal(runner.qkv[:, -shape.widths[2] :], v.flatten(1))
+
+
+def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
+    shape = Shape(head_size=32, format="f32")
+    generator = torch.Generator().manual_seed(5)
+    q_norm, k_norm = torch.rand(2, 32, generator=generator) + 0.5
+    extras = Extras(q_norm=q_norm, k_norm=k_norm, frequencies=torch.linspace(1.0, 0.01, 16), epsilon=1e-5)
+    qkv = new_tokens(shape, MIXED)
+    pool, runner = write(shape, MIXED, qkv, extras)
+    check_pool(pool, runner, MIXED)
+    cos, sin = (part[:, None].double() for part in runner.angles)
+    for part, weight, column in zip(
+        qkv.split(shape.widths, 1)[:2], (q_norm, k_norm), (0, shape.widths[0]), strict=True
+    ):
+        x = part.double().unflatten(1, (-1, 32))
+        x = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+        expected = torch.cat([x[..., :16] * cos - x[..., 16:] * sin, x[..., 16:] * cos + x[..., :16] * sin], -1)
+        got = runner.qkv[:, column : column + part.shape[1]].double()
+        torch.testing.assert_close(got, expected.flatten(1), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_bits_depend_on_neither_threads_nor_instruction_set_nor_steps(kv_format: str) -> None:
+    shape = Shape(6, 3, 24, 16, kv_format)
+    q_norm, k_norm = torch.rand(2, 24, generator=torch.Generator().manual_seed(3))
+    extras = Extras(q_norm=q_norm, k_norm=k_norm, frequencies=torch.linspace(1.0, 0.01, 12))
+    qkv = new_tokens(shape, MIXED)
+    pool, runner = write(shape, MIXED, qkv, extras)
+    for isa in ISAS:
+        _native.set_isa(isa)
+        for num_threads in (1, 2, 3, 7):
+            other_pool, other = write(shape, MIXED, qkv, extras, num_threads)
+            assert torch.equal(other_pool.bytes, pool.bytes)
+            assert torch.equal(other.qkv.view(torch.int32), runner.qkv.view(torch.int32))
+    one_by_one = Pool(shape, LENGTHS)
+    single = Runner(one_by_one, extras, max_tokens=1, num_threads=2)
+    token = 0
+    for row, start, count in MIXED:
+        for position in range(start, start + count):
+            single.qkv[0] = qkv[token]
+            single.run([(row, position, 1)], parts=1)
+            token += 1
+    assert torch.equal(one_by_one.bytes, pool.bytes)
+
+
+def test_keys_and_values_alone_need_no_queries() -> None:
+    shape = Shape(format="f32", head_size=16)
+    qkv = new_tokens(shape, MIXED)
+    pool, _ = write(shape, MIXED, qkv)
+    alone = Pool(shape, LENGTHS)
+    other = Runner(alone, Extras(), max_tokens=len(qkv))
+    other.qkv[:] = qkv
+    plan = _native.Plan(1, len(qkv), len(LENGTHS))
+    k = other.qkv.data_ptr() + shape.widths[0] * 4
+    plan.write_kv(0, k, k + shape.widths[1] * 4, sum(shape.widths), shape.num_heads, 0, 0, 0.0, 0, 0, alone.layer())
+    other.plan = plan
+    other.run(MIXED, parts=1)
+    assert torch.equal(alone.bytes, pool.bytes)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_as_int8(isa: str, bad: float) -> None:
+    _native.set_isa(isa)
+    shape = Shape(1, 1, 16, 16, "i8")
+    qkv = new_tokens(shape, [(0, 0, 3)])
+    qkv[1, 16 + 5] = bad
+    qkv[2, 32 + 3] = bad
+    pool, _ = write(shape, [(0, 0, 3)], qkv)
+    keys, values = read_block(pool, int(pool.tables[0, 0]), 0)
+    assert np.isfinite(keys[[0, 2]]).all()
+    assert np.isfinite(values[[0, 1]]).all()
+    assert not np.isfinite(keys[1]).any()
+    assert not np.isfinite(values[2]).any()
+
+
+def test_a_block_has_two_values_per_token_head_and_dimension() -> None:
+    for kv_format, value_bytes in (("f32", 4), ("f16", 2), ("bf16", 2), ("i8", 1)):
+        scales = 2 * 4 if kv_format == "i8" else 0
+        shape = Shape(9, 3, 64, 32, kv_format)
+        assert shape.block_bytes == 32 * 3 * (2 * 64 * value_bytes + scales)
+
+
+def test_impossible_shapes_are_refused() -> None:
+    for block_size, head_size in ((24, 64), (32, 63), (32, 0), (0, 64), (32, 2048)):
+        with pytest.raises(ValueError, match=r"block size|head size"):
+            _native.KvLayer(0, 0, block_size, 1, head_size, _native.KvFormat.f32, 0)
