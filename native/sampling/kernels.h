@@ -81,7 +81,7 @@ inline int64_t joined(uint32_t coarse, uint32_t fine, uint32_t count) {
 }
 inline int64_t chunk_weight(const WeightSum& total) { return joined(sum(total.coarse), sum(total.fine), kChunk); }
 
-template <bool kHasMin, bool kStores>
+template <bool kHasMin>
 inline int64_t weigh_as(const Values& row, const Weighing& weighing, float* weights, int64_t* chunk_weights) {
   float copy[kChunk];
   const F32x16 cut = broadcast(weighing.cut);
@@ -90,16 +90,15 @@ inline int64_t weigh_as(const Values& row, const Weighing& weighing, float* weig
     chunk_weights[chunk] = 0;
     if (at_least(load(row.maxima + chunk * kChunkMaxima), cut) == 0) continue;
     const float* x = chunk_at(row, chunk, copy);
+    float* out = weights + chunk * kChunk;
     WeightSum found{zero_i(), zero_i()};
     for (int64_t i = 0; i < kChunk; i += 2 * kLanes) {
       const F32x16 a = weight_of<kHasMin>(load(x + i), weighing);
       const F32x16 b = weight_of<kHasMin>(load(x + i + kLanes), weighing);
       add(found, a);
       add(found, b);
-      if (kStores) {
-        store(weights + chunk * kChunk + i, a);
-        store(weights + chunk * kChunk + i + kLanes, b);
-      }
+      store(out + i, a);
+      store(out + i + kLanes, b);
     }
     chunk_weights[chunk] = chunk_weight(found);
     total += chunk_weights[chunk];
@@ -108,9 +107,8 @@ inline int64_t weigh_as(const Values& row, const Weighing& weighing, float* weig
 }
 
 inline int64_t weigh(const Values& row, const Weighing& weighing, float* weights, int64_t* chunk_weights) {
-  const auto weigh = weighing.min_weight > 0.0f ? (weights != nullptr ? weigh_as<true, true> : weigh_as<true, false>)
-                                                : (weights != nullptr ? weigh_as<false, true> : weigh_as<false, false>);
-  return weigh(row, weighing, weights, chunk_weights);
+  return weighing.min_weight > 0.0f ? weigh_as<true>(row, weighing, weights, chunk_weights)
+                                    : weigh_as<false>(row, weighing, weights, chunk_weights);
 }
 
 inline int64_t keep_before(const Values& row, const float* weights, const Pivot& pivot, int64_t* chunk_weights) {
@@ -164,28 +162,35 @@ inline void weights(const float* x, int64_t count, const Weighing& weighing, int
   }
 }
 
+// Found elements are gone through 64 at a time, the first four of them without a branch: where some are found here and
+// there, mispredicted branches would take most of the time.
 inline int64_t collect(const Values& row, float offset, float second_offset, float bound, uint64_t* keys) {
-  float copy[kChunk], values[kLanes];
+  float copy[kChunk];
   const F32x16 a = broadcast(offset), b = broadcast(second_offset), least = broadcast(bound);
-  int64_t found = 0;
+  int64_t num_found = 0;
   for (int64_t chunk = 0; chunk < num_chunks(row.count); ++chunk) {
     // Subtraction never reverses an order: where no maximum reaches the bound, no value does.
     if (at_least(load(row.maxima + chunk * kChunkMaxima) - a - b, least) == 0) continue;
     const float* x = chunk_at(row, chunk, copy);
-    const int64_t first = chunk * kChunk, left = row.count - first;
-    for (int64_t i = 0; i < kChunk && i < left; i += kLanes) {
-      const F32x16 value = load(x + i) - a - b;
-      uint32_t mask = at_least(value, least);
-      if (i + kLanes > left) mask &= (1u << (left - i)) - 1u;
-      if (mask == 0) continue;
-      store(values, value);
-      for (; mask != 0; mask &= mask - 1) {
-        const int lane = __builtin_ctz(mask);
-        keys[found++] = make_key(values[lane], first + i + lane);
+    for (int64_t start = 0; start < kChunk; start += 64) {
+      uint64_t found = 0;
+      for (int64_t i = 0; i < 64; i += kLanes) {
+        found |= static_cast<uint64_t>(at_least(load(x + start + i) - a - b, least)) << i;
       }
+      const int64_t left = row.count - chunk * kChunk - start;
+      if (left < 64) found &= left > 0 ? (uint64_t{1} << left) - 1 : 0;
+      if (found == 0) continue;
+      uint64_t* next = keys + num_found;
+      num_found += __builtin_popcountll(found);
+      do {
+        for (int i = 0; i < kKeysAtOnce; ++i, found &= found - 1) {
+          const int64_t place = start + __builtin_ctzll(found | uint64_t{1} << 63);
+          *next++ = make_key(x[place] - offset - second_offset, chunk * kChunk + place);
+        }
+      } while (found != 0);
     }
   }
-  return found;
+  return num_found;
 }
 
 inline int64_t count_above(const Values& row, float offset, float second_offset, float value) {

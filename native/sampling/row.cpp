@@ -5,22 +5,22 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 
-#include "isa/table.h"
+#include "isa/choose.h"
 #include "sampling/random.h"
 
 namespace quire {
-
-extern const OpTable* chosen_ops;  // module.cpp: the instruction set in use
 
 namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kReached = 1.0 - 1e-6;  // weights come from fp32: a sum this close to top_p has reached it
-constexpr int64_t kNucleusPool = 128;    // likeliest tokens looked at for top_p before a row counts as flat
-constexpr int64_t kSorted = 64;          // so few keys are sorted rather than parted further
-constexpr int kMaxRounds = 50;           // where parting goes this badly, sorting is faster
+constexpr double kReached = 1.0 - 1e-6;          // weights come from fp32: a sum this close to top_p has reached it
+constexpr int64_t kMaxVocab = int64_t{1} << 22;  // whose weights cannot overflow
+constexpr int64_t kNucleusPool = 128;            // likeliest tokens looked at for top_p before a row counts as flat
+constexpr int64_t kSorted = 64;                  // so few keys are sorted rather than parted further
+constexpr int kMaxRounds = 50;                   // where parting goes this badly, sorting is faster
 
 const SamplingKernels& kernels() { return chosen_ops->sampling; }
 
@@ -112,6 +112,7 @@ float bound_for(const ScannedRow& row, int64_t size) {
 }  // namespace
 
 RowSampler::RowSampler(int64_t vocab_size) : vocab_size_(vocab_size) {
+  if (vocab_size < 1 || vocab_size > kMaxVocab) throw std::length_error("a vocabulary has 1 to 4 million tokens");
   const auto size = static_cast<size_t>(vocab_size), chunks = static_cast<size_t>(num_chunks(vocab_size));
   for (int place : {0, 1}) {
     maxima_[place].resize(chunks * kChunkMaxima);
@@ -119,25 +120,23 @@ RowSampler::RowSampler(int64_t vocab_size) : vocab_size_(vocab_size) {
   }
   gathered_ = std::make_unique_for_overwrite<float[]>(size);
   weights_ = std::make_unique_for_overwrite<float[]>(chunks * kChunk);
-  keys_ = std::make_unique_for_overwrite<uint64_t[]>(size);
+  keys_ = std::make_unique_for_overwrite<uint64_t[]>(size + kKeysAtOnce);
   key_values_ = std::make_unique_for_overwrite<float[]>(size);
   key_weights_ = std::make_unique_for_overwrite<int64_t[]>(size);
 }
 
 int64_t RowSampler::sample(float* logits, const RowOptions& options, Logprob* logprob, const TopTokens& top) {
-  const bool edits = options.banned.count + options.bias.count + options.penalised.count > 0;
   const bool gathers = options.allowed.count > 0;
   ScannedRow raw{};
   if (options.wants_logprobs) {
     raw = scan(logits, vocab_size_, 0);
-    if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f), nullptr);
+    if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f));
   }
-  if (edits) edit(logits, options);
-  ScannedRow row = gathers                            ? gather(logits, options.allowed)
-                   : edits || !options.wants_logprobs ? scan(logits, vocab_size_, 1)
-                                                      : raw;
+  edit(logits, options);
+  const bool is_raw = options.wants_logprobs && undo_.empty() && !gathers;
+  ScannedRow row = is_raw ? raw : gathers ? gather(logits, options.allowed) : scan(logits, vocab_size_, 1);
   const int64_t index = choose(row, options);
-  if (edits) restore(logits, options);
+  restore();
   const int64_t token_id = gathers && index >= 0 ? options.allowed.ids[index] : index;
   if (options.wants_logprobs && token_id >= 0) *logprob = report(raw, token_id, top);
   return token_id;
@@ -145,7 +144,7 @@ int64_t RowSampler::sample(float* logits, const RowOptions& options, Logprob* lo
 
 Logprob RowSampler::logprob_of(const float* logits, int64_t token_id, const TopTokens& top) {
   ScannedRow raw = scan(logits, vocab_size_, 0);
-  if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f), nullptr);
+  if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f));
   return report(raw, token_id, top);
 }
 
@@ -157,44 +156,41 @@ ScannedRow RowSampler::scan(const float* x, int64_t count, int place) {
   return row;
 }
 
-void RowSampler::weigh(ScannedRow& row, const Weighing& weighing, float* weights) const {
-  if (row.weight > 0 && row.weighing == weighing && weights == nullptr) return;
+void RowSampler::weigh(ScannedRow& row, const Weighing& weighing) {
+  if (row.weight > 0 && row.weighing == weighing) return;  // for its log-probabilities
   row.weighing = weighing;
-  row.weight = kernels().weigh(row.values, weighing, weights, row.chunk_weights);
+  row.weight = kernels().weigh(row.values, weighing, weights_.get(), row.chunk_weights);
 }
 
 // A short row of the allowed tokens only; its ids are places in their list.
 ScannedRow RowSampler::gather(const float* logits, const Ids& allowed) {
-  for (int64_t i = 0; i < allowed.count; ++i) gathered_[i] = logits[allowed.ids[i]];
+  for (int64_t i = 0; i < allowed.count; ++i) {
+    gathered_[i] = in_vocabulary(allowed.ids[i]) ? logits[allowed.ids[i]] : -kInfinity;
+  }
   return scan(gathered_.get(), allowed.count, 1);
 }
 
 void RowSampler::edit(float* logits, const RowOptions& options) {
-  const Ids &banned = options.banned, &bias = options.bias, &penalised = options.penalised;
-  undo_.resize(static_cast<size_t>(banned.count + bias.count + penalised.count));
-  float* before = undo_.data();
-  for (int64_t i = 0; i < banned.count; ++i) {
-    *before++ = logits[banned.ids[i]];
-    logits[banned.ids[i]] = -kInfinity;
-  }
-  for (int64_t i = 0; i < bias.count; ++i) {
-    *before++ = logits[bias.ids[i]];
-    logits[bias.ids[i]] += bias.values[i];
-  }
-  for (int64_t i = 0; i < penalised.count; ++i) {
-    float& logit = logits[penalised.ids[i]];
-    *before++ = logit;
-    const float times = penalised.values[i];
-    const float repeated = logit > 0.0f ? logit / options.repetition_penalty : logit * options.repetition_penalty;
-    logit = repeated - (options.frequency_penalty * times + (times > 0.0f ? options.presence_penalty : 0.0f));
-  }
+  undo_.clear();
+  const auto each = [&](const Ids& list, auto edited) {
+    for (int64_t i = 0; i < list.count; ++i) {
+      if (!in_vocabulary(list.ids[i])) continue;
+      float& logit = logits[list.ids[i]];
+      undo_.push_back({&logit, logit});
+      logit = edited(logit, i);
+    }
+  };
+  each(options.banned, [](float, int64_t) { return -kInfinity; });
+  each(options.bias, [&](float logit, int64_t i) { return logit + options.bias.values[i]; });
+  each(options.penalised, [&](float logit, int64_t i) {
+    const float times = options.penalised.values[i], repetition = options.repetition_penalty;
+    const float repeated = logit > 0.0f ? logit / repetition : logit * repetition;
+    return repeated - (options.frequency_penalty * times + (times > 0.0f ? options.presence_penalty : 0.0f));
+  });
 }
 
-void RowSampler::restore(float* logits, const RowOptions& options) const {
-  const float* after = undo_.data() + undo_.size();
-  for (const Ids& ids : {options.penalised, options.bias, options.banned}) {
-    for (int64_t i = ids.count; i-- > 0;) logits[ids.ids[i]] = *--after;
-  }
+void RowSampler::restore() {
+  for (; !undo_.empty(); undo_.pop_back()) *undo_.back().logit = undo_.back().value;
 }
 
 // --- Choosing -----------------------------------------------------------------------------------------------------
@@ -205,7 +201,7 @@ int64_t RowSampler::choose(ScannedRow& row, const RowOptions& options) {
   const Weighing weighing = weighing_for(row.max, options.temperature, options.min_p);
   if (options.top_k > 0 && options.top_k < vocab_size_) return draw_from_best(row, weighing, options);
   if (options.top_p < 1.0) return draw_from_nucleus(row, weighing, options);
-  weigh(row, weighing, nullptr);
+  weigh(row, weighing);
   return draw(row, nullptr, uniform(options.seed, options.position, 0));
 }
 
@@ -220,8 +216,7 @@ int64_t RowSampler::draw_from_best(const ScannedRow& row, const Weighing& weighi
 
 // top_p alone: mostly a few likeliest tokens reach it, and one of these is drawn.
 int64_t RowSampler::draw_from_nucleus(ScannedRow& row, const Weighing& weighing, const RowOptions& options) {
-  // Where the raw row is weighed in the same way already, trials need a second time: they want single weights.
-  weigh(row, weighing, weights_.get());
+  weigh(row, weighing);
   const int64_t limit = limit_of(options.top_p, row.weight);
   const int64_t count = collect_best(row, std::min(kNucleusPool, row.values.count), 0.0f, 0.0f);
   if (weigh_keys(0, count, weighing) < limit) return draw_by_trial(row, limit, options);

@@ -8,8 +8,8 @@
 
 namespace quire {
 
-// Token ids in memory of the caller, for some uses with a value each. An id is below the vocabulary size, and at most
-// once in a list.
+// Token ids in memory of the caller, for some uses with a value each; no id occurs twice. Those that are not in the
+// vocabulary are passed over.
 struct Ids {
   const int64_t* ids = nullptr;
   const float* values = nullptr;
@@ -76,10 +76,11 @@ class RowSampler {
   };
 
   ScannedRow scan(const float* x, int64_t count, int place);
-  void weigh(ScannedRow& row, const Weighing& weighing, float* weights) const;
+  void weigh(ScannedRow& row, const Weighing& weighing);
   ScannedRow gather(const float* logits, const Ids& allowed);
   void edit(float* logits, const RowOptions& options);
-  void restore(float* logits, const RowOptions& options) const;
+  void restore();
+  bool in_vocabulary(int64_t id) const { return id >= 0 && id < vocab_size_; }
 
   int64_t choose(ScannedRow& row, const RowOptions& options);
   int64_t draw_from_best(const ScannedRow& row, const Weighing& weighing, const RowOptions& options);
@@ -93,7 +94,11 @@ class RowSampler {
   const int64_t vocab_size_;
   std::vector<float> maxima_[2];  // of the logits as they came, and as edited
   std::vector<int64_t> chunk_weights_[2];
-  std::vector<float> undo_;
+  struct Undo {
+    float* logit;
+    float value;
+  };
+  std::vector<Undo> undo_;
   // As long as the vocabulary, though seldom more than their first pages are touched.
   std::unique_ptr<float[]> gathered_, weights_, key_values_;
   std::unique_ptr<uint64_t[]> keys_;

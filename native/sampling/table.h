@@ -10,6 +10,7 @@ namespace quire {
 
 constexpr int64_t kChunk = 256;
 constexpr int64_t kChunkMaxima = 16;
+constexpr int64_t kKeysAtOnce = 4;
 constexpr int kWeightBits = 40;  // 8 million tokens can be summed in 63 bits
 
 // The values of a row, and its chunks' maxima: [chunks][kChunkMaxima].
@@ -39,14 +40,15 @@ struct SamplingKernels {
   float (*scan)(const Values& row);
   // The lowest id of a value.
   int64_t (*first_equal)(const Values& row, float value);
-  // Weight of each chunk, and of all. Unless null, `weights` gets those of the tokens as floats, in chunks that weigh
-  // something.
+  // Weight of each chunk, and of all. `weights`, whole chunks of them, get those of the tokens as floats, but for
+  // chunks that weigh nothing.
   int64_t (*weigh)(const Values& row, const Weighing& weighing, float* weights, int64_t* chunk_weights);
   // Reduces the chunks' weights to those of the tokens before the pivot.
   int64_t (*keep_before)(const Values& row, const float* weights, const Pivot& pivot, int64_t* chunk_weights);
   // The weight of each of `count` values.
   void (*weights)(const float* x, int64_t count, const Weighing& weighing, int64_t* weights);
-  // Keys of all values v = x - offset - second_offset that are at least `bound`, in any order; how many there are.
+  // Keys of all values v = x - offset - second_offset that are at least `bound`, in any order; how many there are. Up
+  // to kKeysAtOnce - 1 more are written.
   int64_t (*collect)(const Values& row, float offset, float second_offset, float bound, uint64_t* keys);
   // How many of these v are larger than `value`.
   int64_t (*count_above)(const Values& row, float offset, float second_offset, float value);

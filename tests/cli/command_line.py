@@ -88,6 +88,7 @@ class FakeEngine:
             options=options,
             dtype="float32",
             kv_dtype="float32",
+            weight_bytes=6_000_000,
             device="cpu",
             hardware=SimpleNamespace(num_threads=2, name="a CPU"),
             model=SimpleNamespace(

@@ -1,15 +1,15 @@
-"""One token through the engine: the table in docs/architecture.md against one step of a small random model."""
+"""One token through the engine: the tables in docs/architecture.md against one step of a small random model."""
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
 from quire.engine.llm_engine import LLMEngine
-from quire.kernels import registry
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -17,23 +17,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
 
 
-@pytest.fixture(autouse=True)
-def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("QUIRE_KERNELS", "reference")
-    registry.forget_choices()
-    yield
-    monkeypatch.undo()
-    registry.forget_choices()
+def stations(heading: str) -> list[list[tuple[str, str]]]:
+    """Per table of a section: (file, the function named first), in order."""
+    section = (ROOT / "docs" / "architecture.md").read_text().split(f"## {heading}")[1].split("\n## ")[0]
+    tables = section.split("| # |")[1:]
+    return [re.findall(r"^\| \d+ \| \[`(.+?)`\].* \| `(.+?)`", table, flags=re.MULTILINE) for table in tables]
 
 
-def stations() -> list[tuple[str, str]]:
-    """(file, the function named first), in the table's order."""
-    section = (ROOT / "docs" / "architecture.md").read_text().split("## One token through the engine")[1]
-    return re.findall(r"^\| \d+ \| \[`(.+?)`\].* \| `(.+?)`", section.split("\n## ")[0], flags=re.MULTILINE)
-
-
-def functions_entered(engine: LLMEngine) -> list[tuple[str, str]]:
-    """(file, qualified name) of the package's functions in one step, in the order of their first call."""
+def functions_entered(action: Callable[[], Any]) -> list[tuple[str, str]]:
+    """(file, qualified name) of the package's functions in a call, in the order of their first call."""
     entered: dict[tuple[str, str], None] = {}
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -44,17 +36,39 @@ def functions_entered(engine: LLMEngine) -> list[tuple[str, str]]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        engine.step()
+        action()
     finally:
         sys.setprofile(before)
     return list(entered)
 
 
-def test_the_table_is_the_way_of_a_token(tmp_path: Path) -> None:
-    engine = LLMEngine.from_options(
-        str(make_tiny_directory(tmp_path)), load_format="dummy", dtype="float32", num_blocks_override=16
-    )
+def make_engine(directory: Path, **options: Any) -> LLMEngine:
+    engine = LLMEngine.from_options(str(directory), dtype="float32", device="cpu", num_blocks_override=16, **options)
     engine.add_request("a", "hello", SamplingParams(max_tokens=2, ignore_eos=True))
-    expected = stations()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_directory(tmp_path_factory.mktemp("tiny"))
+
+
+def test_the_table_is_the_way_of_a_token(directory: Path) -> None:
+    (expected,) = stations("One token through the engine")
     assert len(expected) == 9
-    assert [function for function in functions_entered(engine) if function in expected] == expected
+    entered = functions_entered(make_engine(directory).step)
+    assert [function for function in entered if function in expected] == expected
+
+
+def test_the_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
+    expected, _ = stations("Two ways to run a model")
+    assert len(expected) == 7
+    entered = functions_entered(lambda: make_engine(directory))
+    assert [function for function in entered if function in expected] == expected
+
+
+def test_the_table_is_the_way_op_by_op(directory: Path) -> None:
+    (planned,), (_, eager) = stations("One token through the engine"), stations("Two ways to run a model")
+    expected = planned[:5] + eager + planned[7:]
+    entered = functions_entered(make_engine(directory, enforce_eager=True).step)
+    assert [function for function in entered if function in expected] == expected

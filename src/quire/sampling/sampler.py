@@ -11,10 +11,10 @@ Next to read: `state.py`, then `native.py` or `torch_rows.py`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from quire import _native
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.state import SamplingState
@@ -34,8 +34,8 @@ class Sampler:
     Holds no random state: a request's draws are a function of its seed and the number of tokens it has.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, pool: Any = None) -> None:
-        """`pool`: a `_native.ThreadPool` whose threads share the rows on a CPU; None: the caller's thread does all."""
+    def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
+        """`pool`: threads that share the rows on a CPU; without, the caller's does all."""
         self.vocab_size = vocab_size
         self.device = device
         self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()

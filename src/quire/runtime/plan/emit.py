@@ -97,7 +97,7 @@ class PlannedModel:
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
     ) -> None:
-        """`pool`: the `_native.ThreadPool` that runs it, or a number of threads of its own."""
+        """`pool`: the threads that run it, or how many of its own."""
         self.program = program
         self.limits = limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
