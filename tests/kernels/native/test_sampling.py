@@ -149,7 +149,9 @@ def test_bits_depend_on_the_row_alone(rows: list[Options], size: int, seed: int,
     for index, row in enumerate(rows):
         alone = sample(logits[index : index + 1].copy(), [row])
         for array, expected in zip(alone.arrays, together.arrays, strict=True):
-            np.testing.assert_array_equal(array[0], expected[index] if array.ndim == 1 else expected[index, : array.shape[1]])
+            np.testing.assert_array_equal(
+                array[0], expected[index] if array.ndim == 1 else expected[index, : array.shape[1]]
+            )
 
 
 @pytest.mark.parametrize("isa", ISAS)
