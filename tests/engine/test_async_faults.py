@@ -1,12 +1,17 @@
 """What breaks, or goes away, while `AsyncLLM` works: nobody is left waiting, and nobody else is disturbed."""
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import EngineDeadError
 from quire.sampling_params import SamplingParams
+from tests.cli.tiny_directory import make_tiny_directory
 from tests.engine.async_builders import Gate, collect, play, wait_until
 from tests.engine.builders import ScriptedExecutor, make_engine
 
@@ -64,3 +69,26 @@ def test_nobody_waits_for_outputs_that_were_lost(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine._output_processor, "process", lose)
     with AsyncLLM.from_engine(engine) as llm:
         asyncio.run(asyncio.wait_for(scenario(llm), 60))
+
+
+FORGETFUL = """
+import asyncio, sys
+from quire import AsyncLLM, SamplingParams
+
+async def main():
+    llm = AsyncLLM(sys.argv[1], load_format="dummy", num_blocks_override=300)
+    async for output in llm.generate("hello", SamplingParams(max_tokens=3000, ignore_eos=True)):
+        break
+
+asyncio.run(main())
+print("end")
+"""
+
+
+def test_a_program_may_end_without_shutdown_while_requests_run(tmp_path: Path) -> None:
+    directory = make_tiny_directory(tmp_path, max_position_embeddings=4096)
+    command = [sys.executable, "-c", FORGETFUL, str(directory)]
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr

@@ -6,6 +6,7 @@ no memory. Knows no HTTP. Next to read: `llm_engine.py`.
 """
 
 import asyncio
+import atexit
 import threading
 import uuid
 from collections import deque
@@ -24,6 +25,8 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import PoolingRequestOutput, RequestOutput
 
+EXIT_TIMEOUT_S = 10.0
+"""How long the end of the process waits for the step that is running."""
 _Result = TypeVar("_Result")
 _Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
@@ -56,6 +59,7 @@ class AsyncLLM:
         self._wakeup = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
+        atexit.register(self._end_with_the_process)
 
     # --- Requests -------------------------------------------------------------------------
 
@@ -169,11 +173,21 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """End all requests (their generators yield "abort"), stop the thread and free the model's memory."""
+        self._ask_to_end()
+        atexit.unregister(self._end_with_the_process)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _ask_to_end(self) -> None:
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+
+    def _end_with_the_process(self) -> None:
+        # Python ends threads by unwinding them: one that is inside of native code would bring the process down.
+        if self._thread.is_alive():  # not in a fork, whose locks may be held by nobody
+            self._ask_to_end()
+            self._thread.join(EXIT_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

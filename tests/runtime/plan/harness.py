@@ -88,7 +88,13 @@ class PlanRunner:
     """A plan with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
 
     def __init__(
-        self, config: EngineConfig, checkpoint: Checkpoint, *, scatter: int = 0, max_requests: int = 8
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        scatter: int = 0,
+        max_requests: int = 8,
+        max_logit_rows: int = 7,
     ) -> None:
         scheduler = config.scheduler
         self.config, self.block_size = config, scheduler.block_size
@@ -96,7 +102,7 @@ class PlanRunner:
         # Bytes of 255 are NaN in every type, and a scale of NaN for int8. The null block too: nothing may read it.
         self.cache.pool.view(torch.uint8).fill_(255)
         program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
-        limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows=7)
+        limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows)
         layers = kv_layers(config, self.cache)
         self.planned = PlannedModel(program, weights, layers, limits, config.hardware.num_threads)
         num_groups, max_len = len(scheduler.kv_cache_groups), scheduler.max_model_len
@@ -151,6 +157,11 @@ class PlanRunner:
             left = len(stream.token_ids) - stream.num_computed
             logits += self.step([(stream, min(chunk or left, left))])
         return torch.cat(logits)
+
+    def run_until(self, stream: Stream, num_tokens: int, chunk: int = 512) -> None:
+        """A request's tokens up to a number, in chunks."""
+        while stream.num_computed < num_tokens:
+            self.step([(stream, min(chunk, num_tokens - stream.num_computed))])
 
     def _row(self, stream: Stream) -> int:
         return next(row for row, other in enumerate(self.streams) if other is stream)
