@@ -8,9 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire import _native
 from quire._native import RowType
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
 from quire.runtime.plan.instructions import Activate, Add, Buffer, Instruction, touched
+from tests.kernels.native.packed_weights import ISAS
 from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
 
 TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9]
