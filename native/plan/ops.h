@@ -116,10 +116,10 @@ struct ArgmaxOp {
   int32_t* token_ids;  // [S]
 };
 
-#define QUIRE_OPS(X)                                                                                               \
-  X(embed, EmbedOp)                                                                                                \
-  X(rotary, RotaryOp)                                                                                              \
-  X(norm, NormOp) X(gemm, GemmOp) X(write_kv, WriteKvOp) X(attend, AttendOp) X(activate, ActivateOp) X(add, AddOp) \
-      X(head, HeadOp) X(argmax, ArgmaxOp)
+// clang-format off
+#define QUIRE_OPS(X)                                                                                       \
+  X(embed, EmbedOp) X(rotary, RotaryOp) X(norm, NormOp) X(gemm, GemmOp) X(write_kv, WriteKvOp)             \
+  X(attend, AttendOp) X(activate, ActivateOp) X(add, AddOp) X(head, HeadOp) X(argmax, ArgmaxOp)
+// clang-format on
 
 }  // namespace quire
