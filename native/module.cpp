@@ -17,7 +17,7 @@ namespace nb = nanobind;
 namespace quire {
 void bind_plan(nb::module_& m);      // plan/bindings.cpp
 void bind_sampling(nb::module_& m);  // sampling/bindings.cpp
-void bind_weights(nb::module_& m);  // weights/bindings.cpp
+void bind_weights(nb::module_& m);   // weights/bindings.cpp
 }  // namespace quire
 
 namespace {

@@ -16,13 +16,14 @@ namespace quire {
 namespace {
 
 constexpr OpTable make_op_table(const char* isa) {
-  return {.isa = isa,
-          .rms_norm_float32 = rms_norm<float>,
-          .rms_norm_bfloat16 = rms_norm<bfloat16_bits>,
+  return {
+      .isa = isa,
+      .rms_norm_float32 = rms_norm<float>,
+      .rms_norm_bfloat16 = rms_norm<bfloat16_bits>,
 #define QUIRE_OP_POINTER(name, Params) .name = name,
-          QUIRE_OPS(QUIRE_OP_POINTER)
+      QUIRE_OPS(QUIRE_OP_POINTER)
 #undef QUIRE_OP_POINTER
-      .sampling = sampling::kKernels,
+          .sampling = sampling::kKernels,
   };
 }
 

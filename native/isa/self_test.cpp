@@ -161,6 +161,26 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
   return out.bytes();
 }
 
+std::string sampling_results(const OpTable& ops) {
+  constexpr int64_t kCount = 2 * kChunk + 3, kPadded = 3 * kChunk;
+  Random random;
+  Memory values(kPadded * 4), maxima(3 * kChunkMaxima * 4), floats(kPadded * 4), integers(kPadded * 8 + 24);
+  values.fill(random);
+  const Values row{values.floats(), kCount, maxima.floats()};
+  const float max = ops.sampling.scan(row);
+  const Weighing weighing{max, 9.0f, -8.0f, max - 5.0f, 1e-3f};
+  auto* numbers = reinterpret_cast<int64_t*>(integers.data());
+  std::string results = std::to_string(ops.sampling.weigh(row, weighing, floats.floats(), numbers));
+  results += maxima.bytes() + floats.bytes() + std::to_string(ops.sampling.softmax_sum(row, weighing));
+  results += std::to_string(ops.sampling.keep_before(row, floats.floats(), {row.x[300], 300}, numbers));
+  results += std::to_string(ops.sampling.first_equal(row, max)) + integers.bytes();
+  ops.sampling.weights(row.x, kCount, weighing, numbers);
+  results += integers.bytes() + std::to_string(ops.sampling.count_above(row, max, 0.5f, -1.5f));
+  results += std::to_string(ops.sampling.collect(row, max, 0.5f, -1.5f, reinterpret_cast<uint64_t*>(numbers)));
+  results += std::to_string(ops.sampling.count_at_least(row.x, kCount / kChunkMaxima * kChunkMaxima, 0.25f));
+  return results + integers.bytes();
+}
+
 bool has_tiles(const OpTable& ops) { return std::strncmp(ops.isa, "amx", 3) == 0; }
 
 // AMX has bits of its own for bf16 weights.
@@ -189,6 +209,7 @@ std::string failing_op(const OpTable& ops) {
     if (gemm_results(ops, format, num_outputs) != gemm_results(other, format, num_outputs)) return name;
   }
   if (row_results(ops) != row_results(scalar_ops)) return "norm or activate";
+  if (sampling_results(ops) != sampling_results(scalar_ops)) return "sampling";
   for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
     if (attention_results(ops, format) != attention_results(scalar_ops, format)) return "write_kv or attend";
   }

@@ -3,90 +3,15 @@
 //
 // Next to read: attend_work.h (who computes what), attend_tile.h (the kernels), attend_formats.h (orders of sums).
 #pragma once
+#include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"
 #include "ops/attend_tile.h"
 #include "ops/attend_work.h"
-#include "ops/kv_values.h"
-#include "ops/rows.h"
 
 namespace quire {
 namespace {
 
 constexpr int64_t kPartialsAt = kScratchBytes / 2;  // the scratch's second half: results of tiles for other threads
-
-inline int64_t padded_head_size(int64_t head_size) { return (head_size + kLanes - 1) / kLanes * kLanes; }
-
-// Takes `bytes` of a scratch, in whole cache lines.
-template <typename T>
-T* take(std::byte** memory, int64_t bytes) {
-  T* taken = reinterpret_cast<T*>(*memory);
-  *memory += (bytes + 63) / 64 * 64;
-  return taken;
-}
-
-inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
-  AttendRows rows{};
-  rows.stride = padded_head_size(op.kv.head_size);
-  rows.query_stride = rows.stride * 4;
-  rows.queries = take<std::byte>(&memory, kAttendRows * rows.query_stride);
-  rows.scores = take<std::byte>(&memory, kAttendRows * kTileTokens * 4);
-  rows.query_scales = take<float>(&memory, kAttendRows * 4);
-  rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
-  rows.lows = take<int32_t>(&memory, kAttendRows * 4);
-  rows.highs = take<int32_t>(&memory, kAttendRows * 4);
-  rows.scale = op.scale * 1.44269504f;
-  rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
-  rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
-  rows.padded = memory;
-  return rows;
-}
-
-// One query as int8; keys being stored as key + 128, 128 times its sum is too much in every score.
-inline void quantise_query(const float* q, int64_t width, const AttendRows& rows, int64_t row) {
-  auto* out = reinterpret_cast<int8_t*>(rows.queries + row * rows.query_stride);
-  rows.query_scales[row] = quantise_head(q, width, out);
-  int32_t total = 0;
-  for (int64_t i = 0; i < width; ++i) total += out[i];
-  rows.query_sums[row] = 128 * total;
-}
-
-// Where row `row` of an item is: its token of the step and its query head.
-struct RowPlace {
-  int64_t token, head;
-};
-inline RowPlace place_of(const AttendOp& op, const Step& step, const Item& item, int64_t row) {
-  const int64_t group = op.num_heads / op.kv.num_kv_heads, index = item.first_row + row;
-  return {step.first_tokens[item.request] + index / group, item.head * group + index % group};
-}
-
-template <class Kv>
-void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRows* rows) {
-  const int64_t width = op.kv.head_size;
-  rows->count = item.num_rows;
-  for (int64_t row = 0; row < item.num_rows; ++row) {
-    const RowPlace place = place_of(op, step, item, row);
-    const auto* q = reinterpret_cast<const std::byte*>(op.q + place.token * op.stride + place.head * width);
-    for (int64_t i = 0; i < width * 4; i += 64) __builtin_prefetch(q + i);
-  }
-  for (int64_t row = 0; row < item.num_rows; ++row) {
-    const RowPlace place = place_of(op, step, item, row);
-    const int64_t position = step.positions[place.token], start = position - op.window + 1;
-    rows->lows[row] = static_cast<int32_t>(op.window == 0 || start < 0 ? 0 : start);
-    rows->highs[row] = static_cast<int32_t>(position + 1);
-    const float* q = op.q + place.token * op.stride + place.head * width;
-    // Whole vectors: what is past D must be zero for int8, whose steps of four dimensions may pass it.
-    float* padded = rows->tile.sums;
-    memcpy(padded, q, static_cast<size_t>(width) * sizeof(float));
-    memset(padded + width, 0, static_cast<size_t>(rows->stride - width) * sizeof(float));
-    if constexpr (Kv::kScaled) {
-      quantise_query(padded, rows->stride, *rows, row);
-    } else {
-      std::byte* to = rows->queries + row * rows->query_stride;
-      constexpr int64_t kBytes = kLanes / Kv::kDims * Kv::kQueryBytes;
-      for (int64_t i = 0; i < rows->stride; i += kLanes) Kv::store_query(to + i / kLanes * kBytes, load(padded + i));
-    }
-  }
-}
 
 // The values of tokens low … high - 1 of a tile as runs. The token that pairs with the last one may not be written yet:
 // it is read as zero. Where D is no multiple of 16, values are copied to rows that are.
@@ -172,24 +97,6 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   }
 }
 
-// Whether an int8 block of the output spans heads, which different threads compute: then results wait in the queries'
-// memory until all are there.
-inline bool writes_late(const AttendOp& op) { return op.out.type == RowType::q8 && op.kv.head_size % kBlock != 0; }
-
-inline void write_rows(const AttendOp& op, const Step& step, const Item& item, const AttendRows& rows) {
-  const int64_t width = op.kv.head_size;
-  for (int64_t row = 0; row < rows.count; ++row) {
-    const RowPlace place = place_of(op, step, item, row);
-    float* values = rows.tile.sums;
-    finish(rows.total, row, rows.stride, values);
-    if (writes_late(op)) {
-      memcpy(op.q + place.token * op.stride + place.head * width, values, static_cast<size_t>(width) * sizeof(float));
-    } else {
-      write_columns(op.out, place.token, place.head * width, width, values);
-    }
-  }
-}
-
 // One thread's tiles of one item: all, its beginning, or a later part, whose tiles' results another thread merges.
 struct Task {
   Item item;
@@ -201,36 +108,36 @@ inline void find_keys(const AttendOp& op, const Step& step, const Item& item, in
   find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
 }
 
-// While a tile is computed the next one is fetched, at the end that of the task that follows, if any.
+// While a tile is computed the next one is fetched, at the end that of the task that follows, if any. keys[0] is the
+// task's first tile, and at the end that of the next one.
 template <class Kv>
-void attend_task(const AttendOp& op, const Context& context, const Task& task, const Task* following,
-                 AttendRows* rows) {
+void attend_task(const AttendOp& op, const Context& context, const Task& task, const Task* following, AttendRows* rows,
+                 TileKeys* keys) {
   const Step& step = *context.step;
   const Item& item = task.item;
   load_rows<Kv>(op, step, item, rows);
   const bool begins = task.first == item.first_tile;
-  if (begins) clear(rows->total, rows->count, rows->stride);
   const Partial own = rows->tile;
-  TileKeys keys[2];
-  find_keys(op, step, item, task.first, &keys[0]);
   for (int64_t i = 0; task.first + i < task.end; ++i) {
     const int64_t tile = task.first + i;
-    TileKeys *now = &keys[i % 2], *next = &keys[(i + 1) % 2];
     if (tile + 1 < task.end) {
-      find_keys(op, step, item, tile + 1, next);
+      find_keys(op, step, item, tile + 1, &keys[1]);
     } else if (following != nullptr) {
-      find_keys(op, step, following->item, following->first, next);
+      find_keys(op, step, following->item, following->first, &keys[1]);
     } else {
-      next = now;
+      keys[1] = keys[0];
     }
     if (!begins) {
       std::byte* memory = context.scratch + kPartialsAt + i * partial_bytes(rows->count, rows->stride);
       rows->tile = partial_at(memory, rows->count);
+    } else if (i == 0) {
+      rows->tile = rows->total;
     }
-    attend_tile<Kv>(op, item, tile, *now, *next, *rows);
-    if (begins) merge(rows->tile, rows->count, rows->stride, rows->total);
+    attend_tile<Kv>(op, item, tile, keys[0], keys[1], *rows);
+    rows->tile = own;
+    if (begins && i > 0) merge(rows->tile, rows->count, rows->stride, rows->total);
+    keys[0] = keys[1];
   }
-  rows->tile = own;
   if (begins && task.end == item.end_tile) write_rows(op, step, item, *rows);
 }
 
@@ -256,20 +163,29 @@ void attend_with(const AttendOp& op, const Context& context) {
   AttendRows rows = lay_out(op, context.scratch);
   Shares shares{0, context.num_threads, rows.stride, kScratchBytes - kPartialsAt};
   for_items(op, step, 1, [&](const Item& item) { shares.total += item.cost * op.kv.num_kv_heads; });
+  const int64_t my_begin = context.thread == 0 ? 0 : shares.end(context.thread - 1);
+  const int64_t my_end = shares.end(context.thread);
   int64_t before = 0;
   bool has_task = false, meets = false;
   Task task{};
+  TileKeys keys[2];
   for_items(op, step, op.kv.num_kv_heads, [&](const Item& item) {
-    meets = meets || shares.may_cut(item);
-    const int64_t first = context.thread == 0 ? item.first_tile : shares.end_tile(item, before, context.thread - 1);
-    const Task next{item, before, first, shares.end_tile(item, before, context.thread)};
+    const int64_t begin = before;
     before += item.cost;
+    meets = meets || shares.may_cut(item);
+    if (before <= my_begin || begin >= my_end) return;
+    const int64_t first = context.thread == 0 ? item.first_tile : shares.end_tile(item, begin, context.thread - 1);
+    const Task next{item, begin, first, shares.end_tile(item, begin, context.thread)};
     if (next.first >= next.end) return;
-    if (has_task) attend_task<Kv>(op, context, task, &next, &rows);
+    if (has_task) {
+      attend_task<Kv>(op, context, task, &next, &rows, keys);
+    } else {
+      find_keys(op, step, item, first, &keys[0]);
+    }
     task = next;
     has_task = true;
   });
-  if (has_task) attend_task<Kv>(op, context, task, nullptr, &rows);
+  if (has_task) attend_task<Kv>(op, context, task, nullptr, &rows, keys);
   if (meets) wait_for_all(*context.barrier);
   // Only a thread's last task can have a rest.
   if (has_task && task.first == task.item.first_tile && task.end < task.item.end_tile) {

@@ -43,12 +43,6 @@ struct AttendRows {
   Partial total;
 };
 
-inline void clear(const Partial& partial, int64_t num_rows, int64_t stride) {
-  for (int64_t i = 0; i < kRowSlots; ++i) partial.highest[i] = kLowest;
-  memset(partial.totals, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
-  memset(partial.sums, 0, static_cast<size_t>(num_rows * stride) * sizeof(float));
-}
-
 // total += part, to a common highest score.
 inline void merge(const Partial& part, int64_t num_rows, int64_t stride, const Partial& total) {
   float total_factors[kRowSlots], part_factors[kRowSlots];

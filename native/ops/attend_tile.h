@@ -99,9 +99,14 @@ inline void find_keys(const KvLayer& kv, const int32_t* table, const Item& item,
   const int64_t begin = index * kTileTokens, end = begin + kTileTokens;
   tile->first = (item.low > begin ? item.low - begin : 0) / kGroup;
   tile->end = ((item.high < end ? item.high : end) - begin + kGroup - 1) / kGroup;
-  for (int64_t g = tile->first; g < tile->end; ++g) {
-    const int64_t position = begin + g * kGroup, group = position % kv.block_size / kGroup;
-    const KvHead place = kv_head(kv, table[position / kv.block_size], item.head);
+  const int64_t position = begin + tile->first * kGroup;
+  int64_t block = position / kv.block_size, group = position % kv.block_size / kGroup;
+  KvHead place = kv_head(kv, table[block], item.head);
+  for (int64_t g = tile->first; g < tile->end; ++g, ++group) {
+    if (group * kGroup == kv.block_size) {
+      group = 0;
+      place = kv_head(kv, table[++block], item.head);
+    }
     tile->keys[g] = place.keys + group * key_group_bytes(kv.format, kv.head_size);
     tile->values[g] = place.values + group * value_group_bytes(kv.format, kv.head_size);
     tile->scales[g] = place.scales + group * kGroup;

@@ -18,9 +18,9 @@ struct Item {
   int64_t cost, tile_cost;
 };
 
-inline Item make_item(const AttendOp& op, const Step& step, int64_t request, int64_t head, int64_t first_row) {
+inline Item make_item(const AttendOp& op, const Step& step, int64_t request, int64_t first_row) {
   const int64_t group = op.num_heads / op.kv.num_kv_heads, all_rows = step.counts[request] * group;
-  Item item{request, head, first_row, all_rows - first_row, 0, 0, 0, 0, 0, 0};
+  Item item{request, 0, first_row, all_rows - first_row, 0, 0, 0, 0, 0, 0};
   if (item.num_rows > kAttendRows) item.num_rows = kAttendRows;
   const int64_t start = step.starts[request] + first_row / group - op.window + 1;
   item.low = op.window == 0 || start < 0 ? 0 : start;
@@ -33,14 +33,19 @@ inline Item make_item(const AttendOp& op, const Step& step, int64_t request, int
   return item;
 }
 
-// Calls visit(item) for the items of all requests, or of the first head only, in order.
+// Calls visit(item) for the items of all requests, or of their first heads only, in order.
 template <class Visit>
 void for_items(const AttendOp& op, const Step& step, int64_t num_heads, Visit visit) {
   const int64_t group = op.num_heads / op.kv.num_kv_heads;
   for (int64_t request = 0; request < step.num_requests; ++request) {
+    const int64_t num_rows = step.counts[request] * group;
+    Item item{};
     for (int64_t head = 0; head < num_heads; ++head) {
-      for (int64_t row = 0; row < step.counts[request] * group; row += kAttendRows) {
-        visit(make_item(op, step, request, head, row));
+      for (int64_t row = 0; row < num_rows; row += kAttendRows) {
+        // A decode's heads differ in nothing else.
+        if (head == 0 || num_rows > kAttendRows) item = make_item(op, step, request, row);
+        item.head = head;
+        visit(item);
       }
     }
   }

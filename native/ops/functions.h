@@ -56,7 +56,8 @@ void exp2_of_non_positive(F32x16 (&x)[N]) {
   QUIRE_UNROLL for (int i = 0; i < N; ++i) shifted[i] = x[i] + magic;
   QUIRE_UNROLL for (int i = 0; i < N; ++i) r[i] = shifted[i] - magic;
   QUIRE_UNROLL for (int i = 0; i < N; ++i) r[i] = x[i] - r[i];
-  QUIRE_UNROLL for (int i = 0; i < N; ++i) p[i] = fma(broadcast(0.0013264722656458616f), r[i], broadcast(0.009671480394899845f));
+  QUIRE_UNROLL for (int i = 0; i < N; ++i) p[i] =
+      fma(broadcast(0.0013264722656458616f), r[i], broadcast(0.009671480394899845f));
   QUIRE_UNROLL for (int i = 0; i < N; ++i) p[i] = fma(p[i], r[i], broadcast(0.055507462471723557f));
   QUIRE_UNROLL for (int i = 0; i < N; ++i) p[i] = fma(p[i], r[i], broadcast(0.24022240936756134f));
   QUIRE_UNROLL for (int i = 0; i < N; ++i) p[i] = fma(p[i], r[i], broadcast(0.6931469440460205f));

@@ -36,8 +36,6 @@ inline bfloat16_bits narrow<bfloat16_bits>(float value) {
   return static_cast<bfloat16_bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // round to nearest even
 }
 
-
-
 template <typename T>
 void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float epsilon) {
   for (int64_t row = 0; row < num_rows; ++row, x += width, out += width) {

@@ -64,24 +64,26 @@ void bind_values(nb::module_& m) {
         new (self) Rows{at<std::byte>(address), stride_bytes, type};
       },
       "address"_a, "stride_bytes"_a, "type"_a);
-  nb::class_<Weight>(m, "Weight").def(
-      "__init__",
-      [](Weight* self, Address address, int64_t num_outputs, int64_t num_inputs, WeightFormat format) {
-        new (self) Weight{at<std::byte>(address), num_outputs, num_inputs, format};
-      },
-      "address"_a, "num_outputs"_a, "num_inputs"_a, "format"_a);
-  nb::class_<KvLayer>(m, "KvLayer").def(
-      "__init__",
-      [](KvLayer* self, Address base, int64_t block_stride_bytes, int32_t block_size, int32_t num_kv_heads,
-         int32_t head_size, KvFormat format, int32_t group) {
-        if (block_size <= 0 || block_size % 16 != 0) throw nb::value_error("a block size is a multiple of 16");
-        if (head_size <= 0 || head_size % 2 != 0 || head_size > kMaxHeadSize) {
-          throw nb::value_error("a head size is even and at most 512");
-        }
-        new (self)
-            KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
-      },
-      "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
+  nb::class_<Weight>(m, "Weight")
+      .def(
+          "__init__",
+          [](Weight* self, Address address, int64_t num_outputs, int64_t num_inputs, WeightFormat format) {
+            new (self) Weight{at<std::byte>(address), num_outputs, num_inputs, format};
+          },
+          "address"_a, "num_outputs"_a, "num_inputs"_a, "format"_a);
+  nb::class_<KvLayer>(m, "KvLayer")
+      .def(
+          "__init__",
+          [](KvLayer* self, Address base, int64_t block_stride_bytes, int32_t block_size, int32_t num_kv_heads,
+             int32_t head_size, KvFormat format, int32_t group) {
+            if (block_size <= 0 || block_size % 16 != 0) throw nb::value_error("a block size is a multiple of 16");
+            if (head_size <= 0 || head_size % 2 != 0 || head_size > kMaxHeadSize) {
+              throw nb::value_error("a head size is even and at most 512");
+            }
+            new (self)
+                KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
+          },
+          "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
   m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
         "Bytes of one block of one layer of the KV pool.");
@@ -92,9 +94,7 @@ void bind_ops(nb::class_<Plan>& plan) {
   plan.def(
       "embed",
       [](Plan& self, const Weight& table, const Rows& out, int64_t offset, bool of_positions, bool add,
-         uint32_t parts) {
-        self.push(EmbedOp{table, out, offset, of_positions, add}, parts);
-      },
+         uint32_t parts) { self.push(EmbedOp{table, out, offset, of_positions, add}, parts); },
       "table"_a, "out"_a, "offset"_a = 0, "of_positions"_a = false, "add"_a = false, "parts"_a = 1);
   plan.def(
       "rotary",
@@ -119,8 +119,8 @@ void bind_ops(nb::class_<Plan>& plan) {
       "of_logit_rows"_a = false, "parts"_a = 1);
   plan.def(
       "write_kv",
-      [](Plan& self, Address q, Address k, Address v, int64_t stride, int32_t num_heads, Address q_norm,
-         Address k_norm, float epsilon, Address cos, Address sin, const KvLayer& kv, uint32_t parts) {
+      [](Plan& self, Address q, Address k, Address v, int64_t stride, int32_t num_heads, Address q_norm, Address k_norm,
+         float epsilon, Address cos, Address sin, const KvLayer& kv, uint32_t parts) {
         self.push(WriteKvOp{at<float>(q), at<float>(k), at<float>(v), stride, num_heads, at<float>(q_norm),
                             at<float>(k_norm), epsilon, at<float>(cos), at<float>(sin), kv},
                   parts);
@@ -130,9 +130,8 @@ void bind_ops(nb::class_<Plan>& plan) {
   plan.def(
       "attend",
       [](Plan& self, Address q, int64_t stride, const Rows& out, int32_t num_heads, int64_t window, float scale,
-         const KvLayer& kv, uint32_t parts) {
-        self.push(AttendOp{at<float>(q), stride, out, num_heads, window, scale, kv}, parts);
-      },
+         const KvLayer& kv,
+         uint32_t parts) { self.push(AttendOp{at<float>(q), stride, out, num_heads, window, scale, kv}, parts); },
       "q"_a, "stride"_a, "out"_a, "num_heads"_a, "window"_a, "scale"_a, "kv"_a, "parts"_a = 1);
   plan.def(
       "activate",
@@ -181,9 +180,9 @@ void bind_plan(nb::module_& m) {
   bind_ops(plan);
   plan.def(
       "run",
-      [](Plan& self, uint32_t parts, int64_t num_requests, int64_t num_logit_rows, Address request_rows,
-         Address starts, Address counts, Address logit_rows, Address tokens, int64_t tokens_stride,
-         Address block_tables, int64_t table_stride, int64_t group_stride) {
+      [](Plan& self, uint32_t parts, int64_t num_requests, int64_t num_logit_rows, Address request_rows, Address starts,
+         Address counts, Address logit_rows, Address tokens, int64_t tokens_stride, Address block_tables,
+         int64_t table_stride, int64_t group_stride) {
         const Step step = make_step(num_requests, num_logit_rows, request_rows, starts, counts, logit_rows, tokens,
                                     tokens_stride, block_tables, table_stride, group_stride);
         nb::gil_scoped_release release;

@@ -23,7 +23,8 @@ struct RotaryOp {
   int64_t half;
 };
 
-// RMS norm, or layer norm if subtract_mean: out = (x - mean) * rsqrt(variance + epsilon) * weight + bias; null: 1 and 0.
+// RMS norm, or layer norm if subtract_mean: out = (x - mean) * rsqrt(variance + epsilon) * weight + bias; null: 1 and
+// 0.
 struct NormOp {
   Rows in;   // f32
   Rows out;  // any type
@@ -67,8 +68,8 @@ struct WriteKvOp {
   KvLayer kv;
 };
 
-// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all. The queries' memory may
-// be overwritten. scale > 0.
+// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all. The queries' memory
+// may be overwritten. scale > 0.
 struct AttendOp {
   float* q;  // as above
   int64_t stride;
@@ -86,8 +87,8 @@ struct ActivateOp {
   int64_t width;
   Activation activation;
   bool gated;
-  bool of_logit_rows;      // S rows instead of T
-  bool from_logit_rows;    // row s of out is row logit_rows[s] of in
+  bool of_logit_rows;    // S rows instead of T
+  bool from_logit_rows;  // row s of out is row logit_rows[s] of in
 };
 
 // out = a + b, f32.
@@ -115,8 +116,10 @@ struct ArgmaxOp {
   int32_t* token_ids;  // [S]
 };
 
-#define QUIRE_OPS(X)                                                                                              \
-  X(embed, EmbedOp) X(rotary, RotaryOp) X(norm, NormOp) X(gemm, GemmOp) X(write_kv, WriteKvOp) X(attend, AttendOp) \
-  X(activate, ActivateOp) X(add, AddOp) X(head, HeadOp) X(argmax, ArgmaxOp)
+#define QUIRE_OPS(X)                                                                                               \
+  X(embed, EmbedOp)                                                                                                \
+  X(rotary, RotaryOp)                                                                                              \
+  X(norm, NormOp) X(gemm, GemmOp) X(write_kv, WriteKvOp) X(attend, AttendOp) X(activate, ActivateOp) X(add, AddOp) \
+      X(head, HeadOp) X(argmax, ArgmaxOp)
 
 }  // namespace quire

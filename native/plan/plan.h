@@ -23,11 +23,14 @@ class Plan {
   Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests);
 
   // `mask`: the op runs when run()'s parts have one of its bits.
-#define QUIRE_PUSH(name, Params)                                                                      \
-  void push(const Params& params, uint32_t mask) {                                                    \
-    push_raw(#name, [](const OpTable& table, const void* p, const Context& context) {                 \
-      table.name(*static_cast<const Params*>(p), context);                                            \
-    }, &params, sizeof params, mask);                                                                 \
+#define QUIRE_PUSH(name, Params)                                          \
+  void push(const Params& params, uint32_t mask) {                        \
+    push_raw(                                                             \
+        #name,                                                            \
+        [](const OpTable& table, const void* p, const Context& context) { \
+          table.name(*static_cast<const Params*>(p), context);            \
+        },                                                                \
+        &params, sizeof params, mask);                                    \
   }
   QUIRE_OPS(QUIRE_PUSH)
 #undef QUIRE_PUSH

@@ -65,12 +65,24 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
   const int64_t blocks = num_inputs / kBlock;
   int64_t bytes = 0;
   switch (format) {
-    case WeightFormat::f32: bytes = num_inputs * kTile * 4; break;
-    case WeightFormat::f16: bytes = num_inputs * kTile * 2; break;
-    case WeightFormat::bf16: bytes = (num_inputs + 1) / 2 * kTile * 4; break;
-    case WeightFormat::q4: bytes = blocks * (256 + 32); break;
-    case WeightFormat::q4m: bytes = blocks * (256 + 64); break;
-    case WeightFormat::q8: bytes = blocks * (512 + 32); break;
+    case WeightFormat::f32:
+      bytes = num_inputs * kTile * 4;
+      break;
+    case WeightFormat::f16:
+      bytes = num_inputs * kTile * 2;
+      break;
+    case WeightFormat::bf16:
+      bytes = (num_inputs + 1) / 2 * kTile * 4;
+      break;
+    case WeightFormat::q4:
+      bytes = blocks * (256 + 32);
+      break;
+    case WeightFormat::q4m:
+      bytes = blocks * (256 + 64);
+      break;
+    case WeightFormat::q8:
+      bytes = blocks * (512 + 32);
+      break;
   }
   return (bytes + 63) / 64 * 64;
 }

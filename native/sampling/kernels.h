@@ -111,6 +111,22 @@ inline int64_t weigh(const Values& row, const Weighing& weighing, float* weights
                                     : weigh_as<false>(row, weighing, weights, chunk_weights);
 }
 
+// Lanes are summed chunk by chunk, chunks one after the other.
+inline double softmax_sum(const Values& row, const Weighing& weighing) {
+  float copy[kChunk];
+  double total = 0.0;
+  for (int64_t chunk = 0; chunk < num_chunks(row.count); ++chunk) {
+    const float* x = chunk_at(row, chunk, copy);
+    F32x16 even = zero(), odd = zero();
+    for (int64_t i = 0; i < kChunk; i += 2 * kLanes) {
+      even = even + weight_of<false>(load(x + i), weighing);
+      odd = odd + weight_of<false>(load(x + i + kLanes), weighing);
+    }
+    total += static_cast<double>(sum(even + odd));
+  }
+  return total;
+}
+
 inline int64_t keep_before(const Values& row, const float* weights, const Pivot& pivot, int64_t* chunk_weights) {
   float copy[kChunk];
   const F32x16 cut = broadcast(pivot.value);
@@ -212,8 +228,8 @@ inline int64_t count_at_least(const float* x, int64_t count, float bound) {
   return found;
 }
 
-constexpr SamplingKernels kKernels = {scan,    first_equal, weigh,       keep_before,
-                                      weights, collect,     count_above, count_at_least};
+constexpr SamplingKernels kKernels = {scan,        first_equal, weigh,       keep_before,   weights,
+                                      softmax_sum, collect,     count_above, count_at_least};
 
 }  // namespace sampling
 }  // namespace

@@ -34,10 +34,6 @@ Weighing weighing_for(float max, float temperature, float min_p) {
           min_p};
 }
 
-bool operator==(const Weighing& a, const Weighing& b) {
-  return a.max == b.max && a.scale == b.scale && a.min_weight == b.min_weight;
-}
-
 // The place in 0 … weight - 1 at which a number in [0, 1) points.
 int64_t target_of(double number, int64_t weight) {
   return std::min(static_cast<int64_t>(number * static_cast<double>(weight)), weight - 1);
@@ -128,10 +124,7 @@ RowSampler::RowSampler(int64_t vocab_size) : vocab_size_(vocab_size) {
 int64_t RowSampler::sample(float* logits, const RowOptions& options, Logprob* logprob, const TopTokens& top) {
   const bool gathers = options.allowed.count > 0;
   ScannedRow raw{};
-  if (options.wants_logprobs) {
-    raw = scan(logits, vocab_size_, 0);
-    if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f));
-  }
+  if (options.wants_logprobs) raw = scan(logits, vocab_size_, 0);
   edit(logits, options);
   const bool is_raw = options.wants_logprobs && undo_.empty() && !gathers;
   ScannedRow row = is_raw ? raw : gathers ? gather(logits, options.allowed) : scan(logits, vocab_size_, 1);
@@ -143,9 +136,7 @@ int64_t RowSampler::sample(float* logits, const RowOptions& options, Logprob* lo
 }
 
 Logprob RowSampler::logprob_of(const float* logits, int64_t token_id, const TopTokens& top) {
-  ScannedRow raw = scan(logits, vocab_size_, 0);
-  if (is_finite(raw.max)) weigh(raw, weighing_for(raw.max, 1.0f, 0.0f));
-  return report(raw, token_id, top);
+  return report(scan(logits, vocab_size_, 0), token_id, top);
 }
 
 // --- Rows ---------------------------------------------------------------------------------------------------------
@@ -157,7 +148,6 @@ ScannedRow RowSampler::scan(const float* x, int64_t count, int place) {
 }
 
 void RowSampler::weigh(ScannedRow& row, const Weighing& weighing) {
-  if (row.weight > 0 && row.weighing == weighing) return;  // for its log-probabilities
   row.weighing = weighing;
   row.weight = kernels().weigh(row.values, weighing, weights_.get(), row.chunk_weights);
 }
@@ -300,7 +290,8 @@ Logprob RowSampler::report(const ScannedRow& raw, int64_t token_id, const TopTok
     }
     return {nan, 1};
   }
-  const auto log_sum = static_cast<float>(std::log(std::ldexp(static_cast<double>(raw.weight), -kWeightBits)));
+  const double sum = kernels().softmax_sum(raw.values, weighing_for(raw.max, 1.0f, 0.0f));
+  const auto log_sum = static_cast<float>(std::log(sum));
   if (top.count > 0) {
     const int64_t count = collect_best(raw, top.count, raw.max, log_sum);
     std::sort(keys_.get(), keys_.get() + count, std::greater<>());

@@ -47,6 +47,8 @@ struct SamplingKernels {
   int64_t (*keep_before)(const Values& row, const float* weights, const Pivot& pivot, int64_t* chunk_weights);
   // The weight of each of `count` values.
   void (*weights)(const float* x, int64_t count, const Weighing& weighing, int64_t* weights);
+  // The sum of exp((x - max) / temperature), all of which count. A third faster than `weigh`, and nothing to draw from.
+  double (*softmax_sum)(const Values& row, const Weighing& weighing);
   // Keys of all values v = x - offset - second_offset that are at least `bound`, in any order; how many there are. Up
   // to kKeysAtOnce - 1 more are written.
   int64_t (*collect)(const Values& row, float offset, float second_offset, float bound, uint64_t* keys);

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import peers, side_specs
+from benchmarks.peer_report import Turn
 from benchmarks.side_specs import Kind, Models
 from quire.cli.bench_cases import BenchCase
 
@@ -104,3 +105,11 @@ def test_no_side_at_all_is_no_crash(tmp_path: Path) -> None:
 def test_bad_options_are_usage_errors(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse_arguments(words)
+
+
+def test_a_disturbed_turn_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [Turn([1.0], 0.5, []), Turn([2.0], 0.2, []), Turn([3.0], 0.01, []), Turn([4.0], 0.0, [])]
+    for retries, chosen in ((0, 0), (1, 1), (9, 2)):
+        remaining = iter(turns)
+        monkeypatch.setattr(peers, "measure_turn", lambda *_, remaining=remaining: next(remaining))
+        assert peers.quiet_turn(None, None, [], retries) is turns[chosen]  # type: ignore[arg-type]

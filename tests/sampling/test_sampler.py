@@ -1,4 +1,7 @@
+"""What requests want has its effect, by the native sampler as by PyTorch's."""
+
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from scipy import stats
 
 from quire.sampling.filters import filtered_probabilities
 from quire.sampling.sampler import Sampler
+from quire.sampling.torch_rows import TorchRowSampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params, sample_all, sample_one
@@ -16,6 +20,14 @@ from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params
 LOGITS = EXAMPLE.log()
 GREEDY = {"temperature": 0.0}
 NUM_DRAWS = 4000
+
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "torch"])
+def row_sampler(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("quire.sampling.sampler.NativeRowSampler", lambda *_: TorchRowSampler())
+        yield
 
 
 def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:

@@ -31,6 +31,7 @@ class NativeRowSampler:
         self._vocab_size = vocab_size
         self._native = _native.Sampler(vocab_size, pool)
         self._rows: dict[str, _Row] = {}
+        self._make_room(32)
 
     def add(self, state: SamplingState) -> None:
         """See `RowSampler`."""
@@ -42,7 +43,10 @@ class NativeRowSampler:
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `RowSampler`. Mutates: logits, but they are as before when it returns."""
-        rows, options, num_top = [], [], 0
+        logits = self._checked(logits, len(states))
+        if not states:
+            return []
+        rows, options, num_top = [], [], -1
         for state in states:
             row = self._rows[state.request_id]
             row.options.position = state.num_tokens
@@ -51,18 +55,18 @@ class NativeRowSampler:
             rows.append(row)
             options.append(row.options)
             num_top = max(num_top, row.num_top)
-        logits = self._checked(logits, len(states))
-        token_ids = np.empty(len(states), np.int32)
+        if len(states) > len(self._token_ids):
+            self._make_room(len(states))
         if num_top < 0:
-            self._native.sample(logits.data_ptr(), logits.stride(0), options, token_ids.ctypes.data)
-            return list(zip(_optional(token_ids), repeat(None)))
+            self._native.sample(logits.data_ptr(), logits.stride(0), options, self._token_ids_address)
+            return list(zip(self._chosen(len(states)), repeat(None)))
         out = _Reported(len(states), num_top)
         self._native.sample(
-            logits.data_ptr(), logits.stride(0), options, token_ids.ctypes.data, *out.addresses, num_top
+            logits.data_ptr(), logits.stride(0), options, self._token_ids_address, *out.addresses, num_top
         )
         return [
             (token_id, None if token_id is None or row.num_top < 0 else out.logprobs(index, token_id, row.num_top))
-            for index, (token_id, row) in enumerate(zip(_optional(token_ids), rows, strict=True))
+            for index, (token_id, row) in enumerate(zip(self._chosen(len(states)), rows, strict=True))
         ]
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
@@ -79,6 +83,15 @@ class NativeRowSampler:
             )
             found += [out.logprobs(index, token_id, num_top) for index, token_id in enumerate(some_ids.tolist())]
         return found
+
+    def _make_room(self, num_rows: int) -> None:
+        self._token_ids: npt.NDArray[np.int32] = np.empty(num_rows, np.int32)
+        self._token_ids_address = self._token_ids.ctypes.data
+
+    def _chosen(self, num_rows: int) -> list[int | None]:
+        """The tokens of all rows, None where there is none."""
+        found = self._token_ids[:num_rows].tolist()
+        return [None if token_id < 0 else token_id for token_id in found] if min(found) < 0 else found
 
     def _checked(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
         """Rows of consecutive values, as many as wanted."""
@@ -138,9 +151,9 @@ class _Reported:
         self._ranks = np.empty(num_rows, np.int64)
         self._top_ids = np.empty((num_rows, num_top), np.int32)
         self._top_values = np.empty((num_rows, num_top), np.float32)
-        self.addresses = tuple(
-            array.ctypes.data for array in (self._values, self._ranks, self._top_ids, self._top_values)
-        )
+        arrays = (self._values, self._ranks, self._top_ids, self._top_values)
+        values, ranks, top_ids, top_values = (array.ctypes.data for array in arrays)
+        self.addresses = (values, ranks, top_ids, top_values)
 
     def logprobs(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
         """What was found for one row."""
@@ -154,9 +167,3 @@ def _num_top(num: int, vocab_size: int) -> int:
 
 def _ids(token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(token_ids, np.int64)
-
-
-def _optional(token_ids: npt.NDArray[np.int32]) -> list[int | None]:
-    """The tokens of all rows, None where there is none."""
-    found: list[int | None] = token_ids.tolist()
-    return found if (token_ids >= 0).all() else [None if token_id == -1 else token_id for token_id in found]

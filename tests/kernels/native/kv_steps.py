@@ -64,7 +64,9 @@ class Pool:
         self.memory = torch.full((num_blocks * self.stride_bytes + 64,), self.fill, dtype=torch.uint8)
         ids = torch.randperm(num_blocks - 2, generator=torch.Generator().manual_seed(num_blocks)) + 1
         ids = [*ids.tolist()[1:], num_blocks - 1]
-        self.tables = torch.zeros(len(needed), max(needed) + 1, dtype=torch.int32)
+        # Tables of two groups of layers: this layer's is the second.
+        self.tables_of_groups = torch.zeros(2, len(needed), max(needed) + 1, dtype=torch.int32)
+        self.tables = self.tables_of_groups[1]
         for row, count in reversed(list(enumerate(needed))):
             for i in reversed(range(count)):
                 self.tables[row, i] = ids.pop()
@@ -80,7 +82,7 @@ class Pool:
         shape = self.shape
         return _native.KvLayer(
             self.bytes.data_ptr(), self.stride_bytes, shape.block_size, shape.num_kv_heads, shape.head_size,
-            _native.KvFormat[shape.format], 0,
+            _native.KvFormat[shape.format], 1,
         )  # fmt: skip
 
 
@@ -124,11 +126,11 @@ class Runner:
     def run(self, requests: Requests, parts: int = 3) -> None:
         arrays = [torch.tensor([request[i] for request in requests], dtype=torch.int32) for i in range(3)]
         rows, starts, counts = (array.data_ptr() for array in arrays)
-        tables = self.pool.tables
-        tokens = torch.zeros(len(tables), max(self.pool.max_lengths), dtype=torch.int32)
+        tables = self.pool.tables_of_groups
+        tokens = torch.zeros(len(self.pool.max_lengths), max(self.pool.max_lengths), dtype=torch.int32)
         self.plan.run(
             parts, len(requests), 0, rows, starts, counts, 0, tokens.data_ptr(), tokens.stride(0),
-            tables.data_ptr(), tables.stride(0), tables.numel(),
+            tables.data_ptr(), tables.stride(1), tables.stride(0),
         )  # fmt: skip
 
 

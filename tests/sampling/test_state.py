@@ -1,0 +1,75 @@
+import pytest
+
+from quire.sampling.state import SamplingState
+from quire.sampling_params import SamplingParams
+from quire.types import NewRequest
+from tests.sampling.builders import new_request, params
+
+VOCAB_SIZE = 10
+
+
+def state_of(new: NewRequest) -> SamplingState:
+    assert new.sampling is not None
+    return SamplingState(new, new.sampling, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (params(temperature=0), True),
+        (params(temperature=0, top_p=0.5, top_k=3, min_p=0.1), True),
+        (params(), False),
+        (params(temperature=0, logprobs=0), False),
+        (params(temperature=0, logit_bias={1: 1.0}), False),
+        (params(temperature=0, logit_bias={}), True),
+        (params(temperature=0, allowed_token_ids=[1]), False),
+        (params(temperature=0, presence_penalty=0.1), False),
+        (params(temperature=0, repetition_penalty=1.1), False),
+    ],
+)
+def test_what_is_plain_greedy(sampling: SamplingParams, expected: bool) -> None:
+    assert state_of(new_request(sampling=sampling)).is_plain_greedy == expected
+
+
+def test_min_tokens_end() -> None:
+    state = state_of(new_request(sampling=params(temperature=0, min_tokens=2, stop_token_ids=[3, 99]), eos=[4]))
+    for _ in range(2):
+        assert state.bans_end
+        assert not state.is_plain_greedy
+        assert state.banned_next() == {3, 4}
+        state.append(1)
+    assert not state.bans_end
+    assert state.is_plain_greedy
+    assert state.banned_next() == set()
+
+
+def test_bad_words_follow_the_generated_tokens() -> None:
+    state = state_of(new_request(prompt=[5], output=[5], bad_words=[[1], [5, 6]]))
+    assert state.has_bad_words
+    assert state.banned_next() == {1, 6}
+    state.append(7)
+    assert state.banned_next() == {1}
+
+
+def test_bans_give_way_where_they_leave_nothing() -> None:
+    new = new_request(sampling=params(allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[2]), bad_words=[[1]])
+    assert state_of(new).banned_next() == set()
+    every = new_request(bad_words=[[token_id] for token_id in range(VOCAB_SIZE)])
+    assert state_of(every).banned_next() == set()
+
+
+def test_tokens_are_counted_where_a_penalty_wants_them() -> None:
+    assert state_of(new_request(prompt=[1, 2], output=[2])).counts is None
+    frequency = state_of(new_request(sampling=params(frequency_penalty=1), prompt=[1, 2], output=[2, 3])).counts
+    assert frequency is not None
+    assert frequency.ids.tolist() == [2, 3]
+    repetition = state_of(new_request(sampling=params(repetition_penalty=2), prompt=[1, 2], output=[2, 3])).counts
+    assert repetition is not None
+    assert (repetition.ids.tolist(), repetition.counts.tolist()) == ([1, 2, 3], [0, 1, 1])
+
+
+def test_the_position_is_the_number_of_tokens() -> None:
+    state = state_of(new_request(prompt=[1, 2, 3], output=[4]))
+    assert state.num_tokens == 4
+    state.append(5)
+    assert state.num_tokens == 5
