@@ -94,6 +94,24 @@ def test_trace_accepts_only_0_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.check_environment()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("QUIRE_KERNELS", "reference", "QUIRE_KERNELS=reference"),
+        ("QUIRE_TRACE", "1", "QUIRE_TRACE=1"),
+        ("QUIRE_TRACE", "0", None),
+        ("QUIRE_KERNELS", "", None),
+    ],
+)
+def test_what_makes_kernels_run_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str | None
+) -> None:
+    monkeypatch.delenv("QUIRE_KERNELS", raising=False)
+    monkeypatch.delenv("QUIRE_TRACE", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert registry.debugging_variable() == expected
+
+
 def test_packed_weights_give_the_same_values_in_both_versions() -> None:
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(5, 64, generator=generator), torch.randn(48, 64, generator=generator)

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire import _native
 from quire._native import RowType
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
 from quire.runtime.plan.instructions import Activate, Add, Buffer, Instruction, touched
-from tests.kernels.native.packed_weights import ISAS
+from tests.kernels.native.packed_weights import ISAS, each_isa
 from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
 
 TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9]
@@ -122,18 +121,16 @@ def test_body_and_head_in_one_call() -> None:
 
 @pytest.mark.parametrize("weight_format", [Format.f32, Format.f16, Format.bf16, Format.q8, Format.q4m])
 def test_threads_and_instruction_sets_give_the_same_bits(weight_format: object) -> None:
-    # AMX adds bf16 products in an order of its own: the one exception (docs/architecture.md).
-    isas = [isa for isa in ISAS if weight_format != Format.bf16 or not isa.startswith("amx")]
-    before, found = _native.isa(), []
-    try:
-        for isa in isas:
-            _native.set_isa(isa)
-            for num_threads in (1, 2, 3):
-                found.append(run_prompt(planned(GraphModel(MODEL), weight_format, num_threads=num_threads), TOKENS))
-    finally:
-        _native.set_isa(before)
-    assert not found[0].isnan().any()
-    assert all(torch.equal(found[0], other) for other in found[1:])
+    def compute() -> list[torch.Tensor]:
+        plans = [planned(GraphModel(MODEL), weight_format, num_threads=num_threads) for num_threads in (1, 2, 3)]
+        return [run_prompt(plan, TOKENS) for plan in plans]
+
+    # AMX sums bf16 products in an order of its own.
+    apart = [isa for isa in ISAS if "amx" in isa and weight_format == Format.bf16]
+    for isas in (apart, [isa for isa in ISAS if isa not in apart]):
+        found = [result for results in each_isa(compute, isas) for result in results]
+        assert not any(result.isnan().any() for result in found)
+        assert all(torch.equal(found[0], result) for result in found)
 
 
 def test_a_step_may_be_as_large_as_the_limits_and_no_larger() -> None:
