@@ -51,6 +51,8 @@ def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -
     answering_s, elsewhere_s, measured_s = side.answering_s, side.cpu_elsewhere_s, 0.0
     while not samples or (measured_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):
         answer = side.request("measure", timeout_s=MEASURE_TIMEOUT_S, prompts=prompts, num_generated=case.num_generated)
+        if not answer["tokens"]:
+            raise SideError(f"{side.name}: some streams had ended before all had begun; generate more tokens")
         samples.append(answer["tokens"] / answer["seconds"])
         measured_s += answer["seconds"]
     available_s = (side.answering_s - answering_s) * (os.cpu_count() or 1)

@@ -46,7 +46,8 @@ def test_tokens_before_the_last_stream_joined_do_not_count(clock: Clock) -> None
     assert (timing.seconds, timing.tokens) == (1.0, 2)
 
 
-def test_nothing_is_measured_when_streams_end_early(clock: Clock) -> None:
-    timing = Timing([[1]], 4)
-    feed(timing, clock, [[1], [2]])
-    assert not timing.is_over
+@pytest.mark.parametrize("steps", [[[1], [2]], [[1], [2], [3], [4, 1], [4, 2], [4, 4]]])
+def test_nothing_is_measured_when_a_stream_ends_before_all_run(clock: Clock, steps: list[list[int]]) -> None:
+    timing = Timing([[1], [2]], 4)
+    feed(timing, clock, steps)
+    assert timing.tokens == 0

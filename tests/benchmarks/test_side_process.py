@@ -66,11 +66,10 @@ def test_a_side_that_does_not_start(tmp_path: Path, fails: str, message: str) ->
         side.load(**LOAD)
 
 
-@pytest.mark.parametrize(("fails", "message"), [("measure", "out of memory"), ("early", "nothing was measured")])
-def test_a_side_that_cannot_measure(tmp_path: Path, fails: str, message: str) -> None:
-    with start(tmp_path, fails=fails) as side:
+def test_a_side_that_cannot_measure(tmp_path: Path) -> None:
+    with start(tmp_path, fails="measure") as side:
         side.load(**LOAD)
-        with pytest.raises(SideError, match=message):
+        with pytest.raises(SideError, match="out of memory"):
             side.request("measure", timeout_s=60, prompts=[[1]], num_generated=5)
 
 
