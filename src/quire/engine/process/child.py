@@ -108,9 +108,7 @@ class EngineLoop:
 
     def _take_messages(self) -> bool:
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests()
-            )
+            self._changed.wait_for(lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests())
             messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
         refused = [update for message in messages if (update := self._handle(message)) is not None]
         if refused:
@@ -148,9 +146,7 @@ class EngineLoop:
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         scheduler = self._engine.scheduler
-        self._channel.send(
-            Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps))
-        )
+        self._channel.send(Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps)))
 
 
 def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:

@@ -1,7 +1,7 @@
 """The server's end: starts an engine process and talks with it, in one event loop.
 
-`EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. Nothing is lost for slow readers:
-updates that were not read yet are merged into one, so that what waits is bounded by the length of the answer.
+`EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. Nothing is lost for slow
+readers: updates not read yet are merged into one, so that what waits is bounded by the length of the answer.
 When the process ends, everything that waits gets an `EngineDeadError`. Knows no HTTP and no tensors.
 Next to read: `messages.py`, `child.py`.
 """
@@ -27,7 +27,6 @@ from quire.engine.process.messages import (
     FromEngine,
     Ping,
     Ready,
-    Refused,
     Reply,
     RequestUpdate,
     Start,
