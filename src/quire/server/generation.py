@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
+from quire.engine.process.messages import RequestUpdate, Submit
+from quire.server.caller import Caller
 from quire.server.errors import ApiError
 from quire.server.state import ServerState
 from quire.types import Request
@@ -31,8 +32,17 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-async def generate(state: ServerState, request: Request, *, streams: bool) -> AsyncIterator[RequestUpdate]:
+async def generate(
+    state: ServerState, request: Request, caller: Caller, *, streams: bool
+) -> AsyncGenerator[RequestUpdate, None]:
     """Compute one prepared request. Raises: ApiError, QuireError; closing the generator aborts the request."""
+    with state.admission.enter(caller, request.num_prompt_tokens, 1 + len(request.siblings)):
+        async with aclosing(_compute(state, request, streams=streams)) as updates:
+            async for update in updates:
+                yield update
+
+
+async def _compute(state: ServerState, request: Request, *, streams: bool) -> AsyncGenerator[RequestUpdate, None]:
     client = state.supervisor.client
     stream = client.submit(
         Submit(
@@ -55,14 +65,6 @@ async def generate(state: ServerState, request: Request, *, streams: bool) -> As
             yield update
     finally:
         client.abort(stream)
-
-
-@dataclass(slots=True)
-class Collected:
-    """All that a request brought, when nobody wants it piece by piece."""
-
-    choices: dict[int, ChoiceUpdate] = field(default_factory=dict)
-    last: RequestUpdate | None = None
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _R]) -> _R:

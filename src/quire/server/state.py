@@ -1,9 +1,10 @@
 """What the routes of one server share. Made by `app.py`, found by routes with `state_of`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from quire.server.admission import Admission
 from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
 
@@ -15,6 +16,7 @@ class ServerState:
     options: ServerOptions
     model_name: str
     supervisor: Supervisor
+    admission: Admission = field(default_factory=Admission)
 
 
 def state_of(request: Request) -> ServerState:

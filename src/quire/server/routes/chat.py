@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.server.caller import Caller, caller_of
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
 from quire.server.generation import generate, new_id, timestamp, until_disconnect
@@ -24,12 +25,14 @@ router = APIRouter()
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
+    caller = caller_of(request)
     check_model(state, body.model)
+    state.admission.check_room(caller, body.n)
     front_end = state.supervisor.front_end
-    prepared = await front_end.run(_prepare, front_end, body)
+    prepared = await front_end.run(_prepare, front_end, body, caller)
     if body.stream:
-        return EventStream(_stream(state, body, prepared))
-    return JsonResponse(await until_disconnect(request.receive, _collect(state, body, prepared)))
+        return EventStream(_stream(state, body, prepared, caller))
+    return JsonResponse(await until_disconnect(request.receive, _collect(state, prepared, caller)))
 
 
 def check_model(state: ServerState, name: str) -> None:
@@ -39,7 +42,7 @@ def check_model(state: ServerState, name: str) -> None:
         raise ApiError(404, message, code="model_not_found", param="model")
 
 
-def _prepare(front_end: FrontEnd, body: ChatRequest) -> EngineRequest:
+def _prepare(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> EngineRequest:
     chosen = body.sampling_values()
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
@@ -54,15 +57,20 @@ def _prepare(front_end: FrontEnd, body: ChatRequest) -> EngineRequest:
         variables=body.chat_template_kwargs,
     )
     return front_end.prepare(
-        body.request_id or new_id("chatcmpl"), prompt, front_end.sampling_params(chosen), priority=body.priority
+        body.request_id or new_id("chatcmpl"),
+        prompt,
+        front_end.sampling_params(chosen),
+        priority=body.priority,
+        client_id=caller.client_id,
+        cache_salt=caller.cache_salt + (body.cache_salt or ""),
     )
 
 
-async def _collect(state: ServerState, body: ChatRequest, prepared: EngineRequest) -> dict[str, Any]:
+async def _collect(state: ServerState, prepared: EngineRequest, caller: Caller) -> dict[str, Any]:
     created = timestamp()
     choices: dict[int, ChoiceUpdate] = {}
     last: RequestUpdate | None = None
-    async for update in generate(state, prepared, streams=False):
+    async for update in generate(state, prepared, caller, streams=False):
         last = update
         choices |= {choice.index: choice for choice in update.choices}
     assert last is not None
@@ -85,7 +93,9 @@ async def _collect(state: ServerState, body: ChatRequest, prepared: EngineReques
     }
 
 
-async def _stream(state: ServerState, body: ChatRequest, prepared: EngineRequest) -> AsyncIterator[bytes]:
+async def _stream(
+    state: ServerState, body: ChatRequest, prepared: EngineRequest, caller: Caller
+) -> AsyncIterator[bytes]:
     head = {
         "id": prepared.request_id,
         "object": "chat.completion.chunk",
@@ -94,7 +104,7 @@ async def _stream(state: ServerState, body: ChatRequest, prepared: EngineRequest
     }
     num_generated = num_cached = 0
     for_all = b"".join(_chunk(head, index, {"role": "assistant", "content": ""}) for index in range(body.n))
-    async for update in generate(state, prepared, streams=True):
+    async for update in generate(state, prepared, caller, streams=True):
         num_cached = update.num_cached_tokens
         data, for_all = for_all, b""
         for choice in update.choices:
