@@ -1,0 +1,122 @@
+"""A real `quire serve` in a process of its own, for tests that end it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LIMIT_S = 60
+
+
+class Serving:
+    """The process, its address and what it wrote to stderr."""
+
+    def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "quire", "serve", str(directory), "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, "--served-model-name", "tiny", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.lines: list[str] = []
+        self._announced = threading.Event()
+        self.url = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._announced.wait(LIMIT_S)
+        assert self.url, self.stderr
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self.lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"http://\S+", line)
+            if found:
+                self.url = found[0]
+                self._announced.set()
+        self._announced.set()
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def get(self, path: str) -> int:
+        """The status of a GET; 0 where nobody answers."""
+        return self.request(path)[0]
+
+    def request(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of one request; (0, {}) if the connection broke."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+        except OSError:
+            return 0, {}
+
+    def chat(self, max_tokens: int) -> tuple[int, dict[str, Any]]:
+        """One chat completion of exactly so many tokens."""
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
+        return self.request("/v1/chat/completions", body)
+
+    def wait_until(self, path: str, status: int) -> None:
+        """Poll until a GET has this status."""
+        deadline = time.monotonic() + LIMIT_S
+        while self.get(path) != status:
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code."""
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str, **environment: str) -> Iterator[Serving]:
+    """A server that is ready; killed at the end if it is still there."""
+    server = Serving(directory, *arguments, **environment)
+    try:
+        yield server
+    finally:
+        for process in (
+            [*psutil.Process(server.process.pid).children(), server.process] if server.process.poll() is None else []
+        ):
+            process.kill()
+        server.process.wait()
+
+
+class Background:
+    """Something that runs in a thread; `result()` waits for it."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._values: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._values.append(function(*arguments)), daemon=True)
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join(LIMIT_S)
+        return self._values[0]
