@@ -1,10 +1,10 @@
-"""Faults on demand, for tests of everything above the executor: `QUIRE_FAULTS="raise-in-step:token=123;slow-step:ms=50"`.
+"""Faults on demand, to test all that stands above the executor: `QUIRE_FAULTS="raise-in-step:token=7;slow-step:ms=50"`.
 
 A wrapper around the executor, made only where the variable is set; an engine without it never imports this file.
 
 | fault | what happens |
 | --- | --- |
-| `raise-in-step:token=T` | a step that computes token T of some request raises, before or after it has been computed by turns |
+| `raise-in-step:token=T` | a step that computes token T raises: by turns after it was computed, and before |
 | `nan-logits:token=T` | what follows token T in the same request is NaN, also after its KV came from the prefix cache |
 | `exhaust-memory:step=N` | the Nth step raises MemoryError |
 | `slow-step:ms=M` | each step takes M milliseconds longer |
