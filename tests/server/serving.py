@@ -102,10 +102,8 @@ def serving(directory: Path, *arguments: str, **environment: str) -> Iterator[Se
     try:
         yield server
     finally:
-        for process in (
-            [*psutil.Process(server.process.pid).children(), server.process] if server.process.poll() is None else []
-        ):
-            process.kill()
+        # Its engine ends with it.
+        server.process.kill()
         server.process.wait()
 
 

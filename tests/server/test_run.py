@@ -87,10 +87,11 @@ def test_an_engine_that_is_killed_is_replaced(directory: Path) -> None:
 
 def test_a_crash_loop_ends_the_server_with_a_reason(directory: Path) -> None:
     with serving(directory) as server:
-        for _ in range(5):
-            server.wait_until("/health/ready", 200)
+        for _ in range(4):
             server.engine().kill()
-            time.sleep(0.05)
+            server.wait_until("/health/ready", 503)
+            server.wait_until("/health/ready", 200)
+        server.engine().kill()
         assert server.wait() == 1
         assert "died 5 times within 60 s" in server.stderr
         assert "Traceback" not in server.stderr

@@ -4,6 +4,7 @@ The main thread computes steps. A second thread receives messages, so that pings
 The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -53,7 +54,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the other end does not read. Raises: OSError if it is gone."""
+        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
         data = frame(message)
         with self._sending:
             self._connection.sendall(data)
@@ -84,7 +85,7 @@ class EngineLoop:
         self._num_steps = 0
 
     def run(self) -> None:
-        """Raises: EngineDeadError, after everybody has been told."""
+        """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
         engine = self._engine
         while self._take_messages():
@@ -95,13 +96,14 @@ class EngineLoop:
             engine.check_health()
 
     def _receive(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            if isinstance(message, Ping):
-                self._channel.send(Reply(message.call_id))
-            elif not isinstance(message, Start):
-                with self._changed:
-                    self._inbox.append(message)
-                    self._changed.notify()
+        with contextlib.suppress(ConnectionError):
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, Ping):
+                    self._channel.send(Reply(message.call_id))
+                elif not isinstance(message, Start):
+                    with self._changed:
+                        self._inbox.append(message)
+                        self._changed.notify()
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -162,6 +164,8 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
     channel.send(Ready(engine.config, engine.startup_times))
     try:
         EngineLoop(engine, channel).run()
+    except ConnectionError:
+        return 0  # the server is gone, and its requests with it
     except EngineError as error:
         sys.stderr.write(f"error[{error.code}]: {error.message}\n")
         return error.exit_code

@@ -38,6 +38,7 @@ from quire.engine.process.messages import (
 )
 from quire.errors import EngineDeadError
 
+REAP_CHECK_S = 0.01
 KILL_AFTER_S = 5.0
 """How long a process whose socket was closed may take to end: a step of long prompts takes a second."""
 
@@ -99,6 +100,7 @@ class EngineClient:
         self._next_call_id = 0
         self._is_stopping = False
         self._starting: asyncio.Future[Ready] | None = None
+        self._reaping: asyncio.Future[None] | None = None
 
     # --- Life -----------------------------------------------------------------------------------
 
@@ -131,14 +133,18 @@ class EngineClient:
         self._is_stopping = True
         if self._transport is not None:
             self._transport.close()
-        process = self._process
-        if process is None:
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait until the process, whose socket is closed, is gone; it may compute a last step."""
+        if self._process is None:
             return
-        try:
-            await asyncio.wait_for(asyncio.to_thread(process.wait), KILL_AFTER_S)
-        except TimeoutError:
-            process.kill()
-            await asyncio.to_thread(process.wait)
+        for _ in range(round(KILL_AFTER_S / REAP_CHECK_S)):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(REAP_CHECK_S)
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
 
     def kill(self) -> None:
         """End the process at once: it does not answer."""
@@ -235,8 +241,10 @@ class EngineClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(error.message))
-        if self._on_death is not None and not self._is_stopping:
-            self._on_death(error)
+        if not self._is_stopping:
+            self._reaping = asyncio.ensure_future(self._reap())
+            if self._on_death is not None:
+                self._on_death(error)
 
 
 class _EngineProtocol(asyncio.Protocol):
