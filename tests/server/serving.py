@@ -1,5 +1,7 @@
 """A real `quire serve` in a process of its own, for tests that end it."""
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -18,6 +20,7 @@ from typing import Any
 import psutil
 
 LIMIT_S = 60
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
 
 class Serving:
@@ -75,9 +78,7 @@ class Serving:
 
     def chat(self, max_tokens: int) -> tuple[int, dict[str, Any]]:
         """One chat completion of exactly so many tokens."""
-        messages = [{"role": "user", "content": "hi"}]
-        body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
-        return self.request("/v1/chat/completions", body)
+        return self.request("/v1/chat/completions", {**CHAT, "max_tokens": max_tokens})
 
     def wait_until(self, path: str, status: int) -> None:
         """Poll until a GET has this status."""
@@ -107,14 +108,26 @@ def serving(directory: Path, *arguments: str, **environment: str) -> Iterator[Se
         server.process.wait()
 
 
-class Background:
-    """Something that runs in a thread; `result()` waits for it."""
+class RunningChat:
+    """A streamed answer whose first event has come; a thread reads the rest."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self._values: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self._values.append(function(*arguments)), daemon=True)
+    def __init__(self, server: Serving, max_tokens: int) -> None:
+        body = {**CHAT, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        request = urllib.request.Request(
+            server.url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        self._response = urllib.request.urlopen(request, timeout=LIMIT_S)
+        self._lines = [self._response.readline()]
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def result(self) -> Any:
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._lines += self._response
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, once the answer has ended."""
         self._thread.join(LIMIT_S)
-        return self._values[0]
+        assert not self._thread.is_alive()
+        data = [line.removeprefix(b"data: ").strip() for line in self._lines]
+        return [json.loads(item) for item in data if item and item != b"[DONE]"]

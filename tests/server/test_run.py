@@ -12,7 +12,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.server.run import bind
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.server.serving import LIMIT_S, Background, Serving, serving
+from tests.server.serving import LIMIT_S, RunningChat, serving
 
 SLOW = {"QUIRE_FAULTS": "slow-step:ms=30"}
 
@@ -22,63 +22,50 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
 
 
-def start_chats(server: Serving, num_requests: int, max_tokens: int) -> list[Background]:
-    """Chats that are all being computed when this returns."""
-    chats = [Background(server.chat, max_tokens) for _ in range(num_requests)]
-    deadline = time.monotonic() + LIMIT_S
-    while server.engine().cpu_times().user < 0.1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    return chats
-
-
 def test_it_answers_and_ends_in_order(directory: Path) -> None:
     with serving(directory, **SLOW) as server:
         assert server.get("/health/ready") == 200
-        chats = start_chats(server, 4, 60)
+        chats = [RunningChat(server, 60) for _ in range(4)]
         server.signal(signal.SIGTERM)
         server.wait_until("/health/ready", 503)
         assert server.get("/health/live") == 200
         status, body = server.chat(1)
         assert (status, body["error"]["code"]) == (503, "engine_not_ready")
         for chat in chats:
-            status, body = chat.result()
-            assert (status, body["usage"]["completion_tokens"]) == (200, 60)
+            assert chat.events()[-1]["usage"]["completion_tokens"] == 60
         assert server.wait() == 0
         assert "Traceback" not in server.stderr
 
 
 def test_the_drain_has_an_end(directory: Path) -> None:
     with serving(directory, "--drain-timeout-s", "0.2", **SLOW) as server:
-        chats = start_chats(server, 2, 2000)
+        chats = [RunningChat(server, 2000) for _ in range(2)]
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         for chat in chats:
-            status, body = chat.result()
-            assert (status, body["error"]["code"]) == (503, "engine_dead")
+            assert chat.events()[-1]["error"]["code"] == "engine_dead"
 
 
 def test_a_second_signal_ends_it_at_once(directory: Path) -> None:
     with serving(directory, **SLOW) as server:
         engine = server.engine()
-        chats = start_chats(server, 2, 2000)
+        chats = [RunningChat(server, 2000) for _ in range(2)]
         server.signal(signal.SIGTERM)
         server.wait_until("/health/ready", 503)
         server.signal(signal.SIGINT)
         assert server.wait() == 0
-        assert all(chat.result()[0] in (0, 503) for chat in chats)
+        assert all("usage" not in chat.events()[-1] for chat in chats)
         assert not engine.is_running()
 
 
 def test_an_engine_that_is_killed_is_replaced(directory: Path) -> None:
     with serving(directory, **SLOW) as server:
         for _ in range(2):
-            chats = start_chats(server, 2, 2000)
+            chats = [RunningChat(server, 2000) for _ in range(2)]
             killed = server.engine()
             killed.kill()
             for chat in chats:
-                status, body = chat.result()
-                assert (status, body["error"]["code"]) == (503, "engine_dead")
+                assert chat.events()[-1]["error"]["code"] == "engine_dead"
             server.wait_until("/health/ready", 200)
             assert server.engine().pid != killed.pid
             assert server.chat(3)[1]["usage"]["completion_tokens"] == 3
