@@ -1,6 +1,7 @@
 """The client with an engine in a thread: both ends are real, the model is scripted."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ def play(scenario: Callable[[EngineClient, ScriptedExecutor], Awaitable[None]], 
     ours, theirs = socket.socketpair()
 
     def run() -> None:
-        with theirs:
+        with theirs, contextlib.suppress(ConnectionError):
             serve(Channel(theirs), lambda start: engine)
 
     async def bounded() -> None:

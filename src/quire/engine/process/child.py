@@ -164,8 +164,6 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
     channel.send(Ready(engine.config, engine.startup_times))
     try:
         EngineLoop(engine, channel).run()
-    except ConnectionError:
-        return 0  # the server is gone, and its requests with it
     except EngineError as error:
         sys.stderr.write(f"error[{error.code}]: {error.message}\n")
         return error.exit_code
@@ -191,7 +189,10 @@ def main() -> int:
     """Entry point. The parent decides when this process ends: terminal signals are its business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    try:
+        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    except ConnectionError:
+        return 0  # the server is gone, and its requests with it
 
 
 if __name__ == "__main__":

@@ -133,6 +133,8 @@ class EngineClient:
         self._is_stopping = True
         if self._transport is not None:
             self._transport.close()
+        if self.ready is None:
+            self.kill()  # loading looks at no socket
         await self._reap()
 
     async def _reap(self) -> None:
