@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
     "parallel": {"runtime", "weights"},
     "engine": {"scheduler", "text", "runtime", "parallel", "weights", "models"},
-    "cli": {"engine", "weights", "text", "models", "runtime"},
+    "server": {"engine", "text", "weights"},
+    "cli": {"server", "engine", "weights", "text", "models", "runtime"},
 }
 
 

@@ -16,6 +16,7 @@ from quire.cli.command import GroupedOption
 from quire.cli.values import ByteSize, JsonObject, Length, Text, TokenBias
 from quire.config import EngineOptions
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
+from quire.server.options import ServerOptions
 
 SAMPLING_GROUP = "Sampling"
 ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
@@ -50,14 +51,23 @@ SAMPLING_HELP = {
 
 def engine_options(*, without: frozenset[str] = frozenset()) -> Callable[[_Decorated], _Decorated]:
     """Decorator: one flag per field of `EngineOptions`, but those in `without`."""
-    hints = get_type_hints(EngineOptions)
+    return _option_flags(EngineOptions, "engine", without)
+
+
+def server_options() -> Callable[[_Decorated], _Decorated]:
+    """Decorator: one flag per field of `ServerOptions`."""
+    return _option_flags(ServerOptions, "server", frozenset())
+
+
+def _option_flags(kind: type[Any], prefix: str, without: frozenset[str]) -> Callable[[_Decorated], _Decorated]:
+    hints = get_type_hints(kind)
 
     def decorate(function: _Decorated) -> _Decorated:
-        for item in reversed(fields(EngineOptions)):
+        for item in reversed(fields(kind)):
             if item.name not in without:
                 group = ENGINE_GROUPS.get(item.metadata["group"], item.metadata["group"].title())
                 note = _default_text(item)
-                function = _flag(item, hints[item.name], group, item.metadata["help"], note, "engine")(function)
+                function = _flag(item, hints[item.name], group, item.metadata["help"], note, prefix)(function)
         return function
 
     return decorate
@@ -82,6 +92,11 @@ def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[
 def chosen_engine_options(values: dict[str, Any]) -> dict[str, Any]:
     """Take the engine flags that were set out of a verb's keyword arguments. Mutates: `values`."""
     return _take(values, "engine", [item.name for item in fields(EngineOptions)])
+
+
+def chosen_server_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the server flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    return _take(values, "server", [item.name for item in fields(ServerOptions)])
 
 
 def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:

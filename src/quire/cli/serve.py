@@ -1,0 +1,39 @@
+"""`quire serve`: the OpenAI-compatible server. Next to read: `quire/server/run.py`."""
+
+from typing import Any
+
+import click
+
+from quire.cli.command import VerbCommand, output_of
+from quire.cli.options import chosen_engine_options, chosen_server_options, engine_options, server_options
+from quire.cli.progress import show_progress
+from quire.cli.session import configure_logging
+from quire.config import EngineOptions
+from quire.weights.sources import resolve_source
+
+
+@click.command(
+    "serve",
+    cls=VerbCommand,
+    examples=("quire serve", "quire serve ./model.gguf --port 8080 --max-num-seqs 64"),
+)
+@click.argument("model", required=False)
+@server_options()
+@engine_options(without=frozenset({"model"}))
+def serve_command(model: str | None, **values: Any) -> None:
+    """Serve a model over HTTP with OpenAI's API."""
+    output = output_of()
+    configure_logging(output)
+    from quire.server.options import ServerOptions
+
+    options = ServerOptions(**chosen_server_options(values))
+    engine = EngineOptions.from_kwargs(model, **chosen_engine_options(values))
+    with show_progress(output) as progress:
+        # A model that is not there must be reported before an engine process is started for it.
+        resolve_source(engine.model, revision=engine.revision, progress=progress)
+    from quire.server.run import serve
+
+    def announce(url: str) -> None:
+        output.note(f"serving {options.model_name(engine)} at {url}")
+
+    serve(engine, options, on_ready=announce)

@@ -1,0 +1,201 @@
+"""The engine's process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
+
+The main thread computes steps. A second thread receives messages, so that pings are answered while a step computes.
+The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.messages import (
+    Abort,
+    Call,
+    Failure,
+    FrameReader,
+    FromEngine,
+    Ping,
+    Ready,
+    Refused,
+    Reply,
+    RequestUpdate,
+    Start,
+    Statistics,
+    Submit,
+    ToEngine,
+    Updates,
+    frame,
+)
+from quire.errors import EngineError, QuireError
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+RECEIVE_BYTES = 1 << 18
+
+
+class Channel:
+    """The engine's end of the socket. `send` may be called from several threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._reader = FrameReader()
+        self._received: deque[ToEngine] = deque()
+        self._sending = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
+        data = frame(message)
+        with self._sending:
+            self._connection.sendall(data)
+
+    def receive(self) -> ToEngine | None:
+        """The next message; None when the other end is gone."""
+        while not self._received:
+            try:
+                data = self._connection.recv(RECEIVE_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._received.extend(self._decoder.decode(body) for body in self._reader.feed(data))
+        return self._received.popleft()
+
+
+class EngineLoop:
+    """Takes messages and computes steps until the other end is gone or the engine is dead."""
+
+    def __init__(self, engine: "LLMEngine", channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._deltas = DeltaEncoder()
+        self._inbox: deque[Submit | Abort | Call] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._num_steps = 0
+
+    def run(self) -> None:
+        """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
+        threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
+        engine = self._engine
+        while self._take_messages():
+            if engine.has_unfinished_requests():
+                outputs = engine.step()
+                self._num_steps += 1
+                self._send([self._deltas.encode(output) for output in outputs])
+            engine.check_health()
+
+    def _receive(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, Ping):
+                    self._channel.send(Reply(message.call_id))
+                elif not isinstance(message, Start):
+                    with self._changed:
+                        self._inbox.append(message)
+                        self._changed.notify()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+
+    def _take_messages(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests())
+            messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
+        refused = [update for message in messages if (update := self._handle(message)) is not None]
+        if refused:
+            self._send(refused)
+        return not self._is_closing
+
+    def _handle(self, message: Submit | Abort | Call) -> RequestUpdate | None:
+        if isinstance(message, Submit):
+            return self._submit(message)
+        if isinstance(message, Abort):
+            self._engine.abort_request(message.request_ids)
+        elif message.name == "reset_prefix_cache":
+            self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
+        else:
+            self._channel.send(Reply(message.call_id))
+        return None
+
+    def _submit(self, message: Submit) -> RequestUpdate | None:
+        try:
+            self._engine.submit(
+                self._engine.input_processor.prepare(
+                    message.request_id,
+                    message.prompt_token_ids,
+                    message.sampling or message.pooling,
+                    priority=message.priority,
+                    client_id=message.client_id,
+                    cache_salt=message.cache_salt,
+                    arrival_time_s=message.arrival_time_s,
+                    streams=message.streams,
+                )
+            )
+        except QuireError as error:
+            return RequestUpdate(message.request_id, finished=True, failure=Failure.of(error))
+        return None
+
+    def _send(self, updates: list[RequestUpdate]) -> None:
+        scheduler = self._engine.scheduler
+        self._channel.send(Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps)))
+
+
+def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
+    """Load the model that the first message names, then run until the end. Returns: the exit code."""
+    start = channel.receive()
+    if not isinstance(start, Start):
+        return 0
+    try:
+        engine = build(start)
+    except QuireError as error:
+        channel.send(Refused(Failure.of(error)))
+        return error.exit_code
+    channel.send(Ready(engine.config, engine.startup_times))
+    try:
+        EngineLoop(engine, channel).run()
+    except ConnectionError:
+        return 0  # the server is gone, and its requests with it
+    except EngineError as error:
+        sys.stderr.write(f"error[{error.code}]: {error.message}\n")
+        return error.exit_code
+    finally:
+        engine.shutdown()
+    return 0
+
+
+def _build(start: Start) -> "LLMEngine":
+    from quire.engine.build import build_engine  # imports torch
+    from quire.sampling_params import SamplingParams
+
+    engine = build_engine(start.options)
+    # The first request pays for what is made on first use: it must not be a user's.
+    engine.add_request("warm-up", [0] * 8, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.reset_prefix_cache()
+    return engine
+
+
+def main() -> int:
+    """Entry point. The parent decides when this process ends: terminal signals are its business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # The receiving thread may be inside of the socket; unwinding it gains nothing.
+    os._exit(code)

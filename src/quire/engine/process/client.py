@@ -1,0 +1,300 @@
+"""The server's end: starts an engine process and talks with it, in one event loop.
+
+`EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. Nothing is lost for slow
+readers: updates not read yet are merged into one, so that what waits is bounded by the length of the answer.
+When the process ends, everything that waits gets an `EngineDeadError`. Knows no HTTP and no tensors.
+Next to read: `messages.py`, `child.py`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from quire.config import EngineOptions
+from quire.engine.process.messages import (
+    Abort,
+    Call,
+    ChoiceUpdate,
+    FrameReader,
+    FromEngine,
+    Ping,
+    Ready,
+    Reply,
+    RequestUpdate,
+    Start,
+    Statistics,
+    Submit,
+    ToEngine,
+    Updates,
+    frame,
+)
+from quire.errors import EngineDeadError
+
+REAP_CHECK_S = 0.01
+KILL_AFTER_S = 5.0
+"""How long a process whose socket was closed may take to end: a step of long prompts takes a second."""
+
+
+class RequestStream:
+    """The updates of one request, for one reader."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.has_ended = False
+        self._waiting: RequestUpdate | None = None
+        self._error: EngineDeadError | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, update: RequestUpdate) -> None:
+        """Offer an update to the reader."""
+        self._waiting = update if self._waiting is None else merge(self._waiting, update)
+        self._ready.set()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """The engine is gone: what waits is still read, then the error."""
+        self._error = error
+        self._ready.set()
+
+    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
+        """Updates up to the one with `finished`. Raises: the error that ended the request."""
+        while not self.has_ended:
+            await self._ready.wait()
+            self._ready.clear()
+            update, self._waiting = self._waiting, None
+            if update is not None:
+                if update.failure is not None:
+                    self.has_ended = True
+                    raise update.failure.revive()
+                self.has_ended = update.finished
+                yield update
+            elif self._error is not None:
+                self.has_ended = True
+                raise self._error
+
+
+class EngineClient:
+    """One engine process. After its end make a new one.
+
+    `statistics` is what the last step reported; `last_heard_s` is when, in the loop's time; `on_death` is called once.
+    """
+
+    def __init__(self, on_death: Callable[[EngineDeadError], None] | None = None) -> None:
+        self.statistics = Statistics()
+        self.last_heard_s = 0.0
+        self.ready: Ready | None = None
+        self.dead_error: EngineDeadError | None = None
+        self.pid: int | None = None
+        self._on_death = on_death
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._next_call_id = 0
+        self._is_stopping = False
+        self._starting: asyncio.Future[Ready] | None = None
+        self._reaping: asyncio.Future[None] | None = None
+
+    # --- Life -----------------------------------------------------------------------------------
+
+    async def start(self, options: EngineOptions) -> Ready:
+        """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
+        EngineDeadError if the process ended without a word."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
+        return await self.attach(ours, options)
+
+    async def attach(self, connection: socket.socket, options: EngineOptions) -> Ready:
+        """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
+        loop = asyncio.get_running_loop()
+        self._starting = loop.create_future()
+        await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
+        self._send(Start(options))
+        try:
+            self.ready = await self._starting
+        except BaseException:
+            await self.stop()
+            raise
+        return self.ready
+
+    async def stop(self) -> None:
+        """End the process and all of its requests. May be called again."""
+        self._is_stopping = True
+        if self._transport is not None:
+            self._transport.close()
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait until the process, whose socket is closed, is gone; it may compute a last step."""
+        if self._process is None:
+            return
+        for _ in range(round(KILL_AFTER_S / REAP_CHECK_S)):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(REAP_CHECK_S)
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    def kill(self) -> None:
+        """End the process at once: it does not answer."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, request: Submit) -> RequestStream:
+        """Send a request; its updates come through what is returned. Raises: EngineDeadError."""
+        self._check_alive()
+        stream = RequestStream(request.request_id)
+        self._streams[request.request_id] = stream
+        self._send(request)
+        return stream
+
+    def abort(self, stream: RequestStream) -> None:
+        """End a request that nobody reads any more; nothing happens if it has ended."""
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            if self.dead_error is None:
+                self._send(Abort([stream.request_id]))
+
+    async def call(self, name: str) -> Any:
+        """Have something done between two steps. Raises: EngineDeadError."""
+        return await self._ask(lambda call_id: Call(call_id, name))
+
+    async def ping(self) -> None:
+        """Wait for a sign of life. Raises: EngineDeadError."""
+        await self._ask(Ping)
+
+    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
+        self._check_alive()
+        self._next_call_id += 1
+        call_id = self._next_call_id
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._send(message(call_id))
+        try:
+            return await future
+        finally:
+            del self._calls[call_id]
+
+    def _check_alive(self) -> None:
+        if self.dead_error is not None:
+            raise EngineDeadError(self.dead_error.message)
+        if self.ready is None:
+            raise EngineDeadError("the engine is not ready yet: try again in a moment")
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(message))
+
+    # --- What the protocol calls ----------------------------------------------------------------
+
+    def connected(self, transport: asyncio.WriteTransport) -> None:
+        """The socket is open."""
+        self._transport = transport
+
+    def received(self, message: FromEngine) -> None:
+        """One message came."""
+        if isinstance(message, Updates):
+            self.statistics = message.statistics
+            for update in message.updates:
+                stream = self._streams.get(update.request_id)
+                if stream is not None:
+                    if update.finished:
+                        del self._streams[update.request_id]
+                    stream.put(update)
+        elif isinstance(message, Reply):
+            future = self._calls.get(message.call_id)
+            if future is not None and not future.done():
+                future.set_result(message.value)
+        elif self._starting is not None and not self._starting.done():
+            if isinstance(message, Ready):
+                self._starting.set_result(message)
+            else:
+                self._starting.set_exception(message.failure.revive())
+
+    def disconnected(self) -> None:
+        """The process is gone, or is told to go: fail all that waits."""
+        what = "was shut down" if self._is_stopping else "ended unexpectedly"
+        error = self.dead_error = EngineDeadError(f"the engine process {what}; the request was not completed")
+        if self._starting is not None and not self._starting.done():
+            self._starting.set_exception(error)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineDeadError(error.message))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(error.message))
+        if not self._is_stopping:
+            self._reaping = asyncio.ensure_future(self._reap())
+            if self._on_death is not None:
+                self._on_death(error)
+
+
+class _EngineProtocol(asyncio.Protocol):
+    """Frames from the socket to the client."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._client.connected(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._client.last_heard_s = self._loop.time()
+        for body in self._reader.feed(data):
+            self._client.received(self._decoder.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.disconnected()
+
+
+def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
+    """One update that says what two said."""
+    choices = {choice.index: choice for choice in first.choices}
+    for choice in second.choices:
+        before = choices.get(choice.index)
+        choices[choice.index] = choice if before is None else _merge_choice(before, choice)
+    return RequestUpdate(
+        first.request_id,
+        list(choices.values()),
+        finished=second.finished,
+        num_cached_tokens=second.num_cached_tokens,
+        prompt_logprobs=second.prompt_logprobs,
+        embedding=second.embedding,
+        metrics=second.metrics,
+        failure=second.failure,
+    )
+
+
+def _merge_choice(first: ChoiceUpdate, second: ChoiceUpdate) -> ChoiceUpdate:
+    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
+    return ChoiceUpdate(
+        first.index,
+        first.text + second.text,
+        first.token_ids + second.token_ids,
+        logprobs,
+        second.finish_reason,
+        second.stop_reason,
+        second.error,
+    )

@@ -1,0 +1,195 @@
+"""What the server's process and the engine's say to each other, as MessagePack over a private socket pair.
+
+Every message is a typed struct: what does not fit its type is refused, and nothing that is received can run code.
+A frame is its length in four bytes and one message. Knows no engine and no HTTP. Next to read: `client.py`.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from quire.config import EngineConfig, EngineOptions
+from quire.errors import EngineError, InvalidParameterError, QuireError, RequestError
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import PositionLogprobs, RequestMetrics
+
+MAX_FRAME_BYTES = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+# --- To the engine ----------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, tag="start", array_like=True):
+    """The first message: load this."""
+
+    options: EngineOptions
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """One request, its prompt tokenised. `streams` is False where only the final update is wanted."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams | None
+    pooling: PoolingParams | None
+    priority: int = 0
+    client_id: str = ""
+    cache_salt: str = ""
+    arrival_time_s: float | None = None
+    streams: bool = True
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True):
+    """End these requests; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Call(msgspec.Struct, tag="call", array_like=True):
+    """Ask for something that is done between two steps; answered by a `Reply` with the same number."""
+
+    call_id: int
+    name: str
+
+
+class Ping(msgspec.Struct, tag="ping", array_like=True):
+    """Is the process there? Answered at once by a `Reply`, also while a step computes."""
+
+    call_id: int
+
+
+ToEngine = Start | Submit | Abort | Call | Ping
+
+
+# --- From the engine --------------------------------------------------------------------------
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """A `QuireError` on its way between processes."""
+
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, error: QuireError) -> "Failure":
+        """What is sent of an error: nothing but its code and its message."""
+        return cls(error.code, error.message)
+
+    def revive(self) -> QuireError:
+        """An error of the class that has this code."""
+        kind = _classes_by_code().get(self.code, EngineError)
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.message)
+        return error
+
+
+class ChoiceUpdate(msgspec.Struct, array_like=True):
+    """What one completion got since the update before; see `CompletionOutput` for the fields."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class RequestUpdate(msgspec.Struct, array_like=True):
+    """What one request got since the update before. `metrics` and `embedding` come with the last one.
+
+    `failure`: the request was refused, or the engine died; then it has no choices.
+    """
+
+    request_id: str
+    choices: list[ChoiceUpdate] = []
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    embedding: list[float] | None = None
+    metrics: RequestMetrics | None = None
+    failure: Failure | None = None
+
+
+class Statistics(msgspec.Struct, array_like=True):
+    """The engine after a step. Counters are since its start; `step_s` are the durations of the steps since the last."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_steps: int = 0
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The model is loaded and has computed a first request."""
+
+    config: EngineConfig
+    startup_times: dict[str, float]
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True):
+    """The model cannot be loaded."""
+
+    failure: Failure
+
+
+class Updates(msgspec.Struct, tag="updates", array_like=True):
+    """All that one step brought."""
+
+    updates: list[RequestUpdate]
+    statistics: Statistics
+
+
+class Reply(msgspec.Struct, tag="reply", array_like=True):
+    """The answer to a `Call` or `Ping`."""
+
+    call_id: int
+    value: Any = None
+
+
+FromEngine = Ready | Refused | Updates | Reply
+
+
+# --- Frames -----------------------------------------------------------------------------------
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """A message ready to be sent."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, whatever the pieces it comes in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes. Raises: EngineError for a frame above `MAX_FRAME_BYTES`."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise EngineError(f"a message of {length} bytes between server and engine: at most {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            yield bytes(buffer[start + _LENGTH.size : end])
+            start = end
+        del buffer[:start]
+
+
+def _classes_by_code() -> dict[str, type[QuireError]]:
+    found: dict[str, type[QuireError]] = {}
+    waiting: list[type[QuireError]] = [QuireError]
+    while waiting:
+        kind = waiting.pop()
+        # Its field and value stay where they were; those who receive it can only show its message.
+        found.setdefault(kind.code, RequestError if kind is InvalidParameterError else kind)
+        waiting += kind.__subclasses__()
+    return found

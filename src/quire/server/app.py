@@ -1,0 +1,21 @@
+"""The HTTP application: routes, errors, life of the engine. Start here; `run.py` serves it.
+
+One request's way: `routes/` → `front_end.py` (template, tokens, checks) → `generation.py` (engine) → `streaming.py`.
+"""
+
+from fastapi import FastAPI
+
+from quire import __version__
+from quire.server.errors import install_error_handlers
+from quire.server.routes import chat, health
+from quire.server.state import ServerState
+
+
+def make_app(state: ServerState) -> FastAPI:
+    """The application around a server's state. The engine is started and stopped by whoever serves it."""
+    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.quire = state
+    install_error_handlers(app)
+    for module in (health, chat):
+        app.include_router(module.router)
+    return app

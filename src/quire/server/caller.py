@@ -1,0 +1,28 @@
+"""Who sent a request: found out once, by the gate in front of the application, and carried in the ASGI scope."""
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+SCOPE_KEY = "quire.caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One API key, or nobody where none is needed.
+
+    `client_id` names it in the scheduler, in limits and in metrics; `cache_salt` keeps its prefix cache its own.
+    """
+
+    client_id: str = "anonymous"
+    cache_salt: str = ""
+
+
+ANONYMOUS = Caller()
+
+
+def caller_of(request: HTTPConnection) -> Caller:
+    """Whose request this is."""
+    caller = request.scope.get(SCOPE_KEY, ANONYMOUS)
+    assert isinstance(caller, Caller)
+    return caller

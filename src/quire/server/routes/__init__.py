@@ -1,0 +1,1 @@
+"""One file per group of routes; each has a `router` that `app.py` includes."""

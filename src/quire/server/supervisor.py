@@ -1,0 +1,122 @@
+"""Keeps an engine process running: starts it, starts another when it dies, gives up when that happens too often.
+
+Knows no HTTP. Next to read: `engine/process/client.py`.
+"""
+
+import asyncio
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from quire.config import EngineOptions
+from quire.engine.process.client import EngineClient
+from quire.engine.tokenizer_source import read_chat_template
+from quire.errors import EngineDeadError, QuireError
+from quire.server.errors import ApiError
+from quire.server.front_end import FrontEnd
+
+LOGGER = logging.getLogger("quire.server")
+MAX_DEATHS = 5
+DEATHS_WITHIN_S = 60.0
+
+
+class EngineState(enum.Enum):
+    """What the engine can do."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "shutting down"
+    STOPPED = "stopped"
+
+
+class Supervisor:
+    """One engine after the other. `on_stop` is called when there will be no more, with the reason or None."""
+
+    def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
+        """Raises: ConfigError if the chat template cannot be read."""
+        self.options = options
+        self.state = EngineState.STARTING
+        self.num_deaths = 0
+        self._chat_template = read_chat_template(options.chat_template)
+        self._on_stop = on_stop
+        self._client: EngineClient | None = None
+        self._front_end: FrontEnd | None = None
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._task: asyncio.Task[None] | None = None
+        self._died = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be computed."""
+        return self.state is EngineState.READY
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine that runs. Raises: ApiError 503 while there is none."""
+        if self._client is None or not self.is_ready:
+            raise ApiError(503, f"the engine is {self.state.value}: try again in a moment", code="engine_not_ready",
+                           retry_after_s=2)  # fmt: skip
+        return self._client
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """The model's tokenizer and limits. Raises: ApiError 503 before the first start."""
+        if self._front_end is None:
+            raise ApiError(503, "the model is being loaded: try again in a moment", code="engine_not_ready",
+                           retry_after_s=2)  # fmt: skip
+        return self._front_end
+
+    async def start(self) -> None:
+        """Start the first engine and the task that replaces it. Raises: why the model cannot be loaded."""
+        await self._launch()
+        self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        self.state = EngineState.DRAINING
+
+    async def stop(self) -> None:
+        """End the engine, and all requests with it."""
+        self.state = EngineState.STOPPED
+        if self._task is not None:
+            self._task.cancel()
+        if self._client is not None:
+            await self._client.stop()
+
+    async def _launch(self) -> None:
+        self._died.clear()
+        client = self._client = EngineClient(self._on_death)
+        ready = await client.start(self.options)
+        if self._front_end is None:
+            self._front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+            self.state = EngineState.READY
+
+    def _on_death(self, error: EngineDeadError) -> None:
+        self.num_deaths += 1
+        if self.state is EngineState.READY:
+            self.state = EngineState.RESTARTING
+        self._died.set()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._died.wait()
+            self._deaths.append(loop.time())
+            if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
+                return self._give_up(EngineDeadError(
+                    f"the engine process died {MAX_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: giving up"
+                ))  # fmt: skip
+            LOGGER.error("the engine process died; starting another")
+            try:
+                await self._launch()
+            except QuireError as error:
+                LOGGER.error("the engine does not start again: %s", error.message)
+                self._died.set()
+                await asyncio.sleep(1)
+
+    def _give_up(self, error: QuireError) -> None:
+        self.state = EngineState.STOPPED
+        self._on_stop(error)
