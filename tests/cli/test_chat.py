@@ -8,6 +8,7 @@ import pytest
 
 from quire.cli.chat import COMMANDS, Chat
 from quire.cli.output import Output
+from quire.cli.session import EngineAnswerer
 from quire.config import EngineOptions
 from tests.cli.command_line import FakeEngine
 
@@ -29,7 +30,7 @@ class Typist:
 
 def chat(*lines: str | BaseException, engine: FakeEngine | None = None, system: str | None = None) -> FakeEngine:
     engine = engine or FakeEngine(EngineOptions())
-    Chat(engine, Output(), {}, system=system, read_line=Typist(*lines)).loop()
+    Chat(EngineAnswerer(engine), Output(), {}, system=system, read_line=Typist(*lines)).loop()
     return engine
 
 

@@ -9,6 +9,7 @@ from quire.cli import session
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
+    EngineAnswerer,
     Generation,
     chat_prompt,
     configure_logging,
@@ -132,3 +133,14 @@ def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch
     finally:
         logger.setLevel(before[0])
         logger.handlers[:] = before[1]
+
+
+def test_the_engine_answers_a_chat() -> None:
+    engine = FakeEngine(EngineOptions())
+    pieces: list[str] = []
+    answerer = EngineAnswerer(engine)
+    reply = answerer.answer([{"role": "user", "content": "why"}], {"max_tokens": 3}, pieces.append)
+    assert (reply.text, "".join(pieces), reply.interrupted) == ("Bec", "Bec", False)
+    assert reply.statistics.startswith("[length] prompt 10 tok · 3 new")
+    with pytest.raises(InvalidParameterError):
+        answerer.check({"temperature": 9})

@@ -1,25 +1,24 @@
-"""The interactive chat of `quire run`: reads lines, keeps the history, answers with the engine of this process.
+"""The interactive chat of `quire run` and `quire chat`: reads lines, keeps the history, has an answerer answer.
 
-Each turn renders the whole conversation again; the prefix cache makes the part already seen cheap.
+The answerer is the engine of this process (in `session.py`) or a server (in `chat_client_answers.py`).
+Each turn sends the whole conversation again; the prefix cache makes the part already seen cheap.
 Ctrl-C stops the answer; twice at the prompt, or Ctrl-D, leaves. Next to read: `session.py`.
 """
 
 import contextlib
 import shlex
-from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import click
 
 from quire.cli.options import parse_sampling_value
 from quire.cli.output import Output
-from quire.cli.session import Generation, chat_prompt, generate, sampling_params_for
 from quire.errors import QuireError, nearest
 from quire.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from quire.engine.llm_engine import LLMEngine
+Message = dict[str, Any]
 
 COMMANDS = {
     "/help": "show this",
@@ -33,25 +32,50 @@ MULTILINE = '"""'
 PROMPT, CONTINUATION = ">>> ", "... "
 
 
+@dataclass(frozen=True)
+class Reply:
+    """One answer, as far as it came. `statistics` is a line for people."""
+
+    text: str
+    statistics: str
+    total_s: float
+    interrupted: bool
+
+
+class Answerer(Protocol):
+    """Whoever computes the answers."""
+
+    def check(self, chosen: Mapping[str, Any]) -> None:
+        """Raises: InvalidParameterError for sampling values that cannot be."""
+
+    def answer(
+        self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None] | None
+    ) -> Reply:
+        """Answer a conversation; `on_text` gets the text piece by piece. The first Ctrl-C stops it.
+
+        Raises: QuireError if there is no answer.
+        """
+
+
 class Chat:
     """One conversation."""
 
     def __init__(
         self,
-        engine: "LLMEngine",
+        answerer: Answerer,
         output: Output,
         chosen: dict[str, Any],
         *,
         system: str | None = None,
         read_line: Callable[[str], str] = input,
     ) -> None:
-        self._engine = engine
+        self._answerer = answerer
         self._output = output
         self._chosen = dict(chosen)
         self._system = system
         self._read_line = read_line
-        self._turns: list[dict[str, Any]] = []
-        self._last: Generation | None = None
+        self._turns: list[Message] = []
+        self._last: Reply | None = None
 
     def loop(self) -> None:
         """Read and answer until the user leaves. Raises: KeyboardInterrupt on a second Ctrl-C in a row."""
@@ -100,17 +124,14 @@ class Chat:
         """Answer and remember the turn. Returns: whether the user stopped it, so that one more Ctrl-C leaves."""
         messages = [{"role": "system", "content": self._system}] if self._system else []
         user = {"role": "user", "content": text}
-        prompt = chat_prompt(self._engine, [*messages, *self._turns, user])
         # A chat shows one answer; --n is for one-shot runs.
-        params = sampling_params_for(self._engine, self._chosen | {"n": 1})
-        generation = generate(self._engine, prompt, params, self._output.stream)
-        answer = generation.output.outputs[0].text
+        reply = self._answerer.answer([*messages, *self._turns, user], self._chosen | {"n": 1}, self._output.stream)
         self._output.result()
         # Only a turn that was answered, if only in part, becomes history.
-        self._turns += [user, {"role": "assistant", "content": answer}]
-        self._last = generation
-        self._output.note(generation.statistics_line(self._engine.config.scheduler.max_model_len))
-        return generation.interrupted
+        self._turns += [user, {"role": "assistant", "content": reply.text}]
+        self._last = reply
+        self._output.note(reply.statistics)
+        return reply.interrupted
 
     def _command(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")
@@ -154,7 +175,7 @@ class Chat:
         changed = {key: value for key, value in self._chosen.items() if key != name}
         if words != ["default"]:
             changed[name] = parse_sampling_value(name, " ".join(words))
-        sampling_params_for(self._engine, changed)
+        self._answerer.check(changed)
         self._chosen = changed
         self._output.note(f"{name} = {changed.get(name, 'default')}")
 
@@ -162,6 +183,5 @@ class Chat:
         if self._last is None:
             self._output.note("No answer yet.")
             return
-        max_model_len = self._engine.config.scheduler.max_model_len
-        self._output.note(self._last.statistics_line(max_model_len))
+        self._output.note(self._last.statistics)
         self._output.note(f"turns: {len(self._turns) // 2} · {self._last.total_s:.2f} s for the last answer")

@@ -26,8 +26,9 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "usage: a bad command line, option or request",
     ExitCode.MODEL: "the model cannot be found, downloaded, read or computed",
     ExitCode.MEMORY: "it does not fit in memory",
-    ExitCode.SERVER: "a server cannot be reached (reserved)",
-    ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem",
+    ExitCode.SERVER: "a server cannot be reached, refuses the key, or fails",
+    ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem, `bench serve` exceeded a limit, `batch` has "
+    "lines that failed",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }

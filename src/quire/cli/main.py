@@ -34,6 +34,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "run": Verb("Use", "quire.cli.run", "Answer one prompt, or chat."),
+    "chat": Verb("Use", "quire.cli.chat_client", "Chat with a server."),
     "serve": Verb("Use", "quire.cli.serve", "Serve a model over HTTP with OpenAI's API."),
     "pull": Verb("Models", "quire.cli.models", "Fetch a model into the cache."),
     "ls": Verb("Models", "quire.cli.models", "List cached models."),

@@ -26,6 +26,7 @@ set by its environment variable; the command line wins. Options that may be repe
 """
 OTHER_VARIABLES = {
     "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
+    "QUIRE_API_KEY": "the key that `chat`, `batch`, `top` and `ps` send; `OPENAI_API_KEY` where it is not set",
     "QUIRE_DEBUG": "`1` prints the traceback of an error",
     "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG`, `INFO`, `WARNING`, `ERROR`",
     "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",

@@ -15,6 +15,7 @@ from quire.cli.options import chosen_engine_options, chosen_sampling, engine_opt
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
+    EngineAnswerer,
     Generation,
     chat_prompt,
     generate,
@@ -70,7 +71,7 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
             if text is None:
                 from quire.cli.chat import Chat
 
-                Chat(engine, output, chosen, system=system).loop()
+                Chat(EngineAnswerer(engine), output, chosen, system=system).loop()
                 return
             prompt = _prompt(engine, text, system, raw=raw)
             generation = _answer(engine, output, prompt, sampling_params_for(engine, chosen))

@@ -10,10 +10,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.chat import Message, Reply
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
@@ -118,7 +119,7 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
         engine.shutdown()
 
 
-def sampling_params_for(engine: "LLMEngine", chosen: dict[str, Any]) -> SamplingParams:
+def sampling_params_for(engine: "LLMEngine", chosen: Mapping[str, Any]) -> SamplingParams:
     """`chosen` flags, else the model's generation defaults, else `SamplingParams`; answers of `DEFAULT_MAX_TOKENS`.
 
     Raises: InvalidParameterError.
@@ -179,3 +180,27 @@ def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, chat_template=engine.chat_template)
     # The template writes the special tokens itself.
     return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+class EngineAnswerer:
+    """Answers a chat with the engine of this process; see `Answerer`."""
+
+    def __init__(self, engine: "LLMEngine") -> None:
+        self._engine = engine
+
+    def check(self, chosen: Mapping[str, Any]) -> None:
+        """Raises: InvalidParameterError."""
+        sampling_params_for(self._engine, chosen)
+
+    def answer(
+        self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None] | None
+    ) -> Reply:
+        """Answer a conversation. Raises: RequestError, EngineError."""
+        params = sampling_params_for(self._engine, chosen)
+        generation = generate(self._engine, chat_prompt(self._engine, messages), params, on_text)
+        return Reply(
+            generation.output.outputs[0].text,
+            generation.statistics_line(self._engine.config.scheduler.max_model_len),
+            generation.total_s,
+            generation.interrupted,
+        )

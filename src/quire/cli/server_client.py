@@ -1,0 +1,167 @@
+"""How verbs speak to a server: its address, the key, and its errors as Quire's own. For people's pace, one at a time.
+
+`load_client.py` is for load. Knows no verb. Next to read: `chat_client.py`.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from quire.cli.load_client import ServerUnreachableError
+from quire.errors import QuireError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_S = 10.0
+ANSWER_S = 600.0
+"""A long prompt on a slow machine: nothing is sent before its first token."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
+_EXIT_CODES = {400: 2, 401: 5, 403: 5, 404: 3, 405: 2, 413: 2, 415: 2, 422: 2}
+
+
+class ServerAnswerError(QuireError):
+    """The server answered with an error. `status`: of HTTP; `code`: the server's own word."""
+
+    exit_code = 5
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.code = code
+        self.exit_code = _EXIT_CODES.get(status, 5)
+
+    @classmethod
+    def of(cls, status: int, body: bytes) -> "ServerAnswerError":
+        """From an answer in OpenAI's shape, or any other."""
+        try:
+            found = json.loads(body)["error"]
+            message, code = str(found["message"]), str(found.get("code") or found.get("type") or "server_error")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message, code = body[:200].decode("utf-8", "replace").strip() or "no reason was given", "server_error"
+        hint = f"; set {KEY_VARIABLES[0]}" if status == 401 else ""
+        return cls(status, f"the server answers {status}: {message}{hint}", code)
+
+
+def base_url(url: str) -> str:
+    """An address as people write it ("host:8000", "http://host:8000/v1") to one without the API's version.
+
+    Raises: ServerUnreachableError.
+    """
+    whole = url if "://" in url else f"http://{url}"
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(whole)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    raise ServerUnreachableError(f"--url {url!r} is not the address of a server: http://host:port")
+
+
+def api_key() -> str:
+    """The user's key: the first of `QUIRE_API_KEY`, else `OPENAI_API_KEY`; empty without one."""
+    for name in KEY_VARIABLES:
+        key = os.environ.get(name, "").split(",")[0].strip()
+        if key:
+            return key
+    return ""
+
+
+def client_settings(url: str, *, read_s: float = ANSWER_S) -> dict[str, Any]:
+    """What an HTTP client, blocking or not, is made with. Raises: ServerUnreachableError."""
+    key, base = api_key(), base_url(url)
+    return {
+        "base_url": base,
+        # A proxy of the environment cannot reach this machine's own addresses.
+        "trust_env": urlsplit(base).hostname not in LOOPBACK,
+        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "timeout": httpx2.Timeout(read_s, connect=CONNECT_S),
+    }
+
+
+class ServerClient:
+    """A blocking client of one server; a context manager."""
+
+    def __init__(self, url: str, *, read_s: float = ANSWER_S) -> None:
+        """Raises: ServerUnreachableError if `url` is no address."""
+        self._http = httpx2.Client(**client_settings(url, read_s=read_s))
+        self.url = base_url(url)
+
+    def __enter__(self) -> "ServerClient":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._http.close()
+
+    def get_text(self, path: str) -> str:
+        """The body of a GET. Raises: ServerUnreachableError, ServerAnswerError."""
+        with self._reported():
+            response = self._http.get(path)
+        return _checked(response).text
+
+    def get_json(self, path: str) -> Any:
+        """The JSON of a GET. Raises: ServerUnreachableError, ServerAnswerError."""
+        with self._reported():
+            response = self._http.get(path)
+        return _json(_checked(response))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that answers a body. Raises: ServerUnreachableError, ServerAnswerError."""
+        with self._reported():
+            response = self._http.post(path, json=dict(body))
+        return _json(_checked(response))
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The events of a streamed answer; closing the generator closes the connection, which stops the server's work.
+
+        Raises: ServerUnreachableError, ServerAnswerError, which may also come between events.
+        """
+        with self._reported(), self._http.stream("POST", path, json={**body, "stream": True}) as response:
+            if response.status_code != 200:
+                raise ServerAnswerError.of(response.status_code, response.read())
+            for line in response.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
+                    return
+                yield _event(data)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise ServerUnreachableError(
+                f"no server at {self.url}: {error or type(error).__name__}; start one with `quire serve`"
+            ) from None
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            what = str(error) or type(error).__name__
+            raise ServerUnreachableError(f"the connection to {self.url} broke: {what}") from None
+
+
+def _checked(response: httpx2.Response) -> httpx2.Response:
+    if response.status_code != 200:
+        raise ServerAnswerError.of(response.status_code, response.content)
+    return response
+
+
+def _json(response: httpx2.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise ServerAnswerError(200, "the server's answer is not JSON: is it a server of models?", "not_json") from None
+
+
+def _event(data: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise ServerAnswerError(200, f"the server sent an event that is not JSON: {data[:80]!r}", "not_json")
+    if event.get("error"):
+        raise ServerAnswerError.of(500, data.encode())
+    return event

@@ -1,0 +1,143 @@
+"""Addresses, keys, and what becomes of a server's errors."""
+
+import json
+import time
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_client import ServerAnswerError, ServerClient, api_key, base_url, client_settings
+from tests.cli.stub_server import Handler, chunks, stub_server
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://host/v1/", "http://host"),
+        ("https://host:1/models/v1", "https://host:1/models"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_addresses(url: str, base: str) -> None:
+    assert base_url(url) == base
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:99999", "http://[::1"])
+def test_no_addresses(url: str) -> None:
+    with pytest.raises(ServerUnreachableError, match="not the address"):
+        base_url(url)
+
+
+def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert api_key() == ""
+    assert client_settings("host")["headers"] == {}
+    monkeypatch.setenv("OPENAI_API_KEY", "second")
+    assert api_key() == "second"
+    monkeypatch.setenv("QUIRE_API_KEY", "first, other")
+    assert client_settings("host")["headers"] == {"Authorization": "Bearer first"}
+
+
+def test_the_proxy_of_the_environment_is_not_for_this_machine() -> None:
+    assert client_settings("http://127.0.0.1:1")["trust_env"] is False
+    assert client_settings("http://[::1]:1")["trust_env"] is False
+    assert client_settings("http://models.example")["trust_env"] is True
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"), [(400, 2), (401, 5), (403, 5), (404, 3), (422, 2), (429, 5), (500, 5), (503, 5)]
+)
+def test_errors_in_openai_s_shape(status: int, exit_code: int) -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_json(status, {"error": {"message": "because", "type": "t", "param": None, "code": "the_code"}})
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        for ask in (lambda: client.get_json("/x"), lambda: client.post("/x", {}), lambda: [*client.stream("/x", {})]):
+            with pytest.raises(ServerAnswerError, match=f"answers {status}: because") as caught:
+                ask()
+            assert (caught.value.code, caught.value.exit_code) == ("the_code", exit_code)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"error": "text"}', b"null", b"\xff", b""])
+def test_errors_in_any_other_shape(body: bytes) -> None:
+    error = ServerAnswerError.of(502, body)
+    assert error.code == "server_error"
+    assert error.message.startswith("the server answers 502: ")
+
+
+def test_nobody_there() -> None:
+    with stub_server(lambda *_: None) as server:
+        url = server.url
+    with ServerClient(url) as client:
+        with pytest.raises(ServerUnreachableError, match="start one with `quire serve`"):
+            client.get_text("/")
+        with pytest.raises(ServerUnreachableError):
+            list(client.stream("/", {}))
+
+
+def test_no_json() -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "2")
+        handler.end_headers()
+        handler.wfile.write(b"hi")
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        assert client.get_text("/") == "hi"
+        with pytest.raises(ServerAnswerError, match="not JSON"):
+            client.get_json("/")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7])
+def test_events_in_any_pieces(cut: int) -> None:
+    sent = chunks("a", "ü")
+    with stub_server(lambda handler, body: handler.send_events(sent, cut=cut)) as server:
+        with ServerClient(server.url) as client:
+            assert list(client.stream("/x", {"model": "tiny"})) == sent[:-1]
+        assert server.requests[0][2] == {"model": "tiny", "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("event", "message"), [({"error": {"message": "died", "code": "engine_dead"}}, "died"), ("{", "not JSON")]
+)
+def test_an_error_between_events(event: Any, message: str) -> None:
+    sent = [*chunks("a")[:2], event]
+    with stub_server(lambda handler, body: handler.send_events(sent)) as server, ServerClient(server.url) as client:
+        got = []
+        with pytest.raises(ServerAnswerError, match=message):
+            got.extend(client.stream("/x", {}))
+
+
+def test_a_broken_connection() -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.wfile.write(json.dumps({"choices": []}).encode())
+        handler.close_connection = True
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        with pytest.raises(ServerUnreachableError, match="broke"):
+            client.post("/x", {})
+
+
+def test_closing_the_events_closes_the_connection() -> None:
+    left = []
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        try:
+            handler.send_events(chunks(*["a"] * 2000), gap_s=0.005)
+        except OSError:
+            left.append(True)
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        with closing(client.stream("/x", {})) as events:
+            next(events)
+        for _ in range(1000):
+            if left:
+                break
+            time.sleep(0.005)
+    assert left
