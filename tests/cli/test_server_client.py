@@ -119,9 +119,12 @@ def test_a_broken_connection() -> None:
         handler.wfile.write(json.dumps({"choices": []}).encode())
         handler.close_connection = True
 
-    with stub_server(answer) as server, ServerClient(server.url) as client:
-        with pytest.raises(ServerUnreachableError, match="broke"):
-            client.post("/x", {})
+    with (
+        stub_server(answer) as server,
+        ServerClient(server.url) as client,
+        pytest.raises(ServerUnreachableError, match="broke"),
+    ):
+        client.post("/x", {})
 
 
 def test_closing_the_events_closes_the_connection() -> None:

@@ -1,0 +1,69 @@
+"""A server of one's own for the time of a batch: `quire serve` on a free port of this machine, in a child process.
+
+It ends with its parent, however that ends. Next to read: `batch.py`, `../server/run.py`.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+from quire.config import EngineOptions
+from quire.errors import EngineDeadError, QuireError
+
+STOP_S = 10.0
+STOPPED = "the server of the batch ended before it was ready"
+
+
+@contextlib.contextmanager
+def own_server(options: EngineOptions) -> Iterator[str]:
+    """Yield the URL of a server of this model. Raises: ConfigError, ModelError, CapacityError, EngineDeadError."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(options, theirs), name="quire-batch-server")
+    process.start()
+    theirs.close()
+    try:
+        yield _wait_for_url(ours)
+    finally:
+        # It serves nobody any more: no drain.
+        ours.close()
+        process.join(STOP_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _wait_for_url(connection: Connection) -> str:
+    try:
+        found = connection.recv()
+    except EOFError:
+        raise EngineDeadError(STOPPED) from None
+    if isinstance(found, QuireError):
+        raise found
+    assert isinstance(found, str)
+    return found
+
+
+def _serve(options: EngineOptions, connection: Connection) -> None:
+    from quire.server.options import ServerOptions
+    from quire.server.run import serve
+
+    # Ctrl-C on the terminal is the parent's business: it writes what it has, then ends this.
+    os.setsid()
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    try:
+        serve(options, ServerOptions(port=0, drain_timeout_s=0), on_ready=connection.send)
+    except QuireError as error:
+        with contextlib.suppress(OSError):
+            connection.send(error)
+
+
+def _end_with(connection: Connection) -> None:
+    """Stop when the parent closes its end, which its death does too."""
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,130 @@
+"""`quire batch` as a user runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli.batch import progress_text
+from quire.cli.batch_run import BatchCounts
+from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
+from tests.cli.command_line import call, call_process, parsed
+from tests.cli.stub_server import Handler, stub_server
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+def answer(handler: Handler, body: dict[str, Any]) -> None:
+    if not body:
+        return handler.send_json(200, {"data": [{"id": "tiny"}]})
+    status = 400 if body.get("temperature") == 9 else 200
+    return handler.send_json(status, {"id": "x", "model": body.get("model"), "usage": {"completion_tokens": 2}})
+
+
+def test_with_a_server(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a"), request("b")), tmp_path / "out"
+    with stub_server(answer) as server:
+        value = parsed(call("batch", str(source), "-o", str(target), "--url", server.url, "--json"))
+        assert (value["schema"], value["num_succeeded"], value["num_tokens"]) == ("quire.batch/1", 2, 4)
+        assert by_id(target)["a"]["response"]["body"]["model"] == "tiny"
+        again = call("batch", str(source), "-o", str(target), "--url", server.url)
+        assert (again.exit_code, again.stdout) == (0, "")
+        assert "0 answers, 2 were there already" in again.stderr
+        assert len([body for _, _, body in server.requests if body]) == 2
+
+
+def test_failures_are_exit_code_6_and_tried_again(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a"), request("hot", body={"temperature": 9})), tmp_path / "o"
+    with stub_server(answer) as server:
+        for _ in range(2):
+            result = call("batch", str(source), "-o", str(target), "--url", server.url, "--model", "named")
+            assert result.exit_code == 6
+            assert "1 failed: run the same command" in result.stderr
+        write_lines(source, request("a"), request("hot"))
+        assert call("batch", str(source), "-o", str(target), "--url", server.url).exit_code == 0
+    assert by_id(target)["a"]["response"]["body"]["model"] == "named"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing", "-o", "out"], 2, "missing cannot be read"),
+        (["in"], 2, "'-o' / '--output'"),
+        (["in", "-o", "in"], 2, "is not an answer of a batch"),
+        (["in", "-o", "out", "--url", "127.0.0.1:1"], 5, "no server at"),
+        (["in", "-o", "out", "--url", "127.0.0.1:1", "--max-num-seqs", "4"], 2, "--max-num-seqs is the engine's"),
+        (["in", "-o", "out", "--model", "nowhere"], 3, "nowhere"),
+        (["double", "-o", "out"], 2, "'a' in lines 1 and 2"),
+    ],
+)
+def test_what_cannot_be_done(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = write_lines(tmp_path / "in", request("a")).read_text()
+    write_lines(tmp_path / "double", request("a"), request("a"))
+    result = call("batch", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert (tmp_path / "in").read_text() == before
+
+
+def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in", *(request(str(index)) for index in range(200)))
+    target = tmp_path / "out"
+    several = threading.Event()
+
+    def slow(handler: Handler, body: dict[str, Any]) -> None:
+        if len(server.requests) > 20:
+            several.set()
+        time.sleep(0.02)
+        answer(handler, body)
+
+    with stub_server(slow) as server:
+        command = [
+            sys.executable,
+            "-m",
+            "quire",
+            "batch",
+            str(source),
+            "-o",
+            str(target),
+            "--url",
+            server.url,
+            "-c",
+            "4",
+        ]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert several.wait(60)
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (130, "")
+        num_before = len(read_lines(target))
+        assert 0 < num_before < 200
+        result = call("batch", str(source), "-o", str(target), "--url", server.url)
+    assert f"{200 - num_before} answers, {num_before} were there already" in result.stderr
+    assert len(by_id(target)) == 200
+
+
+def test_without_a_server(tmp_path: Path) -> None:
+    model = make_tiny_directory(tmp_path / "model")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
+    source = write_lines(tmp_path / "in", request("a", body=body), "nonsense", request("b", body=body))
+    result = call_process("batch", str(source), "-o", str(tmp_path / "out"), "--model", str(model))
+    assert (result.returncode, result.stdout) == (6, "")
+    found = by_id(tmp_path / "out")
+    assert found["a"]["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert found["b"]["response"]["status_code"] == 200
+    assert found[None]["error"]["code"] == "invalid_line"
+
+
+def test_progress() -> None:
+    counts = BatchCounts(10, num_skipped=1, num_succeeded=2, num_failed=3, num_tokens=50)
+    assert progress_text(counts, 2.0) == "6/10 · 3 failed · 25 tok/s · 2.00 s"
+    assert progress_text(BatchCounts(10), 0.0) == "0/10 · 0 ms"
