@@ -1,0 +1,115 @@
+"""`quire ps`: the servers that run as this user on this machine.
+
+Next to read: `../server/registration.py`.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+
+import click
+import psutil
+
+from quire.byte_sizes import format_bytes
+from quire.cli.command import VerbCommand, output_of
+from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_client import ServerAnswerError, ServerClient
+from quire.cli.top_metrics import Metrics
+from quire.server.registration import ServerNote, find
+
+PROBE_S = 2.0
+HEADER = ("PID", "MODEL", "URL", "STATE", "RUNNING", "WAITING", "MEMORY", "UP")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    """One server as it is now. `running` and `waiting` are None where its metrics cannot be read."""
+
+    pid: int
+    model: str
+    url: str
+    state: str
+    running: int | None
+    waiting: int | None
+    memory_bytes: int
+    up_s: float
+    version: str
+
+
+@click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=("quire ps --json",))
+def ps_command() -> None:
+    """List the servers that run as you on this machine.
+
+    State is "ready", the reason why it is not, or "no answer". Memory is that of all of a server's processes. Requests
+    are shown where /metrics can be read; the key is that of QUIRE_API_KEY.
+    """
+    output = output_of()
+    rows = [look_at(note) for note in find()]
+    if output.json:
+        output.result_json("quire.ps/1", {"servers": [asdict(row) for row in rows]})
+    elif not rows:
+        output.note("no server runs here; start one with `quire serve`")
+    else:
+        output.table(HEADER, [_cells(row) for row in rows], right=frozenset({0, 4, 5, 6, 7}))
+
+
+def look_at(note: ServerNote) -> ServerRow:
+    """Ask a server how it is."""
+    running = waiting = None
+    with ServerClient(note.url, read_s=PROBE_S) as client:
+        state = _state(client)
+        try:
+            metrics = Metrics(client.get_text("/metrics"), time.monotonic())
+            if "quire_requests_running" in metrics:
+                running = int(metrics.value("quire_requests_running"))
+                waiting = int(metrics.value("quire_requests_waiting"))
+        except (ServerUnreachableError, ServerAnswerError):
+            pass
+    up_s = max(0.0, time.time() - note.started_s)
+    return ServerRow(
+        note.pid, note.model, note.url, state, running, waiting, memory_bytes(note.pid), up_s, note.version
+    )
+
+
+def _state(client: ServerClient) -> str:
+    try:
+        client.get_text("/health/ready")
+    except ServerAnswerError as error:
+        return error.code
+    except ServerUnreachableError:
+        return "no answer"
+    return "ready"
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process and its children hold in memory; pages that they share are counted in each of them."""
+    total = 0
+    try:
+        process = psutil.Process(pid)
+        for item in (process, *process.children(recursive=True)):
+            total += item.memory_info().rss
+    except psutil.Error:
+        pass
+    return total
+
+
+def format_duration(seconds: float) -> str:
+    """59 → "59s"; 3700 → "1h01m"; 90000 → "1d01h"."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def _cells(row: ServerRow) -> list[str]:
+    return [
+        str(row.pid), row.model, row.url, row.state, _count(row.running), _count(row.waiting),
+        format_bytes(row.memory_bytes), format_duration(row.up_s),
+    ]  # fmt: skip
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else str(number)

@@ -1,0 +1,107 @@
+"""`quire top`: what a server does, every second, from its `/metrics`.
+
+On a terminal one view that is redrawn, elsewhere one line per look. Next to read: `top_metrics.py`.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+
+from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.output import Output, format_seconds
+from quire.cli.server_client import DEFAULT_URL, ServerAnswerError, ServerClient
+from quire.cli.top_metrics import Load, Metrics, load_between
+
+HELP = """Watch a server: tokens per second, requests, KV cache, cache hits, latency.
+
+The numbers are of the time between two looks at /metrics; "–" is where nothing happened. Ctrl-C leaves.
+"""
+EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
+BAR_CELLS = 20
+NOTHING = "–"
+
+
+@click.command("top", cls=VerbCommand, help=HELP, short_help="Watch a server.", examples=EXAMPLES)
+@click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
+              help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
+@click.option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="s", cls=GroupedOption,
+              help="time between two looks  [1]")  # fmt: skip
+@click.option("--once", is_flag=True, cls=GroupedOption, help="show one interval, then end")
+def top_command(url: str, interval_s: float, once: bool) -> None:
+    """Look, wait, look again."""
+    output = output_of()
+    with ServerClient(url, read_s=10.0) as client:
+        before = read_metrics(client)
+        with _view(output, client.url, live=not once) as show:
+            while True:
+                time.sleep(interval_s)
+                after = read_metrics(client)
+                show(load_between(before, after))
+                before = after
+                if once:
+                    return
+
+
+def read_metrics(client: ServerClient) -> Metrics:
+    """Look once. Raises: ServerUnreachableError, ServerAnswerError."""
+    metrics = Metrics(client.get_text("/metrics"), time.monotonic())
+    if "quire_build_info" not in metrics:
+        raise ServerAnswerError(
+            200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics"
+        )
+    return metrics
+
+
+@contextlib.contextmanager
+def _view(output: Output, url: str, *, live: bool) -> Iterator[Callable[[Load], None]]:
+    if output.json:
+        yield lambda load: output.result_json("quire.top/1", {"url": url, **load.as_json()})
+    elif live and sys.stdout.isatty():
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        console = Console(file=sys.stdout, no_color=not output.wants_color(sys.stdout))
+        with Live(Text("…"), console=console, auto_refresh=False) as display:
+            yield lambda load: display.update(Text("\n".join(view_lines(load, url))), refresh=True)
+    elif live:
+        yield lambda load: output.result(summary(load))
+    else:
+        yield lambda load: output.result("\n".join(view_lines(load, url)))
+
+
+def view_lines(load: Load, url: str) -> list[str]:
+    """The view of one interval."""
+    num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
+    bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
+    rows = [
+        ("requests", f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended"),
+        ("generation", f"{load.generation_tokens_per_s:.1f} tok/s"),
+        ("prompts", f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}"),
+        ("KV cache", f"{bar} {_percent(load.kv_usage_ratio)}"),
+        ("TTFT", f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}"),
+        ("ITL", f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}"),
+    ]
+    if load.preemptions or load.engine_deaths:
+        rows.append(("trouble", f"{load.preemptions} preemptions · {load.engine_deaths} engines died since the start"))
+    return [f"{load.model} at {url}", *(f"{name:<10}  {text}" for name, text in rows)]
+
+
+def summary(load: Load) -> str:
+    """One interval as one line."""
+    return " · ".join((
+        f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
+        f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
+        f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
+    ))  # fmt: skip
+
+
+def _percent(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"{100 * ratio:.0f}%"
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else format_seconds(seconds)

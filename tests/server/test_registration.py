@@ -1,0 +1,86 @@
+"""Notes of servers: written, found, and removed when their server is gone."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.server.registration import ServerNote, directory, find, registered
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_server_is_known_as_long_as_it_runs() -> None:
+    assert find() == []
+    with registered("http://127.0.0.1:1", "tiny"):
+        (note,) = find()
+        assert (note.pid, note.url, note.model) == (os.getpid(), "http://127.0.0.1:1", "tiny")
+        assert find() == [note]
+    assert find() == []
+    assert list(directory().iterdir()) == []
+
+
+def test_its_note_goes_when_it_fails() -> None:
+    with pytest.raises(ValueError, match="x"), registered("http://127.0.0.1:1", "tiny"):
+        raise ValueError("x")
+    assert list(directory().iterdir()) == []
+
+
+def note_of(pid: int) -> ServerNote:
+    with registered("http://127.0.0.1:1", "tiny"):
+        (note,) = find()
+    return replace(note, pid=pid, started_s=psutil.Process(pid).create_time())
+
+
+def put(name: str, note: ServerNote | str) -> Path:
+    path = directory() / name
+    path.write_text(note if isinstance(note, str) else json.dumps(asdict(note)))
+    return path
+
+
+def test_notes_of_servers_that_are_gone_are_removed() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    note = note_of(process.pid)
+    path = put("gone.json", note)
+    assert find() == [note]
+    process.communicate()
+    assert find() == []
+    assert not path.exists()
+
+
+def test_another_process_with_the_same_number_is_not_that_server() -> None:
+    mine = note_of(os.getpid())
+    path = put("old.json", replace(mine, started_s=mine.started_s - 1000))
+    assert find() == []
+    assert not path.exists()
+
+
+def test_notes_of_other_machines_and_other_files_are_left_alone() -> None:
+    mine = note_of(os.getpid())
+    kept = [
+        put("there.json", replace(mine, host="elsewhere", started_s=0.0)),
+        put("text.json", "hello"),
+        put("list.json", "[]"),
+        put("half.json", '{"pid": 1}'),
+        put("kind.json", replace(mine, url="ftp://x")),
+        put("number.json", json.dumps({**asdict(mine), "pid": "1"})),
+    ]
+    assert find() == []
+    assert all(path.exists() for path in kept)
+
+
+def test_a_directory_that_cannot_be_written_stops_no_server(state: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (state / "quire").write_text("a file")
+    with caplog.at_level(logging.INFO), registered("http://127.0.0.1:1", "tiny"):
+        assert find() == []
+    assert "quire ps will not know this server" in caplog.text
