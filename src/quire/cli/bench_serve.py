@@ -92,7 +92,13 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
         return tuple(limits)
 
 
-@click.command("bench serve", cls=VerbCommand, help=HELP, short_help="Put load on a server.", examples=EXAMPLES)
+@click.command(
+    "bench serve",
+    cls=VerbCommand,
+    help=HELP,
+    short_help="Put load on a server and measure what its clients see.",
+    examples=EXAMPLES,
+)
 @click.option("--url", default="http://127.0.0.1:8000", cls=GroupedOption, help="the server  [http://127.0.0.1:8000]")
 @click.option("--model", default="smollm2", metavar="name", cls=GroupedOption, help="the model's name there  [smollm2]")
 @click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
