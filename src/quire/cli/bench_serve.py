@@ -124,7 +124,7 @@ def bench_serve_command(
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
     endpoint = Endpoint.parse(url, "/v1/chat/completions", os.environ.get("QUIRE_API_KEY", "").split(",")[0])
-    bodies = _Bodies(model, num_words, num_generated, seed)
+    bodies = Bodies(model, num_words, num_generated, seed)
 
     def measure(load: Load) -> LoadResult:
         count = num_requests or max(32, 3 * (load.concurrency or 0))
@@ -164,10 +164,11 @@ def _holds(result: LoadResult, slo: tuple[Limit, ...]) -> bool:
     return all(result.percentile_ms(limit.metric, limit.percent) < limit.limit_ms for limit in slo)
 
 
-class _Bodies:
+class Bodies:
     """Request bodies without end; no two prompts begin alike, so that no prefix cache helps."""
 
-    def __init__(self, model: str, num_words: int, num_generated: int, seed: int) -> None:
+    def __init__(self, model: str, num_words: int, num_generated: int, seed: int, **others: Any) -> None:
+        """`others`: more fields of every body."""
         self._random = random.Random(seed)
         self._num_words = num_words
         self._fixed = {
@@ -176,6 +177,7 @@ class _Bodies:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **others,
         }
 
     def take(self, count: int) -> list[dict[str, Any]]:
