@@ -65,6 +65,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
     engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template)
+    executor.use_grammars(engine.input_processor.grammars)
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
