@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.tokenizer_source import load_tokenizer
-from quire.errors import ConfigError
+from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
@@ -69,17 +67,6 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
-
-
-def read_chat_template(value: str | None) -> str | None:
-    """The option's text: what it says if it is a template, else the content of the file it names."""
-    if value is None or "{" in value or "\n" in value:
-        return value
-    path = Path(value).expanduser()
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template='{value}' is neither a Jinja template nor a readable file: {error}") from None
 
 
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:
