@@ -8,7 +8,7 @@ Next to read: `grammar/compiler.py`.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from quire.errors import InvalidParameterError
 
@@ -16,8 +16,8 @@ MAX_TEXT_BYTES = 64 << 10
 """Of a schema, regex or grammar, and of all choices together."""
 MAX_CHOICES = 1000
 MAX_SCHEMA_DEPTH = 64
-KINDS = ("json", "json_object", "regex", "choice", "grammar")
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,9 @@ class StructuredOutputsParams:
             return
         if self.kind not in ("json", "json_object"):
             name = "whitespace_pattern" if self.whitespace_pattern is not None else "disable_any_whitespace"
-            raise InvalidParameterError(_path(name), getattr(self, name), "left out unless json or json_object is given")
+            raise InvalidParameterError(
+                _path(name), getattr(self, name), "left out unless json or json_object is given"
+            )
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             limit = "left out with disable_any_whitespace=True"
             raise InvalidParameterError(_path("whitespace_pattern"), self.whitespace_pattern, limit)
@@ -77,8 +79,7 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> Kind:
         """Which of the five is given."""
-        kind: Kind = next(name for name in KINDS if getattr(self, name) is not None)  # type: ignore[assignment]
-        return kind
+        return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
@@ -157,7 +158,9 @@ def _check_depth(schema: Mapping[str, Any], shown: Any) -> None:
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         num_parts += len(inner)
         if num_parts > MAX_TEXT_BYTES:
-            raise InvalidParameterError(_path("json"), f"over {MAX_TEXT_BYTES} parts", f"at most {MAX_TEXT_BYTES} bytes")
+            raise InvalidParameterError(
+                _path("json"), f"over {MAX_TEXT_BYTES} parts", f"at most {MAX_TEXT_BYTES} bytes"
+            )
         waiting.extend((item, depth + 1) for item in inner)
 
 

@@ -4,6 +4,7 @@ The process is started with the first grammar, kept, and ended with this object 
 hang or crash costs that process, and nothing else. Next to read: `check_child.py`, the other end; `compiler.py`.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -150,7 +151,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
+            with contextlib.suppress(OSError):  # what was not written goes nowhere
                 stream.close()
-            except OSError:  # what was not written goes nowhere
-                pass

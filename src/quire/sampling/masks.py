@@ -1,8 +1,8 @@
 """Tokens that must not be generated: structured_outputs, allowed_token_ids, bad_words, min_tokens.
 
-`structured_outputs` and `allowed_token_ids` always hold. bad_words and min_tokens give way together for one step when they would leave
-no token at all (all allowed tokens are end tokens and min_tokens is not reached, say): the request goes on with
-what is allowed rather than fail or generate what is not.
+`structured_outputs` and `allowed_token_ids` always hold. bad_words and min_tokens give way together for one step when
+they would leave no token at all (all allowed tokens are end tokens and min_tokens is not reached, say): the request
+goes on with what is allowed rather than fail or generate what is not.
 Next to read: `penalties.py`, which comes after the masks.
 """
 

@@ -1,6 +1,7 @@
 """Logits to tokens, for a batch in which every row may want something else.
 
-    raw logprobs → structured_outputs, allowed_token_ids → bad_words, min_tokens → logit_bias → repetition, frequency, presence penalties
+    raw logprobs → structured_outputs, allowed_token_ids → bad_words, min_tokens → logit_bias
+    → repetition, frequency, presence penalties
     → greedy: argmax | else temperature → min_p → top_k → top_p → draw by (seed, position)
 
 A row's token does not depend on the other rows. On a CPU rows are the native sampler's, elsewhere PyTorch's; both do
