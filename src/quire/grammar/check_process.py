@@ -17,6 +17,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from quire.errors import EngineError, QueueFullError
 from quire.grammar.limits import DEADLINE_S
 from quire.structured_outputs import StructuredOutputsParams
@@ -45,10 +47,10 @@ class CheckProcess:
     def check(self, spec: StructuredOutputsParams) -> str | Refused:
         """The library's grammar for `spec`, or why there is none.
 
-        Raises: QueueFullError if the grammars before this one took all of the deadline.
+        Raises: QueueFullError if other grammars or programs took all of the deadline.
         """
         if not self._turn.acquire(timeout=self._deadline_s):
-            raise QueueFullError(f"no grammar could be compiled within {self._deadline_s:g} s: try again later")
+            raise self._busy()
         try:
             return self._ask(_question(spec))
         finally:
@@ -61,6 +63,7 @@ class CheckProcess:
 
     def _ask(self, question: bytes) -> str | Refused:
         process = self._running()
+        computed_s = _computed_s(process)
         deadline = time.monotonic() + self._deadline_s
         try:
             assert process.stdin is not None
@@ -70,13 +73,19 @@ class CheckProcess:
         except OSError:
             line = b""
         if line is None:
+            computed_s = _computed_s(process) - computed_s
             self._end()
+            if computed_s < self._deadline_s / 4:
+                raise self._busy()
             return Refused(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
         if not line:
             self._end()
             return Refused("compiling it takes too much memory or nesting")
         answer = json.loads(line)
         return answer["grammar"] if "grammar" in answer else Refused(_reason(answer["error"]))
+
+    def _busy(self) -> QueueFullError:
+        return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
@@ -113,6 +122,15 @@ def _question(spec: StructuredOutputsParams) -> bytes:
     if spec.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     return json.dumps({"kind": spec.kind, "text": spec.text, "options": options}).encode() + b"\n"
+
+
+def _computed_s(process: subprocess.Popen[bytes]) -> float:
+    """Processor time of a process so far; 0 if it is gone."""
+    try:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:

@@ -37,18 +37,20 @@ class BadWords:
         return banned
 
 
-def leaves_a_token(banned: set[int], allowed: npt.NDArray[np.int64] | None, vocab_size: int) -> bool:
+def leaves_a_token(banned: set[int], allowed: Sequence[int] | npt.NDArray[np.int64] | None, vocab_size: int) -> bool:
     """Whether some allowed token (None: any of the vocabulary) is not banned."""
     if allowed is None:
         return len(banned) < vocab_size
     # One token more than are banned tells.
-    return any(token_id not in banned for token_id in allowed[: len(banned) + 1].tolist())
+    return any(token_id not in banned for token_id in allowed[: len(banned) + 1])
 
 
-def keep_only(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.int64]]) -> None:
+def keep_only(
+    logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[Sequence[int] | npt.NDArray[np.int64]]
+) -> None:
     """Set all logits of `rows` to -inf except those allowed. Shapes: logits [R, V]. Mutates: logits."""
     for row, token_ids in zip(rows, allowed, strict=True):
-        index = torch.from_numpy(token_ids).to(logits.device)
+        index = torch.as_tensor(token_ids, device=logits.device)
         kept = logits[row, index]
         logits[row].fill_(-torch.inf)
         logits[row, index] = kept
