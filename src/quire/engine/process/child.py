@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.engine.input_processor import PreparedRequest
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
@@ -35,12 +36,14 @@ from quire.engine.process.messages import (
     Updates,
     frame,
 )
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineDeadError, EngineError, QuireError
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 RECEIVE_BYTES = 1 << 18
+_Waiting = PreparedRequest | RequestUpdate | Abort | Call
+"""What the receiving thread leaves for the one that computes."""
 
 
 class Channel:
@@ -79,7 +82,7 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._deltas = DeltaEncoder()
-        self._inbox: deque[Submit | Abort | Call] = deque()
+        self._inbox: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
         self._num_steps = 0
@@ -100,55 +103,69 @@ class EngineLoop:
             while (message := self._channel.receive()) is not None:
                 if isinstance(message, Ping):
                     self._channel.send(Reply(message.call_id))
+                elif isinstance(message, Submit):
+                    self._prepare(message)
                 elif not isinstance(message, Start):
-                    with self._changed:
-                        self._inbox.append(message)
-                        self._changed.notify()
+                    self._put(message)
         with self._changed:
             self._is_closing = True
+            self._changed.notify()
+
+    def _prepare(self, message: Submit) -> None:
+        """Checks happen beside the steps: a grammar takes milliseconds."""
+        try:
+            prepared = self._engine.input_processor.prepare(
+                message.request_id,
+                message.prompt_token_ids,
+                message.sampling or message.pooling,
+                priority=message.priority,
+                client_id=message.client_id,
+                cache_salt=message.cache_salt,
+                arrival_time_s=message.arrival_time_s,
+                streams=message.streams,
+            )
+        except QuireError as error:
+            self._put(_refusal(message.request_id, error))
+        else:
+            self._put(prepared)
+
+    def _put(self, message: _Waiting) -> None:
+        with self._changed:
+            self._inbox.append(message)
             self._changed.notify()
 
     def _take_messages(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests())
             messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
-        refused = [update for message in messages if (update := self._handle(message)) is not None]
-        if refused:
-            self._send(refused)
+        for message in messages:
+            self._handle(message)
         return not self._is_closing
 
-    def _handle(self, message: Submit | Abort | Call) -> RequestUpdate | None:
-        if isinstance(message, Submit):
-            return self._submit(message)
-        if isinstance(message, Abort):
+    def _handle(self, message: _Waiting) -> None:
+        if isinstance(message, PreparedRequest):
+            try:
+                self._engine.submit(message)
+            except EngineDeadError:
+                raise
+            except QuireError as error:
+                self._send([_refusal(message.request.request_id, error)])
+        elif isinstance(message, RequestUpdate):
+            self._send([message])
+        elif isinstance(message, Abort):
             self._engine.abort_request(message.request_ids)
         elif message.name == "reset_prefix_cache":
             self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
         else:
             self._channel.send(Reply(message.call_id))
-        return None
-
-    def _submit(self, message: Submit) -> RequestUpdate | None:
-        try:
-            self._engine.submit(
-                self._engine.input_processor.prepare(
-                    message.request_id,
-                    message.prompt_token_ids,
-                    message.sampling or message.pooling,
-                    priority=message.priority,
-                    client_id=message.client_id,
-                    cache_salt=message.cache_salt,
-                    arrival_time_s=message.arrival_time_s,
-                    streams=message.streams,
-                )
-            )
-        except QuireError as error:
-            return RequestUpdate(message.request_id, finished=True, failure=Failure.of(error))
-        return None
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         scheduler = self._engine.scheduler
         self._channel.send(Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps)))
+
+
+def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
+    return RequestUpdate(request_id, finished=True, failure=Failure.of(error))
 
 
 def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
