@@ -50,6 +50,11 @@ class OutputProcessor:
             return [request_id]
         return [item.request.request_id for item in record.unfinished]
 
+    def caller_of(self, sequence_id: str) -> str:
+        """The caller's request that a sequence belongs to; a beam, which is unknown here, is its own."""
+        found = self._by_sequence.get(sequence_id)
+        return sequence_id if found is None else found[0].request.request_id
+
     def add(self, prepared: PreparedRequest) -> None:
         """Start a record. Raises: DuplicateRequestError if the id, or that of a sibling, is in use."""
         request = prepared.request

@@ -18,7 +18,11 @@ class Executor(Protocol):
     """Computes steps, one after another."""
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step. Blocks until its tokens are known."""
+        """Compute one step. Blocks until its tokens are known.
+
+        It may raise: the next step then has `forgets_all`, and takes up each request anew. An EngineDeadError says
+        that no step will ever succeed again.
+        """
         ...
 
     def shutdown(self) -> None:

@@ -72,10 +72,11 @@ class ModelRunner:
         return StepResult(output.step_id, tuple(results))
 
     def _update_requests(self, output: SchedulerOutput) -> None:
-        self.states.apply(output)
-        for request_id in (*output.preempted_ids, *output.finished_ids):
+        # First, so that whatever is remembered here belongs to a request of the states, also if this step breaks off.
+        for request_id in self.states.forgotten_by(output):
             self.sampler.remove_request(request_id)
             self._hidden_sums.pop(request_id, None)
+        self.states.apply(output)
         for new in output.new_requests:
             if new.sampling is not None:
                 self.sampler.add_request(new)

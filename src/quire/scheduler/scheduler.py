@@ -6,7 +6,6 @@ budget per step until it has caught up with its known tokens; the step in which 
 Next to read: `blocks.py` (who owns which block), `policy.py` (who comes first), `admission.py` (what can never run).
 """
 
-import enum
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,8 +17,8 @@ from quire.scheduler.blocks import BlockManager
 from quire.scheduler.executor_view import ExecutorView
 from quire.scheduler.integrity import check_blocks
 from quire.scheduler.policy import make_policy
-from quire.scheduler.request_table import RequestTable
-from quire.scheduler.step_plan import Share, StepPlan
+from quire.scheduler.request_table import RequestTable, is_idle
+from quire.scheduler.step_plan import Admission, Share, StepPlan
 from quire.scheduler.stopping import check_stop
 from quire.types import (
     BlockCopy,
@@ -36,12 +35,6 @@ _MAX_OVERTAKEN = 32
 """Long prompts looked past in one step: bounds the step's cost when thousands wait."""
 
 
-class _Admission(enum.Enum):
-    ADMITTED = enum.auto()
-    OVERTAKEN = enum.auto()  # others may go first: only the number of long prompts is in the way
-    BLOCKED = enum.auto()  # nobody may go first: or a big request would wait for ever
-
-
 class Scheduler:
     """Continuous batching over a paged KV cache. One instance per engine; not thread-safe.
 
@@ -52,10 +45,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        events: EventLog | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: SchedulerConfig, events: EventLog | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         check_config(config)
         self.config = config
@@ -121,7 +111,7 @@ class Scheduler:
             self._fork_running(parent, child, parent.num_computed_tokens)
             return
         child.status = RequestStatus.PREEMPTED
-        if _is_idle(parent) or parent_id in self._requests.parked:
+        if is_idle(parent) or parent_id in self._requests.parked:
             self._requests.parked[child.request_id] = child
         else:
             self._requests.wait(child)
@@ -132,7 +122,7 @@ class Scheduler:
         Raises: EngineError if it does not wait for one; MemoryCapacityError if it would outgrow the whole KV cache.
         """
         request = self._requests.by_id.get(request_id)
-        if request is None or not (_is_idle(request) or request_id in self._requests.parked):
+        if request is None or not (is_idle(request) or request_id in self._requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
         check_sequence_fits(request, request.num_tokens + 2, self.config, self._blocks)
@@ -165,23 +155,22 @@ class Scheduler:
 
     # --- One step -------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None) -> SchedulerOutput:
         """Decide the next step: who computes how many tokens, into which blocks.
 
         Running requests come first, in order; where blocks run out, the policy's victim is preempted. Waiting requests
         join only if nobody had to leave. Empty if nothing can run. Raises: EngineError if a step is in flight.
+        `alone`: only this request runs, with siblings that its step forks; others give way if it needs their blocks.
         """
         if any(map(self._requests.holds, self._in_flight.values())):
             raise EngineError(f"schedule() called before update() of step {self._step_id}")
         self._step_id += 1
         plan = StepPlan(self.config)
 
-        self._continue_running(plan)
-        if plan.num_preempted == 0:
-            self._admit_waiting(plan)
-            # Only requests that await an external token hold blocks: those who wait for blocks go first.
-            while not plan.shares and self._requests.waiting and self._preempt_idle(plan):
-                self._admit_waiting(plan)
+        if alone is None:
+            self._run_all(plan)
+        else:
+            self._run_alone(self._requests.by_id[alone], plan)
         self._fork_siblings(plan)
 
         output = self._executor.describe(self._step_id, plan, self._blocks)
@@ -192,7 +181,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Take note of an executed step: tokens computed, tokens sampled, requests that ended.
 
-        Requests that ended since `schedule` are passed over; a result with an error ends its request alone.
+        Requests that ended since `schedule` are passed over; a result with an error ends its request alone. After a
+        step that is lost everybody is preempted, and the executor will be told to forget all it knew.
         Returns one update per result that counted.
         Raises: EngineError if the result is of another step or lacks a sampled token.
         """
@@ -210,14 +200,20 @@ class Scheduler:
             if item_result is not None and item_result.error is not None:
                 # What it computed may be damaged too, and must not be found by others.
                 self._blocks.forget_prefixes(request.request_id)
-                self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                updates.append(SequenceUpdate(request, item_result, None))
+                ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
+                updates += (SequenceUpdate(member, item_result, None) for member in ended)
+                continue
+            if result.is_lost:
                 continue
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens
             self._blocks.register(request)
             token_id = self._take_token(request, item, item_result)
             if item_result is not None:
                 updates.append(SequenceUpdate(request, item_result, token_id))
+        if result.is_lost:
+            self._executor.forget_all()
+            for request in tuple(self._requests.running):
+                self._withdraw(request)
         return updates
 
     def check_integrity(self) -> None:
@@ -227,8 +223,25 @@ class Scheduler:
 
     # --- Parts of a step ------------------------------------------------------------------------
 
-    def _continue_running(self, plan: StepPlan) -> None:
-        for request in tuple(self._requests.running):
+    def _run_all(self, plan: StepPlan) -> None:
+        self._continue_running(tuple(self._requests.running), plan)
+        if plan.num_preempted == 0:
+            self._admit_waiting(plan)
+            # Only requests that await an external token hold blocks: those who wait for blocks go first.
+            while not plan.shares and self._requests.waiting and self._preempt_idle(plan):
+                self._admit_waiting(plan)
+
+    def _run_alone(self, request: Request, plan: StepPlan) -> None:
+        self._continue_running((request,), plan)
+        while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it gave way to itself
+            plan.free_seats = self._requests.free_seats()
+            if self._try_admit(request, plan) is Admission.ADMITTED:
+                self._requests.waiting.remove(request)
+            else:
+                self._preempt(self._requests.victim(self._requests.running), plan)
+
+    def _continue_running(self, requests: Iterable[Request], plan: StepPlan) -> None:
+        for request in requests:
             if plan.budget == 0:
                 break
             if request.status is not RequestStatus.RUNNING:  # preempted in this step
@@ -256,28 +269,28 @@ class Scheduler:
         while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
             request = self._requests.waiting.first()
             outcome = self._try_admit(request, plan)
-            if outcome is _Admission.BLOCKED:
+            if outcome is Admission.BLOCKED:
                 break
             self._requests.waiting.pop()
-            if outcome is _Admission.OVERTAKEN:
+            if outcome is Admission.OVERTAKEN:
                 overtaken.append(request)
         for request in overtaken:
             self._requests.wait(request)
 
-    def _try_admit(self, request: Request, plan: StepPlan) -> _Admission:
+    def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
         if plan.free_seats < 1 + len(request.siblings):
-            return _Admission.BLOCKED
+            return Admission.BLOCKED
         hit = self._blocks.find_prefix(request)
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
         if num_tokens < num_left:
             if not plan.allows_long_partial(request):
-                return _Admission.OVERTAKEN
+                return Admission.OVERTAKEN
             if not plan.allows_partial():
-                return _Admission.BLOCKED
+                return Admission.BLOCKED
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
         if not self._blocks.fits(request, hit, num_reserved):
-            return _Admission.BLOCKED
+            return Admission.BLOCKED
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = hit.num_tokens
@@ -295,7 +308,7 @@ class Scheduler:
         if copies is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
         self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
-        return _Admission.ADMITTED
+        return Admission.ADMITTED
 
     def _give(self, share: Share, plan: StepPlan) -> None:
         plan.add(share)
@@ -318,23 +331,26 @@ class Scheduler:
         self._executor.note_fork(parent.request_id, child.request_id)
 
     def _preempt_idle(self, plan: StepPlan) -> bool:
-        idle = [request for request in self._requests.running if _is_idle(request)]
+        idle = [request for request in self._requests.running if is_idle(request)]
         if idle:
             self._preempt(self._requests.victim(idle), plan)
         return bool(idle)
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        plan.remove(victim.request_id)
+        self._withdraw(victim)
+
+    def _withdraw(self, victim: Request) -> None:
         """Preemption by recompute: all blocks go, all tokens stay."""
         self._record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
-        is_idle = _is_idle(victim)
-        plan.remove(victim.request_id)
+        has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
         self._blocks.free(victim.request_id)
         self._executor.preempted(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        if is_idle:
+        if has_sampled:
             # It has sampled already; to recompute before its token is chosen would only take blocks again.
             self._requests.parked[victim.request_id] = victim
         else:
@@ -372,24 +388,11 @@ class Scheduler:
 
     def _record_step(self, plan: StepPlan) -> None:
         if plan.shares:
-            num_tokens = self.config.max_num_batched_tokens - plan.budget
             self._record(
-                EventKind.SCHEDULE,
-                step_id=self._step_id,
-                num_tokens=num_tokens,
-                num_requests=len(plan.shares),
-                num_waiting=self.num_waiting,
-            )
+                EventKind.SCHEDULE, step_id=self._step_id, num_tokens=self.config.max_num_batched_tokens - plan.budget,
+                num_requests=len(plan.shares), num_waiting=self.num_waiting,
+            )  # fmt: skip
 
     def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
         if self._events is not None:
             self._events.record(kind, request_id, **data)
-
-
-def _is_idle(request: Request) -> bool:
-    """Whether the request has sampled and waits for the token to be chosen outside."""
-    return (
-        request.awaits_external_token
-        and request.status is RequestStatus.RUNNING
-        and request.num_computed_tokens == request.num_tokens
-    )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from quire.config import EngineOptions
 from quire.engine.process.client import EngineClient
+from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import EngineDeadError, QuireError
 from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
@@ -26,19 +27,19 @@ class EngineState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    DRAINING = "shutting down"
     STOPPED = "stopped"
 
 
 class Supervisor:
     """One engine after the other. `on_stop` is called when there will be no more, with the reason or None."""
 
-    def __init__(
-        self, options: EngineOptions, chat_template: str | None, on_stop: Callable[[QuireError], None]
-    ) -> None:
+    def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
+        """Raises: ConfigError if the chat template cannot be read."""
         self.options = options
         self.state = EngineState.STARTING
         self.num_deaths = 0
-        self._chat_template = chat_template
+        self._chat_template = read_chat_template(options.chat_template)
         self._on_stop = on_stop
         self._client: EngineClient | None = None
         self._front_end: FrontEnd | None = None
@@ -72,6 +73,10 @@ class Supervisor:
         await self._launch()
         self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
 
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        self.state = EngineState.DRAINING
+
     async def stop(self) -> None:
         """End the engine, and all requests with it."""
         self.state = EngineState.STOPPED
@@ -86,7 +91,7 @@ class Supervisor:
         ready = await client.start(self.options)
         if self._front_end is None:
             self._front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
-        if self.state is not EngineState.STOPPED:
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.state = EngineState.READY
 
     def _on_death(self, error: EngineDeadError) -> None:

@@ -4,6 +4,7 @@ The main thread computes steps. A second thread receives messages, so that pings
 The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -53,7 +54,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the other end does not read. Raises: OSError if it is gone."""
+        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
         data = frame(message)
         with self._sending:
             self._connection.sendall(data)
@@ -84,7 +85,7 @@ class EngineLoop:
         self._num_steps = 0
 
     def run(self) -> None:
-        """Raises: EngineDeadError, after everybody has been told."""
+        """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
         engine = self._engine
         while self._take_messages():
@@ -95,13 +96,14 @@ class EngineLoop:
             engine.check_health()
 
     def _receive(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            if isinstance(message, Ping):
-                self._channel.send(Reply(message.call_id))
-            elif not isinstance(message, Start):
-                with self._changed:
-                    self._inbox.append(message)
-                    self._changed.notify()
+        with contextlib.suppress(ConnectionError):
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, Ping):
+                    self._channel.send(Reply(message.call_id))
+                elif not isinstance(message, Start):
+                    with self._changed:
+                        self._inbox.append(message)
+                        self._changed.notify()
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -187,7 +189,10 @@ def main() -> int:
     """Entry point. The parent decides when this process ends: terminal signals are its business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    try:
+        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    except ConnectionError:
+        return 0  # the server is gone, and its requests with it
 
 
 if __name__ == "__main__":
