@@ -6,7 +6,9 @@ at what it was sent, and let it die. `make_server` puts the application around i
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx2
@@ -24,7 +26,23 @@ from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
-READY_AFTER_S = 10.0
+LIMIT_S = 60.0
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = {"model": MODEL, "messages": MESSAGES}
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine runs in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(LIMIT_S):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
 
 
 class FakeEngine:
@@ -108,6 +126,7 @@ class FakeSupervisor:
     def __init__(self, client: FakeEngine) -> None:
         self.client = client
         self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
+        self.options = client.engine.config.options
         self.is_ready = True
 
 
@@ -129,7 +148,7 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
     """Serve the application on a free port; yields its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
     task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(READY_AFTER_S):
+    async with asyncio.timeout(LIMIT_S):
         while not server.started:
             await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
@@ -147,3 +166,22 @@ def events(body: str) -> Iterator[tuple[str | None, str]]:
         lines = dict(line.split(": ", 1) for line in block.split("\n") if line)
         if lines:
             yield lines.get("event"), lines["data"]
+
+
+def chunks(body: str) -> list[dict[str, Any]]:
+    """The events of an OpenAI stream as JSON, after a look at its end."""
+    data = [item for _, item in events(body)]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def assert_error(response: httpx2.Response, status: int, code: str | None, param: str | None = None) -> str:
+    """The answer is this error, in OpenAI's shape. Returns its message."""
+    assert response.status_code == status, response.text
+    (key, error), *others = response.json().items()
+    assert key == "error" and not others
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert 0 < len(error["message"]) <= 2000
+    message: str = error["message"]
+    return message

@@ -1,7 +1,7 @@
 """JSON from strangers: read strictly and in bounded depth, so that no text leads to anything but a value or a 400.
 
 Refused beyond what JSON itself forbids: nesting above `MAX_DEPTH`, an object that names a key twice (readers disagree
-on which one counts), NaN and infinities, integers beyond 64 bits, lone surrogates and NUL characters.
+on which one counts), NaN and infinities, integers of more than 64 bits, lone surrogates and NUL characters.
 Next to read: `validation.py`.
 """
 
@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64
-MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
+INTEGER_BITS = 64
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -65,10 +65,9 @@ def _float(digits: str) -> float:
 
 
 def _integer(digits: str) -> int:
-    # Python's own limit is 4,300 digits, and what is above 64 bits has no use in any field.
-    value = int(digits) if len(digits) <= 20 else MAX_INTEGER + 1
-    if not MIN_INTEGER <= value <= MAX_INTEGER:
-        raise JsonTextError(f"the integer {digits[:40]} has more than 64 bits")
+    # Python's own limit is 4,300 digits. What fits here and not in a field is refused there, with the field's name.
+    if len(digits) > 21 or (value := int(digits)).bit_length() > INTEGER_BITS:
+        raise JsonTextError(f"the integer {digits[:40]} has more than {INTEGER_BITS} bits")
     return value
 
 
