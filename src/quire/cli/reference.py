@@ -32,6 +32,7 @@ OTHER_VARIABLES = {
     "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
     "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
+    "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas",
     "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
     "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
     "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "the Hugging Face hub's own: cache, access token, no network",

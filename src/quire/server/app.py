@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, health
+from quire.server.routes import chat, health, metrics
 from quire.server.state import ServerState
 
 
@@ -16,6 +16,6 @@ def make_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.quire = state
     install_error_handlers(app)
-    for module in (health, chat):
+    for module in (health, metrics, chat):
         app.include_router(module.router)
     return app

@@ -36,9 +36,10 @@ async def generate(
     state: ServerState, request: Request, caller: Caller, *, streams: bool
 ) -> AsyncGenerator[RequestUpdate, None]:
     """Compute one prepared request. Raises: ApiError, QuireError; closing the generator aborts the request."""
-    with state.admission.enter(caller, request.num_prompt_tokens, 1 + len(request.siblings)):
+    with state.admission.enter(caller, request.num_prompt_tokens, 1 + len(request.siblings)) as place:
         async with aclosing(_compute(state, request, streams=streams)) as updates:
             async for update in updates:
+                place.note(update)
                 yield update
 
 
@@ -55,6 +56,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.cache_salt,
             request.arrival_time_s,
             streams,
+            state.options.queue_timeout_s or None,
         )
     )
     try:

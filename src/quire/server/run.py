@@ -15,6 +15,7 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.app import make_app
 from quire.server.connection import Connection
+from quire.server.gate import wrap
 from quire.server.options import ServerOptions
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
@@ -79,7 +80,8 @@ async def _serve(
         server.should_exit = True
 
     supervisor = Supervisor(engine_options, chat_template, stop)
-    app = make_app(ServerState(options, options.model_name(engine_options), supervisor))
+    state = ServerState(options, options.model_name(engine_options), supervisor)
+    app = wrap(make_app(state), state)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", http=Connection, ws="none", server_header=False,
         timeout_graceful_shutdown=int(options.drain_timeout_s), log_level=logging.WARNING,

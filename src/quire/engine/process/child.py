@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.engine.process.deadlines import QueueDeadlines
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
@@ -28,13 +30,13 @@ from quire.engine.process.messages import (
     Reply,
     RequestUpdate,
     Start,
-    Statistics,
     Submit,
     ToEngine,
     Updates,
     frame,
 )
-from quire.errors import EngineError, QuireError
+from quire.engine.process.statistics import Meter
+from quire.errors import EngineError, QueueTimeoutError, QuireError
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -81,7 +83,8 @@ class EngineLoop:
         self._inbox: deque[Submit | Abort | Call] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
-        self._num_steps = 0
+        self._meter = Meter(engine)
+        self._deadlines = QueueDeadlines()
 
     def run(self) -> None:
         """Raises: EngineDeadError, after everybody has been told."""
@@ -90,8 +93,8 @@ class EngineLoop:
         while self._take_messages():
             if engine.has_unfinished_requests():
                 outputs = engine.step()
-                self._num_steps += 1
                 self._send([self._deltas.encode(output) for output in outputs])
+                self._end_overdue()
             engine.check_health()
 
     def _receive(self) -> None:
@@ -119,6 +122,7 @@ class EngineLoop:
         if isinstance(message, Submit):
             return self._submit(message)
         if isinstance(message, Abort):
+            self._deadlines.forget(message.request_ids)
             self._engine.abort_request(message.request_ids)
         elif message.name == "reset_prefix_cache":
             self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
@@ -142,11 +146,20 @@ class EngineLoop:
             )
         except QuireError as error:
             return RequestUpdate(message.request_id, finished=True, failure=Failure.of(error))
+        if message.queue_timeout_s is not None:
+            self._deadlines.add(message.request_id, time.monotonic() + message.queue_timeout_s)
         return None
 
+    def _end_overdue(self) -> None:
+        self._deadlines.forget(self._meter.admitted_ids)
+        overdue = self._deadlines.expired(time.monotonic())
+        if overdue:
+            error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")
+            self._engine.abort_request(overdue)
+            self._send([RequestUpdate(name, finished=True, failure=Failure.of(error)) for name in overdue])
+
     def _send(self, updates: list[RequestUpdate]) -> None:
-        scheduler = self._engine.scheduler
-        self._channel.send(Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps)))
+        self._channel.send(Updates(updates, self._meter.take(updates)))
 
 
 def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
