@@ -149,6 +149,11 @@ class Scheduler:
         """Requests in the queue, preempted ones included; siblings count with their leader."""
         return len(self._requests.waiting) + len(self._requests.parked)
 
+    @property
+    def blocks(self) -> BlockManager:
+        """The KV blocks, for reports."""
+        return self._blocks
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any request owns blocks."""
         return self._blocks.reset_prefix_cache()

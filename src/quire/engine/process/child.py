@@ -10,13 +10,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from quire.engine.input_processor import PreparedRequest
+from quire.engine.process.deadlines import QueueDeadlines
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
@@ -30,19 +32,29 @@ from quire.engine.process.messages import (
     Reply,
     RequestUpdate,
     Start,
-    Statistics,
     Submit,
     ToEngine,
     Updates,
     frame,
 )
-from quire.errors import EngineDeadError, EngineError, QuireError
+from quire.engine.process.statistics import Meter
+from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 RECEIVE_BYTES = 1 << 18
-_Waiting = PreparedRequest | RequestUpdate | Abort | Call
+WARM_UP_TOKENS = 512
+
+
+class _Prepared(NamedTuple):
+    """A request that was checked, and how long it may wait to be computed."""
+
+    request: PreparedRequest
+    queue_timeout_s: float | None
+
+
+_Waiting = _Prepared | RequestUpdate | Abort | Call
 """What the receiving thread leaves for the one that computes."""
 
 
@@ -85,7 +97,8 @@ class EngineLoop:
         self._inbox: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
-        self._num_steps = 0
+        self._meter = Meter(engine)
+        self._deadlines = QueueDeadlines()
 
     def run(self) -> None:
         """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
@@ -94,8 +107,8 @@ class EngineLoop:
         while self._take_messages():
             if engine.has_unfinished_requests():
                 outputs = engine.step()
-                self._num_steps += 1
                 self._send([self._deltas.encode(output) for output in outputs])
+                self._end_overdue()
             engine.check_health()
 
     def _receive(self) -> None:
@@ -127,7 +140,7 @@ class EngineLoop:
         except QuireError as error:
             self._put(_refusal(message.request_id, error))
         else:
-            self._put(prepared)
+            self._put(_Prepared(prepared, message.queue_timeout_s))
 
     def _put(self, message: _Waiting) -> None:
         with self._changed:
@@ -143,25 +156,40 @@ class EngineLoop:
         return not self._is_closing
 
     def _handle(self, message: _Waiting) -> None:
-        if isinstance(message, PreparedRequest):
-            try:
-                self._engine.submit(message)
-            except EngineDeadError:
-                raise
-            except QuireError as error:
-                self._send([_refusal(message.request.request_id, error)])
+        if isinstance(message, _Prepared):
+            self._submit(message)
         elif isinstance(message, RequestUpdate):
             self._send([message])
         elif isinstance(message, Abort):
+            self._deadlines.forget(message.request_ids)
             self._engine.abort_request(message.request_ids)
         elif message.name == "reset_prefix_cache":
             self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
         else:
             self._channel.send(Reply(message.call_id))
 
+    def _submit(self, message: _Prepared) -> None:
+        request_id = message.request.request.request_id
+        try:
+            self._engine.submit(message.request)
+        except EngineDeadError:
+            raise
+        except QuireError as error:
+            self._send([_refusal(request_id, error)])
+        else:
+            if message.queue_timeout_s is not None:
+                self._deadlines.add(request_id, time.monotonic() + message.queue_timeout_s)
+
+    def _end_overdue(self) -> None:
+        self._deadlines.forget(self._meter.admitted_ids)
+        overdue = self._deadlines.expired(time.monotonic())
+        if overdue:
+            error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")
+            self._engine.abort_request(overdue)
+            self._send([_refusal(name, error) for name in overdue])
+
     def _send(self, updates: list[RequestUpdate]) -> None:
-        scheduler = self._engine.scheduler
-        self._channel.send(Updates(updates, Statistics(scheduler.num_running, scheduler.num_waiting, self._num_steps)))
+        self._channel.send(Updates(updates, self._meter.take(updates)))
 
 
 def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
@@ -194,8 +222,10 @@ def _build(start: Start) -> "LLMEngine":
     from quire.sampling_params import SamplingParams
 
     engine = build_engine(start.options)
-    # The first request pays for what is made on first use: it must not be a user's.
-    engine.add_request("warm-up", [0] * 8, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    # The first request pays for what is made on first use, memory above all: it must not be a user's.
+    num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add_request("warm-up", [0] * max(1, num_tokens), params)
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
