@@ -92,7 +92,13 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
         return tuple(limits)
 
 
-@click.command("bench serve", cls=VerbCommand, help=HELP, short_help="Put load on a server.", examples=EXAMPLES)
+@click.command(
+    "bench serve",
+    cls=VerbCommand,
+    help=HELP,
+    short_help="Put load on a server and measure what its clients see.",
+    examples=EXAMPLES,
+)
 @click.option("--url", default="http://127.0.0.1:8000", cls=GroupedOption, help="the server  [http://127.0.0.1:8000]")
 @click.option("--model", default="smollm2", metavar="name", cls=GroupedOption, help="the model's name there  [smollm2]")
 @click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
@@ -118,7 +124,7 @@ def bench_serve_command(
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
     endpoint = Endpoint.parse(url, "/v1/chat/completions", os.environ.get("QUIRE_API_KEY", "").split(",")[0])
-    bodies = _Bodies(model, num_words, num_generated, seed)
+    bodies = Bodies(model, num_words, num_generated, seed)
 
     def measure(load: Load) -> LoadResult:
         count = num_requests or max(32, 3 * (load.concurrency or 0))
@@ -158,10 +164,11 @@ def _holds(result: LoadResult, slo: tuple[Limit, ...]) -> bool:
     return all(result.percentile_ms(limit.metric, limit.percent) < limit.limit_ms for limit in slo)
 
 
-class _Bodies:
+class Bodies:
     """Request bodies without end; no two prompts begin alike, so that no prefix cache helps."""
 
-    def __init__(self, model: str, num_words: int, num_generated: int, seed: int) -> None:
+    def __init__(self, model: str, num_words: int, num_generated: int, seed: int, **others: Any) -> None:
+        """`others`: more fields of every body."""
         self._random = random.Random(seed)
         self._num_words = num_words
         self._fixed = {
@@ -170,6 +177,7 @@ class _Bodies:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **others,
         }
 
     def take(self, count: int) -> list[dict[str, Any]]:
