@@ -1,0 +1,104 @@
+"""What a server bears and survives: the tables of loads (L) and faults (F), measured on a real `quire serve`.
+
+    python -m benchmarks.soak [--only L1,F3] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
+    make soak, make faults
+
+One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
+not. Timings want a machine that does nothing else. Next to read: `soak_loads.py`, `soak_long.py`, `soak_faults.py`.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from benchmarks import soak_faults, soak_loads, soak_long
+from benchmarks.soak_row import Row
+from benchmarks.soak_server import Server, serving
+
+HEADER = ("id", "what", "measured", "pass?")
+SEATS, QUEUE = 8, 32
+SHORT = ("--max-num-seqs", str(SEATS), "--max-model-len", "2048")
+REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200}
+
+
+def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Row]]]:
+    """All rows by id."""
+    model, duration_s = arguments.model, arguments.duration_s
+
+    def repeat(row: str) -> int:
+        return arguments.repeat or REPEATS[row]
+
+    async def on_server(row: Callable[[Server], Awaitable[Row]], *options: str) -> Row:
+        with serving(model, *SHORT, *options) as server:
+            return await row(server)
+
+    queue = ("--max-queued-requests", str(QUEUE))
+    return {
+        "L1": lambda: on_server(lambda server: soak_long.soak(server, duration_s=duration_s, seed=arguments.seed)),
+        "L2": lambda: on_server(
+            lambda server: soak_long.overload(server, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)), *queue
+        ),
+        "L3": lambda: on_server(soak_loads.cancel_storm),
+        "L4": lambda: on_server(soak_loads.fairness),
+        "L5": lambda: on_server(soak_loads.slow_readers, "--max-num-seqs", "24"),
+        "L6": lambda: on_server(soak_loads.connections),
+        "L8": lambda: soak_loads.pool_pressure(model),
+        "F1": lambda: soak_faults.sigterm(model, repeat=repeat("F1")),
+        "F2": lambda: soak_faults.kill_engine(model, repeat=repeat("F2")),
+        "F3": lambda: soak_faults.failing_row(model, repeat=repeat("F3")),
+        "F4": lambda: soak_faults.stopped_engine(model),
+        "F5": lambda: soak_faults.cut_links(model, count=repeat("F5")),
+        "F8": lambda: soak_faults.suspended(model),
+        "F10": lambda: soak_faults.cannot_start(model),
+    }  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure the rows that were asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="ids, or L or F for all of a table  [all]")
+    parser.add_argument("--model", default="smollm2", help="[%(default)s]")
+    parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
+    parser.add_argument("--repeat", type=int, help=f"of F1, F2, F3 and F5  [{REPEATS}]")
+    parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args(words)
+    known = checks(arguments)
+    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or ["L", "F"]
+    ids = [row for row in known if row in wanted or row[0] in wanted]
+    unknown = [name for name in wanted if name not in known and name not in ("L", "F")]
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
+    rows = []
+    if not arguments.json:
+        print("| " + " | ".join(HEADER) + " |\n" + "|" + " --- |" * len(HEADER), flush=True)
+    for row_id in ids:
+        rows.append(_measured(row_id, known[row_id]))
+        if not arguments.json:
+            print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
+    if arguments.json:
+        print(
+            json.dumps([{"id": row.id, "what": row.what, "checks": row.checks, "passes": row.passes} for row in rows])
+        )
+    return 0 if all(row.passes for row in rows) else 6
+
+
+def _measured(row_id: str, check: Callable[[], Awaitable[Row]]) -> Row:
+    async def run() -> Row:
+        return await check()
+
+    start_s = time.monotonic()
+    try:
+        row = asyncio.run(run())
+    except (RuntimeError, OSError, TimeoutError) as error:
+        row = Row(row_id, "could not be measured")
+        row.check(f"{type(error).__name__}:", str(error)[:300].replace("\n", " "), passes=False)
+    print(f"{row_id}: {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

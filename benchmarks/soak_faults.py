@@ -1,0 +1,251 @@
+"""The fault table: what a server must survive. Each function is one row and starts the servers that it needs.
+
+Next to read: `soak_server.py`, `src/quire/engine/faults.py`.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.soak_client import Manners, Seen, ask, chat_body, get
+from benchmarks.soak_loads import HELLO, is_healthy
+from benchmarks.soak_row import Row
+from benchmarks.soak_server import Server, serving
+
+KILLS_PER_SERVER = 4
+"""The fifth within a minute ends the server, which is tested by itself."""
+
+
+def streams(server: Server, count: int, num_tokens: int) -> list["asyncio.Task[Seen]"]:
+    """So many answers under way."""
+    bodies = [chat_body(f"Tell me a story. {index}", num_tokens) for index in range(count)]
+    return [asyncio.create_task(ask(server.url, body)) for body in bodies]
+
+
+async def until_running(tasks: Sequence["asyncio.Task[Seen]"], server: Server, count: int) -> None:
+    """Wait until so many sequences are computed."""
+    while (await server.metrics()).value("quire_requests_running") < count and not all(task.done() for task in tasks):
+        await asyncio.sleep(0.01)
+
+
+async def sigterm(model: str, *, repeat: int = 5, num_streams: int = 8, num_tokens: int = 100) -> Row:
+    """F1: SIGTERM with answers under way; the second signal ends it at once."""
+    row = Row("F1", f"SIGTERM, {num_streams} in flight, × {repeat}")
+    choices = random.Random(0)
+    completed = refused = exits = childless = 0
+    for _ in range(repeat):
+        with serving(model) as server:
+            tasks = streams(server, num_streams, num_tokens)
+            await until_running(tasks, server, num_streams)
+            await asyncio.sleep(choices.uniform(0, 0.5))
+            children = server.processes()[1:]
+            server.signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            late = await ask(server.url, HELLO)
+            refused += late.status == 503 or (late.status == 0 and not server.is_running)
+            seen = await asyncio.gather(*tasks)
+            completed += sum(item.is_good and item.num_tokens == num_tokens for item in seen)
+            exits += await server.wait() == 0
+            childless += not any(child.is_running() for child in children)
+    row.check("completed", f"{completed}/{repeat * num_streams}", passes=completed == repeat * num_streams)
+    row.check("new ones refused", f"{refused}/{repeat}", passes=refused == repeat)
+    row.check("exit 0", f"{exits}/{repeat}", passes=exits == repeat)
+    row.check("no child left", f"{childless}/{repeat}", passes=childless == repeat)
+    with serving(model) as server:
+        tasks = streams(server, num_streams, 1900)
+        await until_running(tasks, server, 1)
+        server.signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        start_s = time.perf_counter()
+        server.signal(signal.SIGTERM)
+        code = await server.wait()
+        took_s = time.perf_counter() - start_s
+        await asyncio.gather(*tasks)
+    row.check("second signal s (≤ 2)", took_s, passes=took_s <= 2 and code is not None)
+    return row
+
+
+async def kill_engine(model: str, *, repeat: int = 8, num_streams: int = 4) -> Row:
+    """F2: kill -9 of the engine's process at random moments."""
+    row = Row("F2", f"kill -9 engine × {repeat}")
+    choices = random.Random(0)
+    error_s, ready_s, num_silent = [0.0], [0.0], 0
+    while len(ready_s) <= repeat:
+        with serving(model) as server:
+            for _ in range(min(KILLS_PER_SERVER, repeat + 1 - len(ready_s))):
+                tasks = streams(server, num_streams, 1900)
+                await until_running(tasks, server, 1)
+                await asyncio.sleep(choices.uniform(0, 1))
+                server.engine().kill()
+                killed_s = time.perf_counter()
+                seen = await asyncio.gather(*tasks)
+                num_silent += sum(item.is_good or item.error is None for item in seen)
+                error_s.append(max(item.ended_s for item in seen) - killed_s)
+                await server.seconds_until("/health/ready", 200)
+                ready_s.append(time.perf_counter() - killed_s)
+                if not await is_healthy(server):
+                    ready_s.append(float("inf"))
+    row.check("in flight without an error", num_silent, passes=not num_silent)
+    row.check("error after s (≤ 2)", max(error_s), passes=max(error_s) <= 2)
+    row.check("ready again after s (≤ 10)", max(ready_s), passes=max(ready_s) <= 10)
+    with serving(model) as server:
+        for _ in range(KILLS_PER_SERVER):
+            server.engine().kill()
+            await server.seconds_until("/health/ready", 503)
+            await server.seconds_until("/health/ready", 200)
+        server.engine().kill()
+        code = await server.wait()
+    row.check("exit code after 5 (≠ 0)", code, passes=bool(code) and "died 5 times" in server.stderr)
+    return row
+
+
+async def failing_row(model: str, *, repeat: int = 20, num_streams: int = 6, word: str = "zebra") -> Row:
+    """F3: a step raises, or a row is NaN, for one request among others."""
+    row = Row("F3", f"exception / NaN in one row, × {repeat} each")
+    bad = chat_body(f"{word} {word}", 24)
+    bodies = [chat_body(f"Say {name}.", 40) for name in ("one", "two", "three", "four", "five", "six")[:num_streams]]
+    with serving(model) as server:
+        token = await _token_of(
+            server, bad["messages"][0]["content"], [body["messages"][0]["content"] for body in bodies]
+        )
+        wanted = [item.text for item in await asyncio.gather(*(ask(server.url, body) for body in bodies))]
+    choices = random.Random(0)
+    for fault in ("raise-in-step", "nan-logits"):
+        with serving(model, environment={"QUIRE_FAULTS": f"{fault}:token={token}"}) as server:
+            num_other = num_wrong = 0
+            for turn in range(repeat):
+                tasks = [asyncio.create_task(ask(server.url, body)) for body in bodies]
+                await asyncio.sleep(choices.uniform(0, 0.4))
+                failed = await ask(server.url, {**bad, "stream": False} if turn % 2 else bad)
+                num_wrong += failed.is_good or failed.status not in (200, 500) or failed.error is None
+                seen = await asyncio.gather(*tasks)
+                num_other += sum(item.text != text for item, text in zip(seen, wanted, strict=True))
+            idle_s = await server.seconds_until_idle(5)
+            deaths = (await server.metrics()).value("quire_engine_deaths_total")
+        row.check(f"{fault}: not failed as it should", num_wrong, passes=not num_wrong)
+        row.check("other texts beside it", num_other, passes=not num_other)
+        row.check("idle after s", idle_s, passes=idle_s <= 1)
+        row.check("engine deaths", deaths, passes=not deaths)
+    return row
+
+
+async def _token_of(server: Server, text: str, others: Sequence[str]) -> int:
+    """A token of a text that no other text has. Raises: RuntimeError."""
+
+    async def tokens(content: str) -> list[int]:
+        seen = await ask(server.url, {"model": "soak", "prompt": content}, path="/tokenize")
+        return list(json.loads(seen.text)["tokens"])
+
+    taken = {token for other in others for token in await tokens(other)}
+    for token in await tokens(text):
+        if token not in taken:
+            return token
+    raise RuntimeError(f"{text!r} has no token of its own")
+
+
+async def stopped_engine(model: str, *, stop_s: float = 60.0) -> Row:
+    """F4: SIGSTOP of the engine's process while it computes."""
+    row = Row("F4", f"SIGSTOP engine {stop_s:g} s")
+    with serving(model) as server:
+        await ask(server.url, HELLO)
+        tasks = streams(server, 2, 300)
+        await until_running(tasks, server, 2)
+        engine = server.engine()
+        engine.suspend()
+        try:
+            ready_s = await server.seconds_until("/health/ready", 503, stop_s)
+            live_s = ready_s + await server.seconds_until("/health/live", 503, max(1.0, stop_s - ready_s))
+            await asyncio.sleep(max(0.0, stop_s - live_s))
+        finally:
+            engine.resume()
+        recovered_s = await server.seconds_until("/health/ready", 200, 10)
+        seen = await asyncio.gather(*tasks)
+        row.check("ready says 503 after s (≤ 10)", ready_s, passes=ready_s <= 10)
+        row.check("live says 503 after s (28 … 35)", live_s, passes=28 <= live_s <= 35)
+        row.check("recovered after s", recovered_s, passes=recovered_s < float("inf"))
+        exact = sum(item.is_good and item.num_tokens == 300 for item in seen)
+        row.check("answers complete, once", f"{exact}/2", passes=exact == 2)
+        row.check("healthy", await is_healthy(server), passes=await is_healthy(server))
+    return row
+
+
+async def cut_links(model: str | Server, *, count: int = 200, num_tokens: int = 400, max_sent: int = 400) -> Row:
+    """F5: the connection is cut after k bytes of the request or of the answer, politely or by a reset."""
+    row = Row("F5", f"cut after k bytes, {count} values of k, FIN and RST")
+    if isinstance(model, str):
+        with serving(model) as server:
+            return await cut_links(server, count=count, num_tokens=num_tokens, max_sent=max_sent)
+    server = model
+    await ask(server.url, HELLO)
+    choices = random.Random(0)
+    idle: list[float] = []
+    for index in range(count):
+        manners = Manners(
+            hang_up_after_sent=choices.randint(0, max_sent) if index % 4 == 0 else None,
+            hang_up_after_received=choices.randint(1, 4000) if index % 4 else None,
+            resets=index % 2 == 0,
+        )
+        await ask(server.url, chat_body(f"Tell me a story. {index}", num_tokens), manners)
+        idle.append(await server.seconds_until_idle(10))
+    whole = await ask(server.url, HELLO)
+    row.check("idle after s, worst (≤ 0.25)", max(idle), passes=max(idle) <= 0.25)
+    row.check("healthy", whole.is_good, passes=whole.is_good)
+    return row
+
+
+async def suspended(model: str, *, suspend_s: float = 30.0) -> Row:
+    """F8: server and engine stand still, as a suspended machine does. The wall clock cannot be set here."""
+    row = Row("F8", f"all processes suspended {suspend_s:g} s (the ±1 day of the clock is not tested)")
+    with serving(model) as server:
+        await ask(server.url, HELLO)
+        tasks = streams(server, 2, 200)
+        await until_running(tasks, server, 2)
+        processes = server.processes()
+        for process in processes:
+            process.suspend()
+        await asyncio.sleep(suspend_s)
+        for process in reversed(processes):
+            process.resume()
+        seen = await asyncio.gather(*tasks)
+        good = sum(item.is_good and item.num_tokens == 200 for item in seen)
+        row.check("answers complete", f"{good}/2", passes=good == 2)
+        page = await get(server.url, "/metrics")
+        negative = [line for line in page.text.splitlines() if not line.startswith("#") and " -" in line]
+        row.check("negative metrics", len(negative), passes=not negative and page.status == 200)
+        row.check("healthy", await is_healthy(server), passes=await is_healthy(server))
+    return row
+
+
+async def cannot_start(model: str, *, limit_s: float = 2.0) -> Row:
+    """F10: what is wrong from the beginning is said at once, in one line."""
+    row = Row("F10", "port busy, bad flag, bad model, bad key file")
+    with socket.socket() as taken, tempfile.TemporaryDirectory() as directory:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        missing = str(Path(directory) / "keys")
+        for name, arguments in (
+            ("port busy", [model, "--port", str(taken.getsockname()[1])]),
+            ("bad flag", [model, "--max-num-sqs", "4"]),
+            ("bad model", ["no-such-model"]),
+            ("bad key file", [model, "--api-key-file", missing]),
+        ):
+            start_s = time.perf_counter()
+            process = await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-m", "quire", "serve", *arguments],
+                capture_output=True, text=True, timeout=60, env={**os.environ, "QUIRE_API_KEY": "k"}, check=False,
+            )  # fmt: skip
+            took_s = time.perf_counter() - start_s
+            lines = process.stderr.splitlines()
+            plain = process.returncode not in (0, None) and len(lines) == 1 and "Traceback" not in process.stderr
+            row.check(f"{name} s (≤ {limit_s:g}), exit {process.returncode}, lines {len(lines)}:", took_s,
+                      passes=plain and took_s <= limit_s)  # fmt: skip
+    return row

@@ -1,0 +1,191 @@
+"""The load table: what a server must bear. Each function is one row, against a server that runs.
+
+L1 and L2 are in `soak_long.py`. Next to read: `soak_client.py`, `soak_faults.py`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from benchmarks.soak_client import Manners, Seen, ask, chat_body, exchange, get
+from benchmarks.soak_row import Row, at_percent
+from benchmarks.soak_server import Server, serving
+
+HELLO = chat_body("Say hello.", 8)
+LONG_TEXT = "the river runs to the sea and the wind carries the rain over the hills again "
+
+
+def prompt_of(num_tokens: int, seed: int = 0) -> str:
+    """A text of about so many tokens of SmolLM2, of which no two seeds begin alike."""
+    words = (f"{seed} " + LONG_TEXT * (num_tokens // 16 + 1)).split()
+    return " ".join(words[: max(1, num_tokens - 30)])
+
+
+async def gathered(server: Server, count: int, max_tokens: int, text: str = "Tell me a story.") -> list[Seen]:
+    """So many streams at once, to their end."""
+    bodies = [chat_body(f"{text} {index}", max_tokens) for index in range(count)]
+    return list(await asyncio.gather(*(ask(server.url, body) for body in bodies)))
+
+
+@asynccontextmanager
+async def background(*coroutines: object) -> AsyncIterator[list["asyncio.Task[Seen]"]]:
+    """Run them beside the body, then end them."""
+    tasks = [asyncio.ensure_future(item) for item in coroutines]  # type: ignore[call-overload]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def cancel_storm(server: Server, *, count: int = 200, max_tokens: int = 1900, hang_up_s: float = 0.5) -> Row:
+    """L3: many long requests whose clients all leave, then one more."""
+    row = Row("L3", f"cancel storm: {count} × {max_tokens} tokens, clients leave after {hang_up_s:g} s")
+    await ask(server.url, HELLO)
+    manners = Manners(hang_up_after_s=hang_up_s)
+    bodies = [chat_body(f"Tell me a story. {index}", max_tokens) for index in range(count)]
+    seen = await asyncio.gather(*(ask(server.url, body, manners) for body in bodies))
+    idle_s = await server.seconds_until_idle()
+    after = await ask(server.url, HELLO)
+    bad = [item for item in seen if not item.hung_up and item.status != 429]
+    row.check("answers that were neither left nor 429", len(bad), passes=not bad)
+    row.note("left", sum(item.hung_up for item in seen))
+    row.check("idle after s (≤ 1)", idle_s, passes=idle_s <= 1)
+    row.check("next answer s (≤ 5)", after.took_s, passes=after.is_good and after.took_s <= 5)
+    return row
+
+
+async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int = 1900, max_tokens: int = 200) -> Row:
+    """L4: a long prompt arrives while others stream."""
+    row = Row("L4", f"fairness: {num_streams} streams, a prompt of {prompt_tokens} tokens arrives")
+    await ask(server.url, HELLO)
+    alone = await ask(server.url, chat_body(prompt_of(prompt_tokens, 1), 4))
+    calm = await gathered(server, num_streams, max_tokens // 2, "Alone")
+    median_s = at_percent([gap for item in calm for gap in item.gaps_s], 50)
+    bodies = [chat_body(f"Tell me a story. {index}", max_tokens) for index in range(num_streams)]
+    streams = [asyncio.create_task(ask(server.url, body)) for body in bodies]
+    await asyncio.sleep(20 * median_s + 0.3)
+    long_one = await ask(server.url, chat_body(prompt_of(prompt_tokens, 2), 4))
+    seen = await asyncio.gather(*streams)
+    begin_s, end_s = long_one.started_s, (long_one.piece_times or [long_one.ended_s])[0]
+    gaps = [
+        later - earlier
+        for item in seen
+        for earlier, later in zip(item.piece_times, item.piece_times[1:], strict=False)
+        if later > begin_s and earlier < end_s
+    ]
+    all_good = all(item.is_good for item in (*seen, *calm, alone, long_one))
+    row.check("failed", sum(not item.is_good for item in (*seen, long_one)), passes=all_good)
+    if not all_good:
+        return row
+    first_alone_s, first_s = (item.piece_times[0] - item.started_s for item in (alone, long_one))
+    p99_s = at_percent(gaps, 99)
+    row.note("ITL median alone ms", 1e3 * median_s)
+    row.check("ITL p99 ÷ that (≤ 4)", p99_s / median_s, passes=p99_s <= 4 * median_s)
+    row.check("long TTFT ÷ alone (≤ 3)", first_s / first_alone_s, passes=first_s <= 3 * first_alone_s)
+    return row
+
+
+async def slow_readers(
+    server: Server, *, num_slow: int = 16, num_normal: int = 4, max_tokens: int = 1900, cut_s: float = 60.0
+) -> Row:
+    """L5: clients that read one byte a second beside others."""
+    row = Row("L5", f"{num_slow} readers at 1 byte/s + {num_normal} normal")
+    await ask(server.url, HELLO)
+    calm = await gathered(server, num_normal, 100)
+    await server.seconds_until_idle()
+    before_bytes = server.resident_bytes()
+    manners = Manners(bytes_per_s=1, receive_buffer_bytes=2048)
+    bodies = [chat_body(f"Tell me a long story. {index}", max_tokens) for index in range(num_slow)]
+    async with background(*(ask(server.url, body, manners) for body in bodies)) as slow:
+        # The slow ones' work ends long before they have read it: what is compared is the time after that.
+        while (await server.metrics()).value("quire_requests_running") and not all(task.done() for task in slow):
+            await asyncio.sleep(0.2)
+        grown = server.resident_bytes() - before_bytes
+        seen = await gathered(server, num_normal, 100)
+        left_s = await _seconds_until_done(slow, cut_s + 30)
+    calm_s, slow_s = (at_percent([gap for item in items for gap in item.gaps_s], 95) for items in (calm, seen))
+    row.check("normal failed", sum(not item.is_good for item in seen), passes=all(item.is_good for item in seen))
+    row.check("normal ITL p95 ÷ without (≤ 1.2)", slow_s / max(calm_s, 1e-9), passes=slow_s <= 1.2 * calm_s)
+    per_kib = grown / num_slow / 1024
+    row.check("KiB per stream (≤ 256 + the engine's own)", per_kib, passes=per_kib <= 1024)
+    row.check(f"all cut off within {cut_s + 30:g} s", left_s, passes=left_s < float("inf"))
+    return row
+
+
+async def _seconds_until_done(tasks: Sequence["asyncio.Task[Seen]"], limit_s: float) -> float:
+    start_s = time.perf_counter()
+    await asyncio.wait(tasks, timeout=limit_s)
+    return time.perf_counter() - start_s if all(task.done() for task in tasks) else float("inf")
+
+
+async def connections(server: Server, *, num_idle: int = 1000, num_active: int = 8, num_short: int = 20_000) -> Row:
+    """L6: many connections that do nothing, then many that come and go."""
+    row = Row("L6", f"{num_idle} idle connections + {num_active} active; {num_short} come and go")
+    await ask(server.url, HELLO)
+    await gathered(server, num_active, 100)
+    calm_tokens_per_s = await _tokens_per_s(server, num_active)
+    num_files, before_bytes = server.num_files(), server.resident_bytes()
+    idle = await asyncio.gather(*(_idle_connection(server) for _ in range(num_idle)))
+    per_kib = (server.resident_bytes() - before_bytes) / max(1, num_idle) / 1024
+    tokens_per_s = await _tokens_per_s(server, num_active)
+    for writer in idle:
+        writer.close()
+    row.check("throughput ÷ without (≥ 0.95)", tokens_per_s / calm_tokens_per_s,
+              passes=tokens_per_s >= 0.95 * calm_tokens_per_s)  # fmt: skip
+    row.check("KiB per connection (≤ 50)", per_kib, passes=per_kib <= 50)
+    failed = 0
+    for start in range(0, num_short, 100):
+        batch = [
+            exchange(server.url, "GET", "/health/live", b"", Manners()) for _ in range(min(100, num_short - start))
+        ]
+        failed += sum(seen.status != 200 for seen in await asyncio.gather(*batch))
+    row.check("short ones failed", failed, passes=not failed)
+    await asyncio.sleep(1)
+    more = server.num_files() - num_files
+    row.check("descriptors more than before (≤ 2)", more, passes=more <= 2)
+    return row
+
+
+async def _idle_connection(server: Server) -> asyncio.StreamWriter:
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /health/live HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    return writer
+
+
+async def _tokens_per_s(server: Server, num_clients: int, num_tokens: int = 100) -> float:
+    start_s = time.perf_counter()
+    seen = await gathered(server, num_clients, num_tokens)
+    return sum(item.num_tokens for item in seen) / (time.perf_counter() - start_s)
+
+
+async def pool_pressure(model: str, *, count: int = 64, max_tokens: int = 48, num_blocks: int = 64) -> Row:
+    """L8: the same requests with a KV cache that holds few of them, and with room for all."""
+    row = Row("L8", f"pool pressure: {count} requests, {num_blocks} KV blocks")
+    texts = {}
+    shared = ("--max-num-seqs", str(count), "--max-model-len", "512", "--block-size", "16")
+    for name, arguments in (("roomy", ()), ("tight", ("--num-blocks-override", str(num_blocks)))):
+        with serving(model, *shared, *arguments) as server:
+            seen = await gathered(server, count, max_tokens)
+            texts[name] = [item.text if item.is_good else None for item in seen]
+            if name == "tight":
+                row.note("preemptions", int((await server.metrics()).value("quire_preemptions_total")))
+                idle_s = await server.seconds_until_idle(10)
+                row.check("idle after s", idle_s, passes=idle_s < float("inf"))
+    failed = texts["tight"].count(None) + texts["roomy"].count(None)
+    row.check("failed", failed, passes=not failed)
+    others = sum(tight != roomy for tight, roomy in zip(texts["tight"], texts["roomy"], strict=True))
+    row.check("other texts than with room", others, passes=not others)
+    return row
+
+
+async def is_healthy(server: Server) -> bool:
+    """Whether it answers a request and a probe."""
+    with contextlib.suppress(OSError):
+        return (await ask(server.url, HELLO)).is_good and (await get(server.url, "/health/ready")).status == 200
+    return False

@@ -1,0 +1,156 @@
+"""A real `quire serve` to be put under load: started, watched from outside, signalled, ended.
+
+Next to read: `soak_client.py`.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+
+from benchmarks.soak_client import Seen, get
+from quire.cli.top_metrics import Metrics
+
+START_S = 120.0
+POLL_S = 0.02
+
+
+class Server:
+    """The process, its address and what it wrote to stderr. The model is called "soak"."""
+
+    def __init__(self, model: str, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", "soak"]
+        # Keys of the user's shell would lock these clients out.
+        inherited = {name: value for name, value in os.environ.items() if name != "QUIRE_API_KEY"}
+        started_s = time.monotonic()
+        self.process = subprocess.Popen(
+            [*command, *arguments], stderr=subprocess.PIPE, text=True, env={**inherited, **(environment or {})}
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._announced = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._announced.wait(START_S) or not self.url:
+            self.kill()
+            raise RuntimeError(f"the server did not start: {self.stderr}")
+        self.start_s = time.monotonic() - started_s
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote so far."""
+        return "".join(self.lines)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self.process.poll() is None
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"http://\S+", line)
+            if found and not self.url:
+                self.url = found[0]
+                self._announced.set()
+        self._announced.set()
+
+    def processes(self) -> list[psutil.Process]:
+        """Server and engine, as far as they are there."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        return psutil.Process(self.process.pid).children()[0]
+
+    def resident_bytes(self) -> int:
+        """Memory of server and engine."""
+        return sum(process.memory_info().rss for process in self.processes())
+
+    def num_files(self) -> int:
+        """Open descriptors of server and engine."""
+        return sum(process.num_fds() for process in self.processes())
+
+    def num_threads(self) -> int:
+        """Threads of server and engine."""
+        return sum(process.num_threads() for process in self.processes())
+
+    async def metrics(self) -> Metrics:
+        """What `/metrics` says. Raises: RuntimeError if it says nothing."""
+        seen = await get(self.url, "/metrics")
+        if seen.status != 200:
+            raise RuntimeError(f"/metrics answers {seen.status} {seen.error or ''}")
+        return Metrics(seen.text, seen.ended_s)
+
+    async def num_under_way(self) -> int:
+        """Requests that are somewhere in server or engine, and KV blocks in use: 0 at rest."""
+        metrics = await self.metrics()
+        names = ("quire_requests_running", "quire_requests_waiting", "quire_admitted_requests")
+        return int(sum(metrics.value(name) for name in names) + metrics.value("quire_kv_blocks", state="used"))
+
+    async def seconds_until_idle(self, limit_s: float = 60.0) -> float:
+        """How long until nothing is under way and no KV block in use; infinite beyond the limit."""
+        start_s = time.perf_counter()
+        while await self.num_under_way():
+            if time.perf_counter() - start_s > limit_s:
+                return float("inf")
+            await asyncio.sleep(POLL_S)
+        return time.perf_counter() - start_s
+
+    async def seconds_until(self, path: str, status: int, limit_s: float = 60.0) -> float:
+        """How long until a GET has this status; infinite beyond the limit."""
+        start_s = time.perf_counter()
+        while True:
+            seen = await get(self.url, path, timeout_s=limit_s)
+            passed_s = time.perf_counter() - start_s
+            if seen.status == status:
+                return passed_s
+            if passed_s > limit_s or not self.is_running:
+                return float("inf")
+            await asyncio.sleep(POLL_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server."""
+        self.process.send_signal(number)
+
+    async def wait(self, limit_s: float = 60.0) -> int | None:
+        """The exit code; None if it does not end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self.process.wait, limit_s)
+        return None
+
+    def kill(self) -> None:
+        """End it at once; its engine ends with it."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(model: str, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that is ready; gone at the end."""
+    server = Server(model, arguments, environment)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+async def probes(server: Server, path: str, every_s: float, into: list[Seen]) -> Any:
+    """Look at a path again and again, until cancelled."""
+    while True:
+        into.append(await get(server.url, path))
+        await asyncio.sleep(every_s)
