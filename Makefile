@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
 CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 
-.PHONY: run test lint check format bench docs clean help
+.PHONY: run test lint check format bench soak faults docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -37,6 +37,12 @@ bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python benchmarks/host_step.py
+
+soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clients, overload, hang-ups, and more
+	$(BIN)/python -m benchmarks.soak --only L $(ARGS)
+
+faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
+	$(BIN)/python -m benchmarks.soak --only F $(ARGS)
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference

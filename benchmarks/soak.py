@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 
 from benchmarks import soak_faults, soak_loads, soak_long
 from benchmarks.soak_row import Row
@@ -80,9 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if not arguments.json:
             print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
     if arguments.json:
-        print(
-            json.dumps([{"id": row.id, "what": row.what, "checks": row.checks, "passes": row.passes} for row in rows])
-        )
+        print(json.dumps([asdict(row) | {"passes": row.passes} for row in rows]))
     return 0 if all(row.passes for row in rows) else 6
 
 

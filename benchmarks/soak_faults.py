@@ -114,9 +114,7 @@ async def failing_row(model: str, *, repeat: int = 20, num_streams: int = 6, wor
     bad = chat_body(f"{word} {word}", 24)
     bodies = [chat_body(f"Say {name}.", 40) for name in ("one", "two", "three", "four", "five", "six")[:num_streams]]
     with serving(model) as server:
-        token = await _token_of(
-            server, bad["messages"][0]["content"], [body["messages"][0]["content"] for body in bodies]
-        )
+        token = await _token_of(server, *(item["messages"][0]["content"] for item in (bad, *bodies)))
         wanted = [item.text for item in await asyncio.gather(*(ask(server.url, body) for body in bodies))]
     choices = random.Random(0)
     for fault in ("raise-in-step", "nan-logits"):
@@ -125,7 +123,7 @@ async def failing_row(model: str, *, repeat: int = 20, num_streams: int = 6, wor
             for turn in range(repeat):
                 tasks = [asyncio.create_task(ask(server.url, body)) for body in bodies]
                 await asyncio.sleep(choices.uniform(0, 0.4))
-                failed = await ask(server.url, {**bad, "stream": False} if turn % 2 else bad)
+                failed = await ask(server.url, chat_body(f"{word} {word}", 24, stream=turn % 2 == 0))
                 num_wrong += failed.is_good or failed.status not in (200, 500) or failed.error is None
                 seen = await asyncio.gather(*tasks)
                 num_other += sum(item.text != text for item, text in zip(seen, wanted, strict=True))
@@ -138,7 +136,7 @@ async def failing_row(model: str, *, repeat: int = 20, num_streams: int = 6, wor
     return row
 
 
-async def _token_of(server: Server, text: str, others: Sequence[str]) -> int:
+async def _token_of(server: Server, text: str, *others: str) -> int:
     """A token of a text that no other text has. Raises: RuntimeError."""
 
     async def tokens(content: str) -> list[int]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from benchmarks.soak_client import Manners, Seen, ask, chat_body, exchange, get
+from benchmarks.soak_client import Manners, Seen, ask, chat_body, get
 from benchmarks.soak_row import Row, at_percent
 from benchmarks.soak_server import Server, serving
 
@@ -139,9 +139,7 @@ async def connections(server: Server, *, num_idle: int = 1000, num_active: int =
     row.check("KiB per connection (≤ 50)", per_kib, passes=per_kib <= 50)
     failed = 0
     for start in range(0, num_short, 100):
-        batch = [
-            exchange(server.url, "GET", "/health/live", b"", Manners()) for _ in range(min(100, num_short - start))
-        ]
+        batch = [get(server.url, "/health/live") for _ in range(min(100, num_short - start))]
         failed += sum(seen.status != 200 for seen in await asyncio.gather(*batch))
     row.check("short ones failed", failed, passes=not failed)
     await asyncio.sleep(1)

@@ -110,9 +110,7 @@ async def overload(
         peak = await _goodput(server, num_clients=8, duration_s=min(15.0, duration_s))
         flooded, seconds = await _flood(server, rate=factor * peak[1], duration_s=duration_s)
         await server.seconds_until_idle()
-    others = [
-        item for item in (*seen, *flooded) if item.status not in (200, 429) or (item.status == 200 and item.error)
-    ]
+    others = [item for item in (*seen, *again, *flooded) if item.status != 429 and not item.is_good]
     refused += [item for item in flooded if item.status == 429]
     row.check(f"admitted of {burst} (≤ {num_places})", len(admitted), passes=0 < len(admitted) <= num_places)
     row.check("neither answered nor 429", len(others), passes=not others)

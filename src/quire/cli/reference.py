@@ -26,7 +26,6 @@ set by its environment variable; the command line wins. Options that may be repe
 """
 OTHER_VARIABLES = {
     "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
-    "QUIRE_API_KEY": "the key that `chat`, `batch`, `top` and `ps` send; `OPENAI_API_KEY` where it is not set",
     "QUIRE_DEBUG": "`1` prints the traceback of an error",
     "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG`, `INFO`, `WARNING`, `ERROR`",
     "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",
@@ -34,7 +33,8 @@ OTHER_VARIABLES = {
     "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
     "QUIRE_FAULTS": "makes the engine fail on purpose, for tests: `raise-in-step:token=7;slow-step:ms=50`, and more",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
-    "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas",
+    "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas; clients send the first",
+    "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `top`, `ps`) send where `QUIRE_API_KEY` is not set",
     "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
     "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
     "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "the Hugging Face hub's own: cache, access token, no network",
