@@ -160,8 +160,10 @@ async def stopped_engine(model: str, *, stop_s: float = 60.0) -> Row:
         engine = server.engine()
         engine.suspend()
         try:
-            ready_s = await server.seconds_until("/health/ready", 503, stop_s)
-            live_s = ready_s + await server.seconds_until("/health/live", 503, max(1.0, stop_s - ready_s))
+            # Both are probed all the time, as a platform does.
+            ready_s, live_s = await asyncio.gather(
+                server.seconds_until("/health/ready", 503, stop_s), server.seconds_until("/health/live", 503, stop_s)
+            )
             await asyncio.sleep(max(0.0, stop_s - live_s))
         finally:
             engine.resume()

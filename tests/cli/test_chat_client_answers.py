@@ -1,5 +1,6 @@
 """A server's models and answers, as the chat sees them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from quire.cli.chat_client_answers import ServedModel, ServerAnswerer, StreamedAnswer, find_model, request_body
 from quire.cli.server_client import ServerAnswerError, ServerClient
 from quire.errors import InvalidParameterError, ModelNotFoundError
+from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 
@@ -41,6 +43,12 @@ def test_bodies() -> None:
     assert request_body("m", [], {"temperature": 0.5, "logprobs": 3}) == {
         "model": "m", "messages": [], "temperature": 0.5, "logprobs": True, "top_logprobs": 3,
     }  # fmt: skip
+
+
+def test_the_form_of_an_answer_is_sent_as_it_was_given() -> None:
+    form = StructuredOutputsParams(choice=["a", "b"])
+    body = request_body("m", [], {"structured_outputs": form})
+    assert json.loads(json.dumps(body))["structured_outputs"] == {"choice": ["a", "b"]}
 
 
 def test_the_statistics_line() -> None:

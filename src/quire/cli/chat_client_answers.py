@@ -6,7 +6,7 @@ Next to read: `server_client.py`.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quire.cli.chat import Message, Reply
@@ -50,6 +50,9 @@ def find_model(client: ServerClient, name: str | None) -> ServedModel:
 def request_body(model: str, messages: Sequence[Message], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """A chat completion's body. Sampling values keep their names, but `logprobs`, which OpenAI splits in two."""
     body: dict[str, Any] = {"model": model, "messages": list(messages), **chosen}
+    form = chosen.get("structured_outputs")
+    if form is not None:
+        body["structured_outputs"] = {name: value for name, value in asdict(form).items() if value not in (None, False)}
     if "logprobs" in chosen:
         body |= {"logprobs": True, "top_logprobs": chosen["logprobs"]}
     return body
