@@ -159,7 +159,12 @@ def test_max_tokens_may_cut_it(llm: LLM) -> None:
 
 def test_a_tool_is_called_where_one_is_required(llm: LLM) -> None:
     """The chat template knows no tools: they are described in the system message, and the schema forces a call."""
-    city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    city = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     tools = [
         {"type": "function", "function": {"name": "get_weather", "description": "Weather now", "parameters": city}},
         {"type": "function", "function": {"name": "get_time"}},
