@@ -26,7 +26,7 @@ from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES}
 

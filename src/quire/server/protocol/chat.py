@@ -51,6 +51,12 @@ class Message(Body):
     annotations: list[Any] | None = None
     """Part of OpenAI's answers, which clients send back as they came."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise FieldError("content", f"a message of the role {self.role} needs content")
+        return self
+
 
 class ChatRequest(ChoiceFields):
     """OpenAI's fields and vLLM's."""
