@@ -76,12 +76,16 @@ async def test_an_engine_that_is_gone_refuses() -> None:
 @in_loop
 async def test_a_request_that_the_engine_aborts_is_an_error() -> None:
     state, engine = make_state()
-    (request,) = requests(state, 1)
-    engine.executor.in_step = lambda step: engine._put(
-        engine._deltas.encode(engine.engine.output_processor.abort(request.request_id, 0.0))
-    )
+    (request,) = requests(state, 1, max_tokens=100)
+    engine.gate.clear()
+    engine.num_ahead = 2
     with pytest.raises(ApiError) as caught:
-        await collect(state, [request], ANONYMOUS)
+        async with aclosing(generate(state, [request], ANONYMOUS, streams=True)) as updates:
+            await anext(updates)
+            engine.engine.abort_request([request.request_id])
+            engine.gate.set()
+            await anext(updates)
+            await anext(updates)
     assert (caught.value.status, caught.value.code) == (503, "aborted")
 
 

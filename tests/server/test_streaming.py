@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from quire.server.errors import ApiError
 from quire.server.streaming import DONE, EventStream, TextEvent, event
+from tests.engine.builders import assert_all_home
 from tests.server.fake_engine import CHAT, in_loop, listening, make_server
 
 Message = dict[str, Any]
 
 
 class Exchange:
-    """One request by hand: `gone` makes the client leave; while `reads` is cleared, `send` waits."""
+    """One request by hand: `gone` makes the client leave; while `reads` is cleared, `send` waits in a stream."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.sent: list[Message] = []
@@ -34,7 +35,8 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)
-        await self.reads.wait()
+        if message.get("more_body"):
+            await self.reads.wait()
 
 
 def post(path: str) -> Message:
@@ -152,7 +154,9 @@ async def test_a_client_that_leaves_aborts_its_requests(path: str, body: Message
     await task
     assert engine.num_requests == 0
     assert sorted(engine.aborted) == sorted(request.request_id for request in engine.submitted)
-    assert not engine.engine.has_unfinished_requests()
+    engine.gate.set()
+    await until(lambda: not engine.engine.has_unfinished_requests())
+    assert_all_home(engine.engine)
     assert app.state.quire.admission.num_requests == 0
 
 
