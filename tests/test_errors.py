@@ -69,6 +69,7 @@ def test_codes_are_stable() -> None:
         "CapacityError": "capacity",
         "MemoryCapacityError": "out_of_memory",
         "QueueFullError": "queue_full",
+        "QueueTimeoutError": "queue_timeout",
         "EngineError": "engine_error",
         "EngineDeadError": "engine_dead",
     }

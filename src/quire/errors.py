@@ -15,7 +15,8 @@
     │   └── UnsupportedModelError    valid, but Quire cannot compute it correctly
     ├── CapacityError                it does not fit                                  HTTP 503  exit 4
     │   ├── MemoryCapacityError      weights or KV cache exceed the memory
-    │   └── QueueFullError           later: the queue is full, try again              HTTP 429
+    │   ├── QueueFullError           later: the queue is full, try again              HTTP 429
+    │   └── QueueTimeoutError        it waited for its first step as long as it may
     └── EngineError                  ours: an internal invariant broke                HTTP 500  exit 1
         └── EngineDeadError          the engine stopped; the cause is chained
 
@@ -149,6 +150,12 @@ class QueueFullError(CapacityError):
 
     code = "queue_full"
     http_status = 429
+
+
+class QueueTimeoutError(CapacityError):
+    """A request waited too long to be computed."""
+
+    code = "queue_timeout"
 
 
 class EngineError(QuireError):

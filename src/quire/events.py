@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 
@@ -55,6 +56,11 @@ class EventLog:
     def num_dropped(self) -> int:
         """Events that no longer fit."""
         return self.num_recorded - len(self._events)
+
+    def since(self, num_seen: int) -> list[Event]:
+        """What came after the first `num_seen` events, oldest first, without what has fallen out since."""
+        newest = list(islice(reversed(self._events), self.num_recorded - num_seen))
+        return [Event(*item) for item in reversed(newest)]
 
     def __len__(self) -> int:
         return len(self._events)

@@ -191,7 +191,7 @@ def test_suspects_run_alone_and_others_wait() -> None:
     scheduled = [[item.request_id for item in output.scheduled] for output in executor.steps[first:]]
     assert scheduled[0] == ["a", "b", "bad"]
     alone = scheduled[1 : scheduled.index(["a", "b", "new"])]
-    # Those that have generated go first. Their prompts come from the prefix cache, so one step is enough.
+    # Their prompts come from the prefix cache, so one step is enough.
     assert alone == [["a"], ["b"], ["bad"]]
 
 

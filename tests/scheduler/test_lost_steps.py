@@ -114,3 +114,17 @@ def test_a_beam_that_waits_for_its_token_keeps_waiting() -> None:
     driver.scheduler.append_token("beam", 5)
     driver.step()
     assert [(item.request_id, item.num_tokens) for item in driver.outputs[-1].scheduled] == [("beam", 3)]
+
+
+def test_a_fork_starts_from_its_own_tokens() -> None:
+    driver = Driver(make_config())
+    driver.add(make_beam("beam", 6))
+    driver.step()
+    driver.scheduler.fork("beam", make_beam("child", driver.scheduler.get("beam").prompt_token_ids))  # type: ignore[union-attr]
+    for name in ("beam", "child"):
+        driver.scheduler.append_token(name, 5)
+    driver.lose_step(is_executed=False)
+    driver.step()
+    assert [(new.request_id, new.forked_from) for new in driver.outputs[-1].new_requests] == [
+        ("beam", None), ("child", None),
+    ]  # fmt: skip

@@ -26,10 +26,10 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignor
 class Serving:
     """The process, its address and what it wrote to stderr."""
 
-    def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "quire", "serve", str(directory), "--port", "0"]
+    def __init__(self, model: Path | str, *arguments: str, name: str = "tiny", **environment: str) -> None:
+        command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0"]
         self.process = subprocess.Popen(
-            [*command, "--served-model-name", "tiny", *arguments],
+            [*command, "--served-model-name", name, *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
@@ -97,9 +97,9 @@ class Serving:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str, **environment: str) -> Iterator[Serving]:
+def serving(model: Path | str, *arguments: str, name: str = "tiny", **environment: str) -> Iterator[Serving]:
     """A server that is ready; killed at the end if it is still there."""
-    server = Serving(directory, *arguments, **environment)
+    server = Serving(model, *arguments, name=name, **environment)
     try:
         yield server
     finally:

@@ -30,7 +30,7 @@ def test_it_answers_and_ends_in_order(directory: Path) -> None:
         server.wait_until("/health/ready", 503)
         assert server.get("/health/live") == 200
         status, body = server.chat(1)
-        assert (status, body["error"]["code"]) == (503, "engine_not_ready")
+        assert (status, body["error"]["code"]) == (503, "draining")
         for chat in chats:
             assert chat.events()[-1]["usage"]["completion_tokens"] == 60
         assert server.wait() == 0

@@ -66,10 +66,11 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
         with times.phase("weights and cache"):
-            executor = with_faults(InProcessExecutor.create(config, checkpoint, progress), faults)
+            worker = InProcessExecutor.create(config, checkpoint, progress)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
-    engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template)
+    engine = LLMEngine(config, with_faults(worker, faults), tokenizer, chat_template=chat_template)
+    worker.use_grammars(engine.input_processor.grammars)
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine

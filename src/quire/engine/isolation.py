@@ -79,9 +79,8 @@ class Isolation:
         return StepResult(schedule.step_id, (), is_lost=True)
 
     def _suspect(self, request_ids: list[str]) -> None:
+        # In the step's order: who ran before comes first, and shows that the engine is well before anybody is blamed.
         found = [request for name in request_ids if (request := self._scheduler.get(name)) is not None]
-        # Who has generated before is likely well, and shows that the engine is before anybody is blamed.
-        found.sort(key=lambda request: not request.output_token_ids)
         known = {id(request) for request in found}
         others = [suspect for suspect in self._suspects if id(suspect.request) not in known]
         self._suspects = deque([*(_Suspect(request, request.num_tokens) for request in found), *others])

@@ -173,7 +173,7 @@ class _Record:
     """One request of the caller: its sequences, its prompt's log-probabilities and its times."""
 
     __slots__ = (
-        "_first_token_time_s", "_last_token_time_s", "first_scheduled_time_s",
+        "_first_token_time_s", "_grammar", "_last_token_time_s", "first_scheduled_time_s",
         "prompt", "prompt_logprobs", "request", "sequences", "streams",
     )  # fmt: skip
 
@@ -182,6 +182,7 @@ class _Record:
         self.request: Request = request
         self.prompt = prepared.prompt
         self.streams = prepared.streams
+        self._grammar = prepared.grammar  # held, so that it stays compiled
         self.sequences = sequences
         self.first_scheduled_time_s: float | None = None
         self._first_token_time_s: float | None = None

@@ -16,7 +16,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
 from quire.sampling.rows import Sampled
-from quire.sampling.sampler import NO_CHOICE, Sampler
+from quire.sampling.sampler import Sampler
 from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 256
@@ -64,7 +64,7 @@ class ModelRunner:
             of_prompt = prompt_logprobs.get(request_id, ())
             embedding = embeddings.get(request_id)
             if item.samples and token_id is None:
-                results.append(RequestResult(request_id, error=NO_CHOICE))
+                results.append(RequestResult(request_id, error=self.sampler.failure(request_id)))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif token_id is not None or of_prompt or embedding is not None:

@@ -65,6 +65,10 @@ class BlockManager:
         """Blocks that can be taken now, cached prefixes included."""
         return self.pool.num_free
 
+    def count_cached(self) -> int:
+        """Free blocks that still hold a prefix. Looks at each: for reports now and then."""
+        return sum(map(self.cache.holds, self.pool.free_ids()))
+
     def peak_blocks(self, num_tokens: int) -> int:
         """The most blocks one unshared sequence holds at once while computing `num_tokens`, over all groups."""
         return self._shape.peak_blocks(num_tokens)

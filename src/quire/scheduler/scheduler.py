@@ -39,7 +39,7 @@ class Scheduler:
     """Continuous batching over a paged KV cache. One instance per engine; not thread-safe.
 
     Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`, and then owns no
-    block. `clock` stamps requests that bring no arrival time.
+    block. `blocks` are for reports. `clock` stamps requests that bring no arrival time.
 
     Raises: ConfigError if settings contradict each other.
     """
@@ -52,7 +52,7 @@ class Scheduler:
         self._events = events
         self._clock = clock
         self._requests = RequestTable(make_policy(config), config.max_num_seqs)
-        self._blocks = BlockManager(config, events)
+        self.blocks = BlockManager(config, events)
         self._executor = ExecutorView()
         self._in_flight: dict[str, Request] = {}
         self._step_id = 0
@@ -67,7 +67,7 @@ class Scheduler:
         Raises: DuplicateRequestError, QueueFullError, PromptError, ContextLengthError, InvalidParameterError (n above
             max_num_seqs), MemoryCapacityError (prompt and max_tokens exceed the whole KV cache).
         """
-        check_request(request, self.config, self._blocks, self._requests.by_id)
+        check_request(request, self.config, self.blocks, self._requests.by_id)
         check_queue_room(len(self._requests.waiting), self.config)
         request.arrival_time_s = request.arrival_time_s or self._clock()
         for sibling in request.siblings:
@@ -102,7 +102,7 @@ class Scheduler:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         if child.output_token_ids and child.output_token_ids != parent.output_token_ids:
             raise EngineError(f"cannot fork '{parent_id}': '{child.request_id}' brings tokens of its own")
-        check_request(child, self.config, self._blocks, self._requests.by_id)
+        check_request(child, self.config, self.blocks, self._requests.by_id)
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s = parent.arrival_time_s
         child.num_cached_tokens = parent.num_cached_tokens
@@ -125,7 +125,7 @@ class Scheduler:
         if request is None or not (is_idle(request) or request_id in self._requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
-        check_sequence_fits(request, request.num_tokens + 2, self.config, self._blocks)
+        check_sequence_fits(request, request.num_tokens + 2, self.config, self.blocks)
         request.output_token_ids.append(token_id)
         if self._requests.parked.pop(request_id, None) is not None:
             self._requests.wait(request)
@@ -151,7 +151,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any request owns blocks."""
-        return self._blocks.reset_prefix_cache()
+        return self.blocks.reset_prefix_cache()
 
     # --- One step -------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Scheduler:
             self._run_alone(self._requests.by_id[alone], plan)
         self._fork_siblings(plan)
 
-        output = self._executor.describe(self._step_id, plan, self._blocks)
+        output = self._executor.describe(self._step_id, plan, self.blocks)
         self._in_flight = {share.request.request_id: share.request for share in plan.shares.values()}
         self._record_step(plan)
         return output
@@ -199,14 +199,14 @@ class Scheduler:
             item_result = results.get(item.request_id)
             if item_result is not None and item_result.error is not None:
                 # What it computed may be damaged too, and must not be found by others.
-                self._blocks.forget_prefixes(request.request_id)
+                self.blocks.forget_prefixes(request.request_id)
                 ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
                 updates += (SequenceUpdate(member, item_result, None) for member in ended)
                 continue
             if result.is_lost:
                 continue
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens
-            self._blocks.register(request)
+            self.blocks.register(request)
             token_id = self._take_token(request, item, item_result)
             if item_result is not None:
                 updates.append(SequenceUpdate(request, item_result, token_id))
@@ -218,8 +218,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise EngineError, saying what is wrong, unless all blocks and all requests are where they should be."""
-        check_blocks(self._blocks)
-        self._requests.check(set(self._blocks.owned))
+        check_blocks(self.blocks)
+        self._requests.check(set(self.blocks.owned))
 
     # --- Parts of a step ------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Scheduler:
                 self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[BlockCopy, ...] | None:
-        while (copies := self._blocks.allocate(request, num_tokens)) is None:
+        while (copies := self.blocks.allocate(request, num_tokens)) is None:
             victim = self._requests.victim(self._requests.running)
             self._preempt(victim, plan)
             if victim is request:
@@ -280,7 +280,7 @@ class Scheduler:
     def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
         if plan.free_seats < 1 + len(request.siblings):
             return Admission.BLOCKED
-        hit = self._blocks.find_prefix(request)
+        hit = self.blocks.find_prefix(request)
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
         if num_tokens < num_left:
@@ -289,7 +289,7 @@ class Scheduler:
             if not plan.allows_partial():
                 return Admission.BLOCKED
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
-        if not self._blocks.fits(request, hit, num_reserved):
+        if not self.blocks.fits(request, hit, num_reserved):
             return Admission.BLOCKED
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
@@ -303,8 +303,8 @@ class Scheduler:
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=hit.num_tokens,
         )
-        self._blocks.admit(request, hit)
-        copies = self._blocks.allocate(request, num_tokens)
+        self.blocks.admit(request, hit)
+        copies = self.blocks.allocate(request, num_tokens)
         if copies is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
         self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
@@ -313,7 +313,7 @@ class Scheduler:
     def _give(self, share: Share, plan: StepPlan) -> None:
         plan.add(share)
         if not share.catches_up:
-            plan.add_partial(share.request, self._blocks.num_missing(share.request))
+            plan.add_partial(share.request, self.blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         leaders = [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]
@@ -327,7 +327,7 @@ class Scheduler:
         child.num_computed_tokens = num_computed_tokens
         child.status = RequestStatus.RUNNING
         self._requests.running.append(child)
-        self._blocks.fork(parent.request_id, child)
+        self.blocks.fork(parent.request_id, child)
         self._executor.note_fork(parent.request_id, child.request_id)
 
     def _preempt_idle(self, plan: StepPlan) -> bool:
@@ -345,7 +345,7 @@ class Scheduler:
         self._record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
         has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
-        self._blocks.free(victim.request_id)
+        self.blocks.free(victim.request_id)
         self._executor.preempted(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
@@ -380,7 +380,7 @@ class Scheduler:
         for item in ended:
             item.status = status
             item.stop_reason = stop_reason
-            self._blocks.forget(item.request_id)
+            self.blocks.forget(item.request_id)
             self._executor.finished(item.request_id)
             num_output = len(item.output_token_ids)
             self._record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_output)

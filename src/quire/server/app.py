@@ -7,10 +7,10 @@ from fastapi import FastAPI
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, completions, embeddings, health, models, openapi, responses, tokens
+from quire.server.routes import chat, completions, embeddings, health, metrics, models, openapi, responses, tokens
 from quire.server.state import ServerState
 
-MODULES = (health, models, chat, completions, responses, embeddings, tokens, openapi)
+MODULES = (health, metrics, models, chat, completions, responses, embeddings, tokens, openapi)
 
 
 def make_app(state: ServerState) -> FastAPI:

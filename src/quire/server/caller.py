@@ -1,4 +1,7 @@
-"""Who sent a request: found out once, by the gate in front of the application, and carried in the ASGI scope."""
+"""Who sent a request: found out once, by the gate in front of the application, and carried in the ASGI scope.
+
+Next to read: `gate/keys.py`, where callers come from.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +14,7 @@ SCOPE_KEY = "quire.caller"
 class Caller:
     """One API key, or nobody where none is needed.
 
-    `client_id` names it in the scheduler, in limits and in metrics; `cache_salt` keeps its prefix cache its own.
+    `client_id` names it in the scheduler, in limits and in logs; `cache_salt` keeps its prefix cache its own.
     """
 
     client_id: str = "anonymous"

@@ -7,13 +7,14 @@ Knows no HTTP and no tensors. Next to read: `generation.py`.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from quire.config import EngineConfig
 from quire.engine.input_processor import LIKELY_CHARS_PER_TOKEN, InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
-from quire.errors import ContextLengthError, InvalidParameterError
+from quire.errors import ContextLengthError, InvalidParameterError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
@@ -42,6 +43,12 @@ class FrontEnd:
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
         return cls(config, tokenizer, chat_template)
+
+    def warm_up(self) -> None:
+        """Do everything once that a first request would have to wait for: imports, the template, the tokenizer."""
+        with suppress(RequestError):  # a model without a chat template
+            self.chat_prompt([{"role": "user", "content": "Hello!"}])
+        self.prompt("Hello!")
 
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call something that takes its time, beside the event loop."""

@@ -60,11 +60,12 @@ async def generate(
     """
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     num_completions = sum(1 + len(request.siblings) for request in requests)
-    with state.admission.enter(caller, num_prompt_tokens, num_completions):
+    with state.admission.enter(caller, num_prompt_tokens, num_completions) as place:
         several = _compute_all(state, requests, streams=streams) if len(requests) > 1 else None
         updates = several or _numbered(_compute(state, requests[0], streams=streams))
         async with aclosing(updates):
             async for item in updates:
+                place.note(item[1])
                 yield item
 
 
@@ -126,6 +127,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.cache_salt,
             request.arrival_time_s,
             streams,
+            state.options.queue_timeout_s or None,
         )
     )
     try:

@@ -19,6 +19,7 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.app import make_app
 from quire.server.connection import Connection
+from quire.server.gate import wrap
 from quire.server.options import ServerOptions
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
@@ -86,8 +87,8 @@ class _Service:
         self._supervisor = Supervisor(engine_options, self._on_engine_lost)
         self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
         config = uvicorn.Config(
-            make_app(self._state), http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
+            wrap(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
         self._http = _HttpServer(config)
         self._failure: QuireError | None = None
@@ -135,7 +136,7 @@ class _Service:
     async def _drain(self) -> None:
         """Refuse new work, and wait for what runs."""
         _notify("STOPPING=1")
-        self._supervisor.drain()
+        self._state.is_draining = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_s
         num_requests = self._state.admission.num_requests

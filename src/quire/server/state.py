@@ -5,18 +5,28 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from quire.server.admission import Admission
+from quire.server.health import Health
+from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
 
 
 @dataclass(slots=True)
 class ServerState:
-    """One server."""
+    """One server. `is_draining`: it was told to stop and takes nothing new."""
 
     options: ServerOptions
     model_name: str
     supervisor: Supervisor
-    admission: Admission = field(default_factory=Admission)
+    is_draining: bool = False
+    admission: Admission = field(init=False)
+    metrics: Metrics = field(init=False)
+    health: Health = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.options, self.supervisor)
+        self.metrics = Metrics(self.options, self.model_name, self.supervisor, self.admission)
+        self.health = Health(self.supervisor, self.admission)
 
 
 def state_of(request: Request) -> ServerState:

@@ -27,7 +27,6 @@ class EngineState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
-    DRAINING = "shutting down"
     STOPPED = "stopped"
 
 
@@ -73,10 +72,6 @@ class Supervisor:
         await self._launch()
         self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
 
-    def drain(self) -> None:
-        """Take nothing new; what runs goes on."""
-        self.state = EngineState.DRAINING
-
     async def stop(self) -> None:
         """End the engine, and all requests with it."""
         self.state = EngineState.STOPPED
@@ -90,7 +85,9 @@ class Supervisor:
         client = self._client = EngineClient(self._on_death)
         ready = await client.start(self.options)
         if self._front_end is None:
-            self._front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
+            front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
+            await front_end.run(front_end.warm_up)
+            self._front_end = front_end
         if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.state = EngineState.READY
 

@@ -5,7 +5,8 @@ A frame is its length in four bytes and one message. Knows no engine and no HTTP
 """
 
 import struct
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +30,10 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
-    """One request, its prompt tokenised. `streams` is False where only the final update is wanted."""
+    """One request, its prompt tokenised. `streams` is False where only the final update is wanted.
+
+    `queue_timeout_s`: how long it may wait for its first step.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -40,6 +44,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     cache_salt: str = ""
     arrival_time_s: float | None = None
     streams: bool = True
+    queue_timeout_s: float | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -114,12 +119,48 @@ class RequestUpdate(msgspec.Struct, array_like=True):
     failure: Failure | None = None
 
 
+class Histogram(msgspec.Struct, array_like=True):
+    """How often values fell between bounds; `counts` has one entry more than the bounds, for all above the last."""
+
+    counts: list[int]
+    total: float = 0.0
+
+    def add(self, bounds: Sequence[float], value: float, times: int = 1) -> None:
+        """Count a value. A bucket includes its upper bound."""
+        self.counts[bisect_left(bounds, value)] += times
+        self.total += value * times
+
+
 class Statistics(msgspec.Struct, array_like=True):
-    """The engine after a step. Counters are since its start; `step_s` are the durations of the steps since the last."""
+    """The engine after a step: what is in it now, and counters since its start.
+
+    All is cumulative, so that a message that nobody read costs nothing. Bounds of the histograms: `statistics.py`.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     num_steps: int = 0
+    num_running_prompt_tokens: int = 0
+    """Of requests whose first step is over or under way."""
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Nobody's, with or without a cached prefix."""
+    num_cached_blocks: int = 0
+    """Of these, with one; counted anew once a second."""
+    num_computed_tokens: int = 0
+    busy_s: float = 0.0
+    """Time spent in steps."""
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_looked_up_tokens: int = 0
+    """Prompt tokens that the prefix cache was asked for."""
+    num_cached_tokens: int = 0
+    """Of these, found there."""
+    num_preemptions: int = 0
+    num_finished: dict[str, int] = {}
+    """By finish reason; each completion of `n` counts."""
+    num_lost_events: int = 0
+    histograms: dict[str, Histogram] = {}
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

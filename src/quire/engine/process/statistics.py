@@ -1,0 +1,153 @@
+"""What the engine did, in numbers: read off its event log after each step, and added up.
+
+The log is the one record of what happened; only times of single requests come from their outputs. After a step
+of thousands that would be too slow, `Meter` still costs a fraction of a percent of it. Knows no HTTP.
+Next to read: `../../events.py`, `child.py`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quire.engine.process.messages import Histogram, RequestUpdate, Statistics
+from quire.events import Event, EventKind
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+
+STEP_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0)
+LATENCY_BOUNDS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0,
+)  # fmt: skip
+BOUNDS_S: dict[str, Sequence[float]] = {
+    "step_decode": STEP_BOUNDS_S,
+    "step_prefill": STEP_BOUNDS_S,
+    "time_to_first_token": LATENCY_BOUNDS_S,
+    "inter_token": TOKEN_BOUNDS_S,
+    "queue": LATENCY_BOUNDS_S,
+    "request": LATENCY_BOUNDS_S,
+}
+"""Upper bounds of the buckets of each histogram of `Statistics`."""
+COUNT_CACHED_EVERY_S = 1.0
+
+
+class Meter:
+    """Keeps the statistics of one engine; events before it was made do not count."""
+
+    def __init__(self, engine: "LLMEngine", clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._num_seen = engine.events.num_recorded
+        self._prompt_lens: dict[str, int] = {}
+        self._preempted: set[str] = set()
+        self._last_token_s: dict[str, float] = {}
+        self._cached_counted_s = float("-inf")
+        self.statistics = Statistics(
+            histograms={name: Histogram([0] * (len(bounds) + 1)) for name, bounds in BOUNDS_S.items()}
+        )
+        self.admitted_ids: list[str] = []
+        """Requests that got their first step since the last `take`."""
+
+    def take(self, updates: Sequence[RequestUpdate]) -> Statistics:
+        """Everything up to now; `updates` is what the last step brought. Mutates: what it returns, at each call."""
+        now_s = self._clock()
+        self._read_events()
+        for update in updates:
+            self._read_update(update, now_s)
+        self._look_at_scheduler(now_s)
+        return self.statistics
+
+    def _read_events(self) -> None:
+        events = self._engine.events
+        new = events.since(self._num_seen)
+        self.statistics.num_lost_events += events.num_recorded - self._num_seen - len(new)
+        self._num_seen = events.num_recorded
+        self.admitted_ids = []
+        for event in new:
+            reader = _READERS.get(event.kind)
+            if reader is not None:
+                reader(self, event)
+
+    def _on_admit(self, event: Event) -> None:
+        request_id, statistics = event.request_id, self.statistics
+        if request_id in self._preempted:
+            # What it finds of itself after a preemption is no merit of the prefix cache.
+            self._preempted.discard(request_id)
+            return
+        prompt_len = event.data["num_prompt_tokens"]
+        self.admitted_ids.append(request_id)
+        self._prompt_lens[request_id] = prompt_len
+        statistics.num_running_prompt_tokens += prompt_len
+        statistics.num_prompt_tokens += prompt_len
+        statistics.num_looked_up_tokens += prompt_len
+        statistics.num_cached_tokens += event.data["num_cached_tokens"]
+
+    def _on_preempt(self, event: Event) -> None:
+        self._preempted.add(event.request_id)
+        self.statistics.num_preemptions += 1
+
+    def _on_step(self, event: Event) -> None:
+        data, statistics = event.data, self.statistics
+        if data["num_tokens"] == 0:  # nothing was computed
+            return
+        is_decode = data["num_tokens"] <= data["num_requests"]
+        self._observe("step_decode" if is_decode else "step_prefill", data["duration_s"])
+        statistics.num_steps += 1
+        statistics.num_computed_tokens += data["num_tokens"]
+        statistics.busy_s += data["duration_s"]
+
+    def _on_finish(self, event: Event) -> None:
+        self._preempted.discard(event.request_id)
+        statistics = self.statistics
+        statistics.num_running_prompt_tokens -= self._prompt_lens.pop(event.request_id, 0)
+        reason = event.data["reason"]
+        statistics.num_finished[reason] = statistics.num_finished.get(reason, 0) + 1
+
+    def _read_update(self, update: RequestUpdate, now_s: float) -> None:
+        num_tokens = sum(len(choice.token_ids) for choice in update.choices)
+        self.statistics.num_generated_tokens += num_tokens
+        before_s = self._last_token_s.pop(update.request_id, None)
+        metrics = update.metrics
+        if not update.finished:
+            self._last_token_s[update.request_id] = now_s
+        if num_tokens and before_s is not None:
+            self._observe("inter_token", now_s - before_s)
+        if metrics is None:
+            return
+        arrival_s = metrics.arrival_time_s
+        if metrics.first_scheduled_time_s is not None:
+            self._observe("queue", metrics.first_scheduled_time_s - arrival_s)
+        if metrics.first_token_time_s is not None:
+            self._observe("time_to_first_token", metrics.first_token_time_s - arrival_s)
+            longest = max((len(choice.token_ids) for choice in update.choices), default=0)
+            if before_s is None and longest > 1 and metrics.last_token_time_s is not None:
+                # All tokens came at once, because nobody wanted them earlier: only their mean distance is known.
+                distance_s = (metrics.last_token_time_s - metrics.first_token_time_s) / (longest - 1)
+                self._observe("inter_token", distance_s, longest - 1)
+        if metrics.finished_time_s is not None:
+            self._observe("request", metrics.finished_time_s - arrival_s)
+
+    def _look_at_scheduler(self, now_s: float) -> None:
+        scheduler, statistics = self._engine.scheduler, self.statistics
+        statistics.num_running = scheduler.num_running
+        statistics.num_waiting = scheduler.num_waiting
+        statistics.num_blocks = scheduler.blocks.pool.num_usable
+        statistics.num_free_blocks = scheduler.blocks.num_free
+        if now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S or not scheduler.has_unfinished:
+            self._cached_counted_s = now_s
+            statistics.num_cached_blocks = scheduler.blocks.count_cached()
+        # Blocks may have been taken since these were counted.
+        statistics.num_cached_blocks = min(statistics.num_cached_blocks, statistics.num_free_blocks)
+
+    def _observe(self, name: str, value_s: float, times: int = 1) -> None:
+        # Times of two processes: the one that began it may be a moment ahead.
+        self.statistics.histograms[name].add(BOUNDS_S[name], max(0.0, value_s), times)
+
+
+_READERS: dict[EventKind, Callable[[Meter, Event], None]] = {
+    EventKind.ADMIT: Meter._on_admit,
+    EventKind.PREEMPT: Meter._on_preempt,
+    EventKind.STEP: Meter._on_step,
+    EventKind.FINISH: Meter._on_finish,
+}

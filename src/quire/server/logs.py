@@ -1,0 +1,70 @@
+"""Log lines of the server: one line each, as text or as JSON, and nothing in them that a terminal would obey.
+
+A record's `fields` (given as `extra={"fields": {...}}`) become `name=value`, or members of the JSON object.
+Next to read: `gate/access.py`, which writes one line per request.
+"""
+
+import datetime
+import json
+import logging
+import re
+from typing import Any
+
+MAX_VALUE_CHARACTERS = 300
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def use_format(log_format: str) -> None:
+    """Have the handlers of Quire's log write "text" or "json". Mutates: the logger `quire`."""
+    for handler in logging.getLogger("quire").handlers:
+        handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+
+
+class TextFormatter(logging.Formatter):
+    """`INFO quire.access: request method=GET path=/version status=200`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and below it the traceback if there is one."""
+        parts = [f"{record.levelname} {record.name}: {escaped(record.getMessage())}"]
+        parts += [f"{name}={shown(value)}" for name, value in fields_of(record).items()]
+        line = " ".join(parts)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record, in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        content: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in fields_of(record).items():
+            content.setdefault(name, value[:MAX_VALUE_CHARACTERS] if isinstance(value, str) else value)
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content, default=str)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a record brings beside its message."""
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def shown(value: object) -> str:
+    """A value as text without spaces around it, quoted where it is not plain."""
+    if not isinstance(value, str):
+        return str(value)
+    text = value[:MAX_VALUE_CHARACTERS]
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def escaped(text: str) -> str:
+    """Text whose control characters, line ends and changes of direction are written out."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -1,0 +1,223 @@
+"""A whole server in one process: real sockets, the real gate and application, the real engine without a model.
+
+The engine's loop runs in a thread instead of a process, on a scripted executor.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+
+from quire.config import EngineOptions
+from quire.engine.process.child import Channel, EngineLoop
+from quire.engine.process.client import EngineClient, _EngineProtocol
+from quire.engine.process.messages import Ready
+from quire.errors import EngineDeadError
+from quire.server.app import make_app
+from quire.server.connection import Connection
+from quire.server.errors import ApiError
+from quire.server.front_end import FrontEnd
+from quire.server.gate import wrap
+from quire.server.gate.keys import KeyRing
+from quire.server.options import ServerOptions
+from quire.server.state import ServerState
+from quire.server.supervisor import EngineState
+from tests.engine.builders import NextToken, ScriptedExecutor, byte_tokenizer, make_engine, mixing
+
+CHAT = "/v1/chat/completions"
+
+
+class ThreadedEngineClient(EngineClient):
+    """Its engine runs in a thread of this process."""
+
+    def __init__(self, next_token: NextToken = mixing, **scheduler: Any) -> None:
+        super().__init__()
+        self.engine, self.executor = make_engine(next_token, **scheduler)
+        self._thread: threading.Thread | None = None
+
+    async def begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        loop = EngineLoop(self.engine, Channel(theirs))
+
+        def work() -> None:
+            with contextlib.suppress(EngineDeadError, OSError):
+                loop.run()
+            theirs.close()
+
+        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread.start()
+        await asyncio.get_running_loop().create_connection(lambda: _EngineProtocol(self), sock=ours)
+        self.ready = Ready(self.engine.config, {})
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._transport is not None:
+            self._transport.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 10)
+
+
+class StandInSupervisor:
+    """What the server sees of a supervisor."""
+
+    def __init__(self, client: ThreadedEngineClient) -> None:
+        self.the_client = client
+        config = client.engine.config
+        self.options = EngineOptions(max_num_seqs=config.scheduler.max_num_seqs)
+        self.state = EngineState.READY
+        self.num_deaths = 0
+        self.front_end = FrontEnd(config, byte_tokenizer(), None)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
+    def client(self) -> ThreadedEngineClient:
+        if not self.is_ready:
+            raise ApiError(503, "the engine is restarting", code="engine_not_ready", retry_after_s=2)
+        return self.the_client
+
+
+class Served:
+    """A running server. `answer` asks it over a new connection each time."""
+
+    def __init__(self, state: ServerState, app: Any, port: int, server: uvicorn.Server) -> None:
+        self.state = state
+        self.app = app
+        self.port = port
+        self.server = server
+
+    @property
+    def supervisor(self) -> StandInSupervisor:
+        return self.state.supervisor  # type: ignore[return-value]
+
+    @property
+    def executor(self) -> ScriptedExecutor:
+        return self.supervisor.the_client.executor
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def raw(self, data: bytes, *, timeout_s: float = 20) -> bytes:
+        """Send bytes, read until the server closes."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := await asyncio.wait_for(reader.read(1 << 16), timeout_s):
+                    received += piece
+            return received
+        finally:
+            writer.close()
+
+    async def answer(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: Any = None
+    ) -> "Answer":
+        """One request and its whole answer."""
+        given = {"Host": f"127.0.0.1:{self.port}", "Connection": "close"} | (headers or {})
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        if body is not None:
+            given = {"Content-Type": "application/json", "Content-Length": str(len(data))} | given
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+        return Answer(await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + data))
+
+    async def chat(self, *, headers: dict[str, str] | None = None, text: str = "hi", **fields: Any) -> "Answer":
+        return await self.answer("POST", CHAT, headers=headers, body=chat_body(text=text, **fields))
+
+    async def until_idle(self) -> None:
+        """Until the engine has nothing to do and has said so."""
+        for _ in range(500):
+            client = self.supervisor.the_client
+            if not client.num_requests and not client.engine.has_unfinished_requests() and not self.server_requests():
+                await asyncio.sleep(0.02)
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the server does not come to rest")
+
+    def server_requests(self) -> int:
+        return self.state.admission.num_requests
+
+
+def chat_body(*, text: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "scripted", "messages": [{"role": "user", "content": text}], "max_tokens": 4} | fields
+
+
+class Answer:
+    """A parsed answer."""
+
+    def __init__(self, data: bytes) -> None:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        self.status = int(lines[0].split()[1]) if data else 0
+        self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        self.body = dechunked(rest) if self.headers.get("transfer-encoding") == "chunked" else rest
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return self.json["error"]["code"]
+
+
+def dechunked(data: bytes) -> bytes:
+    found = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        found += data[: int(size, 16)]
+        data = data[int(size, 16) + 2 :]
+    return found
+
+
+def make_state(client: ThreadedEngineClient | None = None, **options: Any) -> ServerState:
+    supervisor = StandInSupervisor(client or ThreadedEngineClient())
+    return ServerState(ServerOptions(**options), "scripted", supervisor)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    *,
+    keys: KeyRing | None = None,
+    connection: type[Connection] = Connection,
+    next_token: NextToken = mixing,
+    scheduler: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Served]:
+    """A server on a free port; `options` are fields of `ServerOptions`."""
+    client = ThreadedEngineClient(next_token, **(scheduler or {}))
+    await client.begin()
+    state = make_state(client, **options)
+    app = make_app(state)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    config = uvicorn.Config(
+        wrap(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
+        http=connection, ws="none", server_header=False, timeout_graceful_shutdown=5, log_level=logging.WARNING,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield Served(state, app, listener.getsockname()[1], server)
+    finally:
+        server.should_exit = True
+        await task
+        await client.stop()
+
+
+@contextlib.contextmanager
+def quick(**times: float) -> Iterator[type[Connection]]:
+    """A `Connection` with other time limits."""
+    yield type("QuickConnection", (Connection,), times)
