@@ -79,13 +79,12 @@ async def test_a_request_that_the_engine_aborts_is_an_error() -> None:
     (request,) = requests(state, 1, max_tokens=100)
     engine.gate.clear()
     engine.num_ahead = 2
-    with pytest.raises(ApiError) as caught:
-        async with aclosing(generate(state, [request], ANONYMOUS, streams=True)) as updates:
-            await anext(updates)
-            engine.engine.abort_request([request.request_id])
-            engine.gate.set()
-            await anext(updates)
-            await anext(updates)
+    async with aclosing(generate(state, [request], ANONYMOUS, streams=True)) as updates:
+        await anext(updates)
+        engine.engine.abort_request([request.request_id])
+        engine.gate.set()
+        with pytest.raises(ApiError) as caught:
+            [update async for update in updates]
     assert (caught.value.status, caught.value.code) == (503, "aborted")
 
 

@@ -170,8 +170,9 @@ async def test_a_closed_connection_aborts_the_request(streams: bool) -> None:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps({**CHAT, "stream": streams}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        writer.write(head.encode() + b"\r\n\r\n" + body)
+        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+        head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
+        writer.write(head.encode() + body)
         await until(lambda: engine.submitted and engine.num_ahead == 0)
         writer.close()
         await until(lambda: engine.aborted)

@@ -39,7 +39,7 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
         ({"messages": []}, "messages", "messages must have at least 1 items, got a list of 0 items"),
         ({"messages": {}}, "messages", "messages must be a list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
         ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be one of "text", got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
