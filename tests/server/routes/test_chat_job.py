@@ -1,7 +1,7 @@
 import pytest
 
+from quire.server.protocol.base import Body
 from quire.server.protocol.chat import Message
-from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import validate
 from quire.server.routes.chat_job import add_generation_prompt, template_messages
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
-from quire.server.protocol.fields import UNSUPPORTED, Body, FieldError, known_names
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.fields import UNSUPPORTED, known_names
 from quire.server.protocol.json_text import JsonTextError, parse_json
 
 MAX_NAME_CHARACTERS = 100
