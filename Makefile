@@ -46,6 +46,7 @@ faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, excep
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
+	$(BIN)/python -m quire.server.openapi
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist

@@ -15,6 +15,7 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 
+from quire.config import EngineOptions
 from quire.engine.process.client import RequestStream
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Failure, RequestUpdate, Statistics, Submit
@@ -26,7 +27,7 @@ from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES}
 
@@ -60,6 +61,7 @@ class FakeEngine:
         self.gate.set()
         self.num_ahead = 0
         self.statistics = Statistics()
+        self.last_heard_s = float("inf")
         self.dead_error: EngineDeadError | None = None
         self._streams: dict[str, RequestStream] = {}
         self._deltas = DeltaEncoder()
@@ -126,8 +128,9 @@ class FakeSupervisor:
     def __init__(self, client: FakeEngine) -> None:
         self.client = client
         self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
-        self.options = client.engine.config.options
+        self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
         self.is_ready = True
+        self.num_deaths = 0
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
@@ -179,7 +182,7 @@ def assert_error(response: httpx2.Response, status: int, code: str | None, param
     """The answer is this error, in OpenAI's shape. Returns its message."""
     assert response.status_code == status, response.text
     (key, error), *others = response.json().items()
-    assert key == "error" and not others
+    assert (key, others) == ("error", [])
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["code"], error["param"]) == (code, param), error
     assert 0 < len(error["message"]) <= 2000

@@ -33,9 +33,11 @@ ERRORS = {
     415: "The body is not JSON, or is compressed.",
     429: "Too many requests at once: try again after `Retry-After` seconds.",
     500: "The server failed on this request.",
+    504: "The request took longer than the server allows.",
     503: "The engine is starting, or has died: try again after `Retry-After` seconds.",
 }
 WITH_BODY = (400, 401, 404, 413, 415, 500, 503)
+GENERATES = (*WITH_BODY, 429, 504)
 WITHOUT_BODY = (401, 500, 503)
 
 
@@ -50,18 +52,19 @@ class Endpoint:
     answer: type[BaseModel] | None
     chunk: type[BaseModel] | None = None
     errors: tuple[int, ...] = WITH_BODY
+    media_type: str = "application/json"
     is_open: bool = False
 
 
 ENDPOINTS = (
     Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
-             ChatCompletionChunk, (*WITH_BODY, 429)),
+             ChatCompletionChunk, GENERATES),
     Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, Completion,
-             (*WITH_BODY, 429)),
+             GENERATES),
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
-             ResponseEvent, (*WITH_BODY, 429)),
+             ResponseEvent, GENERATES),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList,
-             errors=(*WITH_BODY, 429)),
+             errors=GENERATES),
     Endpoint("get", "/v1/models", "The model of this server", None, ModelList, errors=WITHOUT_BODY),
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard, errors=(*WITHOUT_BODY, 404)),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
@@ -70,6 +73,9 @@ ENDPOINTS = (
     Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer, errors=(503,),
              is_open=True),
     Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
+    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, errors=WITHOUT_BODY, media_type="text/plain"),
     Endpoint("get", "/openapi.json", "This description", None, None, errors=WITHOUT_BODY),
 )  # fmt: skip
 
@@ -98,7 +104,7 @@ def build_document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref(endpoint.answer)}}
+    content: dict[str, Any] = {endpoint.media_type: {"schema": _schema(endpoint)}}
     if endpoint.chunk is not None:
         # A stream's schema is that of one event's data.
         content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _ref(endpoint.chunk)}
@@ -131,8 +137,14 @@ def _error(status: int) -> dict[str, Any]:
     return found
 
 
-def _ref(kind: type[BaseModel] | None) -> dict[str, Any]:
-    return {"type": "object"} if kind is None else {"$ref": REF.format(model=kind.__name__)}
+def _schema(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.answer is not None:
+        return _ref(endpoint.answer)
+    return {"type": "object" if endpoint.media_type == "application/json" else "string"}
+
+
+def _ref(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": REF.format(model=kind.__name__)}
 
 
 def text() -> str:

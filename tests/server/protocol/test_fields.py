@@ -10,9 +10,10 @@ import pytest
 from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
+from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.completion import CompletionRequest
-from quire.server.protocol.fields import SHARED_NAMES, Body, known_names, prompt_list
+from quire.server.protocol.fields import SHARED_NAMES, known_names, prompt_list
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT
 
@@ -96,8 +97,8 @@ def test_no_field_takes_what_is_no_number(kind: Any, name: str, text: str) -> No
 
 def test_all_fields_of_sampling_params_can_be_sent_or_are_the_servers_business() -> None:
     unsent = set(SamplingParams.__dataclass_fields__) - known_names()
-    # Answers are text; structured outputs have an API of their own.
-    assert unsent <= {"detokenize", "structured_outputs"}
+    # Answers are text.
+    assert unsent <= {"detokenize"}
     assert "temperature" in SHARED_NAMES
 
 

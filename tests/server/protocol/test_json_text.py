@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,8 @@ def test_reads_what_json_writes(value: object, escapes: bool) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
-    try:
+    with suppress(JsonTextError):
         parse_json(data)
-    except JsonTextError as error:
-        assert str(error)
 
 
 def test_depth_is_bounded_before_anything_recurses() -> None:

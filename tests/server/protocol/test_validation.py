@@ -39,7 +39,7 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
         ({"messages": []}, "messages", "messages must have at least 1 items, got a list of 0 items"),
         ({"messages": {}}, "messages", "messages must be a list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
         ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be one of "text", got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
@@ -67,7 +67,7 @@ def test_a_nested_unknown_field_has_its_path() -> None:
     assert refusal({**CHAT, "messages": [{**MESSAGES[0], "tools": []}]}).param == "messages.0.tools"
 
 
-@pytest.mark.parametrize("name", sorted(set(UNSUPPORTED) - {"prompt"}))
+@pytest.mark.parametrize("name", sorted(set(UNSUPPORTED) - {"prompt", "response_format"}))
 def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
     error = refusal({**CHAT, name: {"any": "value"}})
     assert (error.code, error.param) == ("unsupported_parameter", name)
@@ -76,7 +76,7 @@ def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
 
 
 def test_names_are_either_known_or_unsupported() -> None:
-    assert set(UNSUPPORTED) & known_names() == {"prompt"}
+    assert set(UNSUPPORTED) & known_names() == {"prompt", "response_format"}
 
 
 def test_the_body_must_be_an_object() -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
-from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, text_or_list
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
@@ -51,6 +52,12 @@ class Message(Body):
     annotations: list[Any] | None = None
     """Part of OpenAI's answers, which clients send back as they came."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise FieldError("content", f"a message of the role {self.role} needs content")
+        return self
+
 
 class ChatRequest(ChoiceFields):
     """OpenAI's fields and vLLM's."""
@@ -75,7 +82,7 @@ class ChatRequest(ChoiceFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ChatRequest":
-        self.check_stream()
+        self.check_together()
         if self.continue_final_message and self.add_generation_prompt:
             raise FieldError(
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"

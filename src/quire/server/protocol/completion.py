@@ -8,14 +8,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
-from quire.server.protocol.fields import (
-    MAX_INTEGER,
-    MAX_LOGPROBS,
-    ChoiceFields,
-    FieldError,
-    Prompts,
-    prompt_list,
-)
+from quire.server.protocol.base import FieldError
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, Prompts, prompt_list
 
 MAX_CHOICES = 1024
 """Prompts times `n`."""
@@ -39,7 +33,7 @@ class CompletionRequest(ChoiceFields):
 
     @model_validator(mode="after")
     def _check(self) -> "CompletionRequest":
-        self.check_stream()
+        self.check_together()
         num_choices = len(self.prompts) * (self.n or 1)
         if num_choices > MAX_CHOICES:
             raise FieldError(

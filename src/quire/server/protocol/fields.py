@@ -8,9 +8,11 @@ what needs the model is checked by the engine's `InputProcessor`. Next to read: 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from quire.sampling_params import SamplingParams
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.forms import ResponseFormat, StructuredOutputs, check_forms
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -44,9 +46,8 @@ UNSUPPORTED = {
     "prompt": "stored prompts do not exist here; send input and instructions",
     "prompt_embeds": "send text or token ids",
     "repetition_detection": "use frequency_penalty or repetition_penalty",
-    "response_format": "answers follow no schema yet",
+    "response_format": "use text.format",
     "spaces_between_special_tokens": "special tokens are written as they are",
-    "structured_outputs": "answers follow no schema yet",
     "suffix": "the model only continues text",
     "thinking_token_budget": "use max_tokens",
     "tool_choice": "tools are not called yet",
@@ -57,14 +58,6 @@ UNSUPPORTED = {
     "web_search_options": "this server does not search",
 }
 """Known fields that are refused where they have a value, and what to do instead."""
-
-
-class FieldError(ValueError):
-    """A field is wrong in a way that only other fields show. `param` names it."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 def text_or_list(value: Any) -> str:
@@ -116,12 +109,6 @@ def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
     return several
 
 
-class Body(BaseModel):
-    """A JSON object with known fields only; numbers are not read out of strings."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
 class StreamOptions(Body):
     """What a stream brings beside its text."""
 
@@ -169,6 +156,7 @@ class SamplingFields(IgnoredFields):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
     stream: bool | None = False
+    structured_outputs: StructuredOutputs | None = None
 
     def sampling_values(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the client set."""
@@ -193,9 +181,11 @@ class ChoiceFields(SamplingFields):
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
     store: bool | None = None
+    response_format: ResponseFormat | None = None
 
-    def check_stream(self) -> None:
-        """Raises: FieldError for fields that contradict `stream`."""
+    def check_together(self) -> None:
+        """Raises: FieldError for fields that contradict each other."""
+        check_forms(self.response_format, self.structured_outputs)
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
         if self.prompt_logprobs is not None and self.stream:
@@ -205,8 +195,9 @@ class ChoiceFields(SamplingFields):
 SHARED_NAMES = tuple(
     name
     for name in (*SamplingFields.model_fields, *ChoiceFields.model_fields)
-    if name in SamplingParams.__dataclass_fields__
+    if name in SamplingParams.__dataclass_fields__ and name != "structured_outputs"
 )
+"""Fields that are `SamplingParams`' own, under the same names; `forms.py` makes the one that is left out."""
 
 
 def known_names() -> set[str]:
@@ -215,6 +206,6 @@ def known_names() -> set[str]:
     waiting = list(Body.__subclasses__())
     while waiting:
         kind = waiting.pop()
-        found |= set(kind.model_fields)
+        found |= {field.alias or name for name, field in kind.model_fields.items()}
         waiting += kind.__subclasses__()
     return found

@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer
+from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.chat import MAX_MESSAGES, MAX_PARTS
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
-    Body,
-    FieldError,
     ModelName,
     SamplingFields,
     StreamOptions,
     text_or_list,
 )
+from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -50,9 +50,25 @@ class InputMessage(Body):
 
 
 class TextFormat(Body):
-    """Free text."""
+    """Free text, any JSON object, or JSON that follows a schema; its fields beside `type` go with `json_schema`."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")] | None = None
+    description: Annotated[str, Field(max_length=1024)] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextFormat":
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise FieldError("schema", "text.format.schema goes with the type json_schema, and with no other")
+        return self
+
+    def response_format(self) -> ResponseFormat:
+        """The same as the chat API writes it."""
+        if self.schema_ is None:
+            return ResponseFormat(type=self.type)
+        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name or "answer", schema=self.schema_))
 
 
 class TextOptions(Body):
@@ -84,6 +100,11 @@ class ResponsesRequest(SamplingFields):
     reasoning: dict[str, Any] | None = None
 
     @property
+    def response_format(self) -> ResponseFormat | None:
+        """`text.format` as the chat API writes it."""
+        return None if self.text is None or self.text.format is None else self.text.format.response_format()
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether log-probabilities are part of the answer."""
         return WITH_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
@@ -92,6 +113,7 @@ class ResponsesRequest(SamplingFields):
     def _check(self) -> "ResponsesRequest":
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
+        check_forms(self.response_format, self.structured_outputs)
         return self
 
 

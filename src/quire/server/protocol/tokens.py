@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from quire.server.protocol.answers import Answer
+from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_variables
-from quire.server.protocol.fields import MAX_TOKEN_IDS, Body, FieldError, ModelName, TokenId
+from quire.server.protocol.fields import MAX_TOKEN_IDS, ModelName, TokenId
 
 
 class TokenizeRequest(Body):

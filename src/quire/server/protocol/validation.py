@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
-from quire.server.protocol.fields import UNSUPPORTED, Body, known_names
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.fields import UNSUPPORTED, known_names
 from quire.server.protocol.json_text import JsonTextError, parse_json
 
 MAX_NAME_CHARACTERS = 100
@@ -76,7 +77,8 @@ def _answer(error: ValidationError) -> ApiError:
         return ApiError(400, f"unknown field {json.dumps(name)}{hint}", code="unknown_parameter", param=param)
     if first["type"] == "value_error":
         cause = first["ctx"]["error"]
-        return ApiError(400, str(cause), code="invalid_parameter", param=getattr(cause, "param", param))
+        param = ".".join([*path, cause.param]) if isinstance(cause, FieldError) else param
+        return ApiError(400, str(cause), code="invalid_parameter", param=param)
     given = first.get("input")
     if name == "type" and first["type"] == "literal_error" and "content" in path:
         where = ".".join(path[:-1])

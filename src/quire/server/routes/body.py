@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from quire.server.errors import ApiError
-from quire.server.protocol.fields import Body
+from quire.server.protocol.base import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.state import ServerState
 

@@ -6,12 +6,12 @@ Next to read: `chat.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidParameterError
 from quire.server.caller import Caller
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.chat import ChatRequest, Message
+from quire.server.protocol.forms import form_of, renaming, schema_field
 from quire.types import Request
 
 
@@ -53,7 +53,8 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
         add_special_tokens=bool(body.add_special_tokens),
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
     )
-    try:
+    with renaming({"logprobs": "top_logprobs", **schema_field(body.response_format)}):
+        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
         request = front_end.prepare(
             new_id("chat"),
             prompt,
@@ -62,9 +63,6 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
             client_id=caller.client_id,
             cache_salt=caller.cache_salt + (body.cache_salt or ""),
         )
-    except InvalidParameterError as error:
-        name = {"logprobs": "top_logprobs"}.get(error.field, error.field)
-        raise InvalidParameterError(name, error.value, error.limit) from None
     answer_id = f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl")
     return ChatJob(body, answer_id, timestamp(), request, prompt, _opening(body))
 

@@ -19,6 +19,7 @@ from quire.server.generation import Finished, collect, generate, new_id, timesta
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from quire.server.protocol.forms import form_of, renaming, schema_field
 from quire.server.routes.body import check_model, read_body
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import DONE, EventStream, TextEvent, event
@@ -81,23 +82,27 @@ def _prepare(front_end: FrontEnd, body: CompletionRequest, caller: Caller) -> Co
         chosen["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None:
         chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    names = schema_field(body.response_format)
+    with renaming(names):
+        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
     params = front_end.sampling_params(chosen)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"])
     prompts = [
         front_end.prompt(prompt, add_special_tokens=body.add_special_tokens is not False, max_len=max_len)
         for prompt in body.prompts
     ]
-    requests = [
-        front_end.prepare(
-            new_id("cmpl"),
-            prompt,
-            params,
-            priority=body.priority or 0,
-            client_id=caller.client_id,
-            cache_salt=caller.cache_salt + (body.cache_salt or ""),
-        )
-        for prompt in prompts
-    ]
+    with renaming(names):
+        requests = [
+            front_end.prepare(
+                new_id("cmpl"),
+                prompt,
+                params,
+                priority=body.priority or 0,
+                client_id=caller.client_id,
+                cache_salt=caller.cache_salt + (body.cache_salt or ""),
+            )
+            for prompt in prompts
+        ]
     answer_id = f"cmpl-{body.request_id}" if body.request_id else new_id("cmpl")
     return CompletionJob(body, answer_id, timestamp(), requests, prompts, scores_only)
 

@@ -17,6 +17,7 @@ from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
 from quire.server.generation import collect, generate, new_id, timestamp, until_disconnect
 from quire.server.logprobs import LogprobWriter
+from quire.server.protocol.forms import form_of, renaming
 from quire.server.protocol.responses import InputMessage, ResponsesRequest
 from quire.server.routes.body import check_model, read_body
 from quire.server.state import ServerState, state_of
@@ -63,7 +64,7 @@ class ResponseJob:
             "service_tier": "default",
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self._format()},
             "tool_choice": "none",
             "tools": [],
             "top_logprobs": body.top_logprobs or 0,
@@ -72,6 +73,12 @@ class ResponseJob:
             "usage": None,
             "user": body.user,
         } | changes
+
+    def _format(self) -> dict[str, Any]:
+        text = self.body.text
+        if text is None or text.format is None:
+            return {"type": "text"}
+        return text.format.model_dump(by_alias=True, exclude_unset=True)
 
     def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         """The message that is the response's output."""
@@ -125,14 +132,18 @@ def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model:
         chosen["logprobs"] = body.top_logprobs or 0
         writer = LogprobWriter(front_end.tokenizer, body.top_logprobs or 0, as_ids=False)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens)
-    request = front_end.prepare(
-        new_id("resp"),
-        front_end.chat_prompt(_messages(body), max_len=max_len),
-        front_end.sampling_params(chosen),
-        priority=body.priority or 0,
-        client_id=caller.client_id,
-        cache_salt=caller.cache_salt + (body.cache_salt or ""),
-    )
+    prompt = front_end.chat_prompt(_messages(body), max_len=max_len)
+    has_format = body.response_format is not None
+    with renaming({"logprobs": "top_logprobs"} | ({"structured_outputs": "text.format.schema"} if has_format else {})):
+        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
+        request = front_end.prepare(
+            new_id("resp"),
+            prompt,
+            front_end.sampling_params(chosen),
+            priority=body.priority or 0,
+            client_id=caller.client_id,
+            cache_salt=caller.cache_salt + (body.cache_salt or ""),
+        )
     response_id = f"resp_{body.request_id}" if body.request_id else new_id("resp").replace("-", "_")
     return ResponseJob(body, response_id, new_id("msg").replace("-", "_"), timestamp(), model, request, writer)
 
