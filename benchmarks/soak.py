@@ -10,6 +10,7 @@ not. Timings want a machine that does nothing else. Next to read: `soak_loads.py
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,6 +68,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args(words)
+    # As an exception, so that no server is left behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     known = checks(arguments)
     wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or ["L", "F"]
     ids = [row for row in known if row in wanted or row[0] in wanted]
