@@ -1,6 +1,7 @@
 """What a server bears and survives: the tables of loads (L) and faults (F), measured on a real `quire serve`.
 
     python -m benchmarks.soak [--only L1,F3] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
+        [--server-options "--max-num-batched-tokens 256"]
     make soak, make faults
 
 One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
@@ -10,6 +11,7 @@ not. Timings want a machine that does nothing else. Next to read: `soak_loads.py
 import argparse
 import asyncio
 import json
+import shlex
 import signal
 import sys
 import time
@@ -34,7 +36,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         return arguments.repeat or REPEATS[row]
 
     async def on_server(row: Callable[[Server], Awaitable[Row]], *options: str) -> Row:
-        with serving(model, *SHORT, *options) as server:
+        with serving(model, *SHORT, *options, *shlex.split(arguments.server_options)) as server:
             return await row(server)
 
     queue = ("--max-queued-requests", str(QUEUE))
@@ -65,6 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
     parser.add_argument("--repeat", type=int, help=f"of F1, F2, F3 and F5  [{REPEATS}]")
+    parser.add_argument("--server-options", default="", help="more options of quire serve, for the rows L1 to L6")
     parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args(words)

@@ -81,6 +81,6 @@ def test_notes_of_other_machines_and_other_files_are_left_alone() -> None:
 
 def test_a_directory_that_cannot_be_written_stops_no_server(state: Path, caplog: pytest.LogCaptureFixture) -> None:
     (state / "quire").write_text("a file")
-    with caplog.at_level(logging.INFO), registered("http://127.0.0.1:1", "tiny"):
+    with caplog.at_level(logging.INFO, "quire.server"), registered("http://127.0.0.1:1", "tiny"):
         assert find() == []
     assert "quire ps will not know this server" in caplog.text

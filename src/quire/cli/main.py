@@ -44,7 +44,7 @@ VERBS: dict[str, Verb] = {
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
     "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure what its clients see."),
-    "top": Verb("Measure", "quire.cli.top", "Watch a server: tokens per second, requests, KV cache, latency."),
+    "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
     "version": Verb("Operate", "quire.cli.version", "Print the version."),

@@ -1,0 +1,69 @@
+"""`chat`, `top` and `batch` with a real `quire serve` and a tiny model."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak_server import Server, serving
+from tests.cli.batch_inputs import by_id, request, write_lines
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
+    with serving(str(model), environment={"QUIRE_FAULTS": "slow-step:ms=5"}) as running:
+        yield running
+
+
+def test_a_question_to_the_first_model(server: Server) -> None:
+    arguments = ("chat", "hi", "--url", server.url, "--max-tokens", "20", "--ignore-eos", "--temperature", "0")
+    value = parsed(call(*arguments, "--json"))
+    assert (value["model"], value["finish_reason"], value["usage"]["completion_tokens"]) == ("soak", "length", 20)
+    assert value["timings"]["predicted_n"] == 20
+    streamed = call(*arguments)
+    assert streamed.stdout.rstrip("\n") == value["text"].rstrip("\n")
+    assert "· 20 new · TTFT" in streamed.stderr
+    assert "/2048 (" in streamed.stderr
+
+
+def test_ctrl_c_ends_the_work_on_the_server_too(server: Server) -> None:
+    command = [sys.executable, "-m", "quire", "chat", "hi", "--url", server.url, "--max-tokens", "1900", "--ignore-eos"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    value = parsed(call("top", "--url", server.url, "--once", "--json", "--interval-s", "0.3"))
+    assert (value["model"], value["running"]) == ("soak", 1)
+    assert value["generation_tokens_per_s"] > 0
+    assert value["kv_usage_ratio"] > 0
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "[interrupted]" in stderr
+    assert asyncio.run(server.seconds_until_idle()) < 60
+    assert asyncio.run(server.metrics()).value("quire_requests_total", finish_reason="abort") == 1
+
+
+def test_a_batch(server: Server, tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
+    lines = [
+        *(request(str(index), body=body) for index in range(40)),
+        request("other route", url="/v1/completions", body={"prompt": "hi", "max_tokens": 4, "ignore_eos": True}),
+        request("no field", body={**body, "no_such_field": 1}),
+    ]
+    source, target = write_lines(tmp_path / "in", *lines), tmp_path / "out"
+    result = call("batch", str(source), "-o", str(target), "--url", server.url, "--concurrency", "16")
+    assert result.exit_code == 6, result.stderr
+    found = by_id(target)
+    assert len(found) == 42
+    assert sum(line["response"]["status_code"] == 200 for line in found.values()) == 41
+    assert found["no field"]["response"]["body"]["error"]["param"] == "no_such_field"
