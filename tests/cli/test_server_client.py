@@ -68,6 +68,14 @@ def test_errors_in_any_other_shape(body: bytes) -> None:
     assert error.message.startswith("the server answers 502: ")
 
 
+def test_nothing_of_a_server_s_message_reaches_the_terminal_unseen() -> None:
+    body = {"error": {"message": "\x1b[2Jgone\r\n" + "x" * 10_000, "code": "a\x1bb"}}
+    error = ServerAnswerError.of(500, json.dumps(body).encode())
+    assert error.message.isprintable()
+    assert len(error.message) < 600
+    assert error.code == "server_error"
+
+
 def test_nobody_there() -> None:
     with stub_server(lambda *_: None) as server:
         url = server.url

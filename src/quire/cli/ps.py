@@ -35,7 +35,10 @@ class ServerRow:
     version: str
 
 
-@click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=("quire ps", "quire ps --json"))
+EXAMPLES = ("quire ps", "quire ps --json")
+
+
+@click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=EXAMPLES)
 def ps_command() -> None:
     """List the servers that run as you on this machine.
 

@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 10.0
 ANSWER_S = 600.0
 """A long prompt on a slow machine: nothing is sent before its first token."""
+MAX_MESSAGE = 500
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
 _EXIT_CODES = {400: 2, 401: 5, 403: 5, 404: 3, 405: 2, 413: 2, 415: 2, 422: 2}
@@ -40,9 +42,11 @@ class ServerAnswerError(QuireError):
         """From an answer in OpenAI's shape, or any other."""
         try:
             found = json.loads(body)["error"]
-            message, code = str(found["message"]), str(found.get("code") or found.get("type") or "server_error")
+            message, code = str(found["message"]), _word(found.get("code") or found.get("type"))
         except (ValueError, KeyError, TypeError, AttributeError):
             message, code = body[:200].decode("utf-8", "replace").strip() or "no reason was given", "server_error"
+        # It goes to a terminal: no control characters, and not a page of it.
+        message = "".join(character if character.isprintable() else " " for character in message[:MAX_MESSAGE])
         hint = f"; set {KEY_VARIABLES[0]}" if status == 401 else ""
         return cls(status, f"the server answers {status}: {message}{hint}", code)
 
@@ -140,6 +144,12 @@ class ServerClient:
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             what = str(error) or type(error).__name__
             raise ServerUnreachableError(f"the connection to {self.url} broke: {what}") from None
+
+
+def _word(code: object) -> str:
+    """A code that can stand in `error[code]`."""
+    text = str(code or "")
+    return text if re.fullmatch(r"[\w.-]{1,64}", text) else "server_error"
 
 
 def _checked(response: httpx2.Response) -> httpx2.Response:
