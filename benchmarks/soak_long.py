@@ -124,6 +124,8 @@ async def overload(
     share = sum(item.status == 200 for item in again) / max(1, len(again))
     row.check("first retry after the hint admitted (≥ 0.8)", share, passes=share >= 0.8)
     goodput = sum(item.num_tokens for item in flooded if item.is_good) / seconds
+    row.note("peak tok/s", peak[0])
+    row.note("requests/s sent", len(flooded) / seconds)
     row.check("goodput ÷ peak (≥ 0.9)", goodput / peak[0], passes=goodput >= 0.9 * peak[0])
     return row
 
