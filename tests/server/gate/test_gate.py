@@ -125,7 +125,7 @@ def test_a_query_does_not_open_anything() -> None:
 
 
 def test_the_open_paths_are_the_two_probes() -> None:
-    assert OPEN_PATHS == {"/health/live", "/health/ready"}
+    assert {"/health/live", "/health/ready"} == OPEN_PATHS
     assert asyncio.run(ask(GATED, "GET", "/health/live", []))[0] == 200
 
 

@@ -12,8 +12,8 @@ async def answer(scope, receive, send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def status(host: bytes, origin: bytes | None = None, **options: object) -> int:
-    headers = [(b"host", host)] + ([] if origin is None else [(b"origin", origin)])
+def status(host_header: bytes, origin: bytes | None = None, **options: object) -> int:
+    headers = [(b"host", host_header)] + ([] if origin is None else [(b"origin", origin)])
     return asyncio.run(ask(KnownHosts(answer, ServerOptions(**options)), "POST", "/", headers))[0]
 
 
