@@ -106,6 +106,7 @@ INJECTIONS = [
     "/%22%20status=200",
     "/%ff%fe",
     f"/v1/models?key={SECRET}",
+    f"/v1/models/{SECRET}",
     f"/v1/models?token=Bearer%20{SECRET}",
 ]
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.caller import ANONYMOUS, SCOPE_KEY
 from quire.server.errors import ApiError
+from quire.server.gate.authentication import bearer_token
 from quire.server.gate.headers import header_value, with_headers
 from quire.server.request_record import RequestRecord, set_current_record
 from quire.server.state import ServerState
@@ -84,13 +85,12 @@ class Access:
 
 
 def new_record(scope: Scope) -> RequestRecord:
-    """The record of a request that has just come. Its id is the client's, where that is short and plain."""
+    """The record of a request that has just come. Its id is the client's, where that is short, plain and no key."""
+    token = (bearer_token(scope) or b"").decode("latin-1")
     given = header_value(scope, b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
+    request_id = f"req-{uuid.uuid4().hex}"
+    if given is not None and _REQUEST_ID.fullmatch(given) and given.decode("ascii") != token:
         request_id = given.decode("ascii")
-    else:
-        request_id = f"req-{uuid.uuid4().hex}"
+    path = scope["path"].replace(token, "[key]") if token else scope["path"]
     traces = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in _TRACE_HEADERS]
-    return RequestRecord(
-        request_id, scope["method"], scope["path"][:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4])
-    )
+    return RequestRecord(request_id, scope["method"], path[:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4]))
