@@ -1,6 +1,7 @@
 """Metrics against a known load, over the wire; and labels whose number clients cannot raise."""
 
 import asyncio
+import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,7 +58,7 @@ def test_a_known_load_gives_known_metrics() -> None:
 def test_the_engine_at_work_is_seen() -> None:
     async def main() -> None:
         async with serving(scheduler={"max_num_seqs": 2}) as served:
-            served.executor.in_step = lambda step: __import__("time").sleep(0.02)
+            served.executor.in_step = lambda step: time.sleep(0.02)
             chats = [asyncio.create_task(served.chat(max_tokens=40, ignore_eos=True)) for _ in range(5)]
             await asyncio.sleep(0.3)
             found = await samples(served)

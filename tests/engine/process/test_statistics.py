@@ -94,7 +94,7 @@ def test_aborts_are_counted_and_leave_nothing() -> None:
     found = drive(engine, meter)
     assert found.num_finished == {"abort": 1}
     assert found.num_running_prompt_tokens == 0
-    assert not (meter._prompt_lens or meter._preempted or meter._last_token_s)
+    assert [meter._prompt_lens, meter._preempted, meter._last_token_s] == [{}, set(), {}]
 
 
 def test_events_before_the_meter_do_not_count() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: py
 
             def hang(step: int) -> None:
                 while not hanging.is_set() and not loop.is_closed():
-                    __import__("time").sleep(0.02)
+                    time.sleep(0.02)
 
             served.executor.in_step = hang
             chat = asyncio.create_task(served.chat())
