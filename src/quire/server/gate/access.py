@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.server.caller import ANONYMOUS, SCOPE_KEY
 from quire.server.errors import ApiError
 from quire.server.gate.authentication import bearer_token
-from quire.server.gate.headers import header_value, with_headers
+from quire.server.gate.headers import OPEN_PATHS, header_value, with_headers
 from quire.server.request_record import RequestRecord, set_current_record
 from quire.server.state import ServerState
 
@@ -70,7 +70,9 @@ class Access:
     def _note(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", None)
         self._state.metrics.http_request(scope["method"], route, status, duration_s)
-        if ACCESS_LOG.isEnabledFor(logging.INFO):
+        # Probes come all day, and say nothing as long as all is well.
+        level = logging.DEBUG if record.path in OPEN_PATHS and status < 400 else logging.INFO
+        if ACCESS_LOG.isEnabledFor(level):
             fields: dict[str, object] = {
                 "method": record.method,
                 "path": record.path,
@@ -81,7 +83,7 @@ class Access:
                 "key": record.client_id or "-",
                 "request_id": record.request_id,
             }
-            ACCESS_LOG.info("request", extra={"fields": fields})
+            ACCESS_LOG.log(level, "request", extra={"fields": fields})
 
 
 def new_record(scope: Scope) -> RequestRecord:
