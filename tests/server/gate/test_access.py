@@ -2,6 +2,8 @@ import asyncio
 import io
 import json
 import logging
+import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +13,7 @@ from quire.server.gate.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
 from quire.server.request_record import current_record
 from tests.server.gate.test_gate import ask
-from tests.server.served import CHAT, make_state, serving
+from tests.server.served import CHAT, chat_body, make_state, serving
 
 SECRET = "sk-the-secret-key"
 BEARER = {"Authorization": f"Bearer {SECRET}"}
@@ -143,3 +145,22 @@ def test_keys_and_prompts_stay_out_of_errors(log: io.StringIO) -> None:
     asyncio.run(main())
     assert SECRET not in log.getvalue()
     assert "nobody may read" not in log.getvalue()
+
+
+def test_a_client_that_leaves_before_its_answer_is_noted_and_its_work_ends() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            served.executor.in_step = lambda step: time.sleep(0.02)
+            body = json.dumps(chat_body(max_tokens=100, ignore_eos=True)).encode()
+            _, writer = await served.connect()
+            writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
+            writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            await asyncio.sleep(0.2)
+            assert served.server_requests() == 1
+            writer.close()
+            await served.until_idle()
+            page = (await served.answer("GET", "/metrics")).body.decode()
+            assert re.search(r'quire_http_requests_total{.*status="499"} 1', page)
+            assert 'quire_requests_total{finish_reason="abort"} 1' in page
+
+    asyncio.run(main())
