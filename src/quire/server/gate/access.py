@@ -40,10 +40,18 @@ class Access:
         set_current_record(record)
         started = time.perf_counter()
         status = CLIENT_LEFT
-        has_ended = False
+        has_left = has_ended = False
+
+        async def receive_watched() -> Message:
+            nonlocal has_left
+            message = await receive()
+            has_left = has_left or message["type"] == "http.disconnect"
+            return message
 
         async def send_named(message: Message) -> None:
             nonlocal status, has_ended
+            if has_left and status == CLIENT_LEFT:
+                return  # whatever is made of it, nobody reads it
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = with_headers(message, self._headers(scope, record))
@@ -52,11 +60,11 @@ class Access:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive_watched, send_named)
         except Exception as error:
-            if status == CLIENT_LEFT:
-                await ApiError.of(error).response()(scope, receive, send_named)
-            elif not has_ended:
+            if status == CLIENT_LEFT and not has_left:
+                await ApiError.of(error).response()(scope, receive_watched, send_named)
+            elif not (has_ended or has_left):
                 # Half an answer is out: only a broken connection can say so.
                 raise
         finally:
