@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-dev  ## speed beside other engines, quality, host time
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
+	$(BIN)/python -m quire.server.openapi
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist

@@ -84,6 +84,7 @@ class FakeExecutor:
         self._blocks: dict[int, _Block] = {}
         self._sequences: dict[str, _Sequence] = {}
         self._owners: Counter[int] = Counter()
+        self._complaint = ""
 
     @property
     def known_ids(self) -> set[str]:
@@ -93,7 +94,13 @@ class FakeExecutor:
     def execute_model(self, output: SchedulerOutput) -> StepResult:
         """Compute one step. Raises: FakeExecutorError."""
         self.num_steps += 1
+        # What was once wrong stays wrong: an engine that tries again must not get away with it.
+        self._need(not self._complaint, self._complaint)
         self._need(not self.is_shut_down, "executed after shutdown")
+        if output.forgets_all:
+            self._need(not output.finished_ids and not output.preempted_ids, "forgets all, and some")
+            self._sequences.clear()
+            self._owners.clear()
         self._need(output.num_tokens <= self._max_tokens, f"{output.num_tokens} tokens exceed the budget")
         for request_id in (*output.finished_ids, *output.preempted_ids):
             self._need(request_id in self._sequences, f"told to forget '{request_id}', which is not known")
@@ -268,4 +275,5 @@ class FakeExecutor:
 
     def _need(self, condition: bool, message: str) -> None:
         if not condition:
+            self._complaint = message
             raise FakeExecutorError(f"step {self.num_steps}: {message}")

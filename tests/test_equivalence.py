@@ -178,16 +178,16 @@ def test_forked_equals_separate_runs(base: LLMEngine, is_crowded: bool) -> None:
 def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
     engine = engine_with(base)
     engine.add_request("four", {"prompt_token_ids": PROMPTS[5]}, dataclasses.replace(DRAWN, n=4))
-    free_before = engine.scheduler._blocks.num_free
+    free_before = engine.scheduler.blocks.num_free
     while engine.scheduler.num_running < 4:
         engine.step()
     engine.step()  # each now owns a copy of the partial block, or the block itself
-    used = free_before - engine.scheduler._blocks.num_free
+    used = free_before - engine.scheduler.blocks.num_free
     assert used <= blocks(base, LENGTHS[5]) + 3
     engine.abort_request("four")
     engine.step()
     engine.scheduler.check_integrity()
-    assert engine.scheduler._blocks.num_free == free_before
+    assert engine.scheduler.blocks.num_free == free_before
 
 
 @pytest.mark.parametrize("num_blocks", [96, 10])

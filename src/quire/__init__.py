@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import QuireError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM
@@ -41,6 +42,7 @@ __all__ = [
     "QuireError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidParameterError
+from quire.structured_outputs import StructuredOutputsParams
 
 MAX_N = 16384
 GREEDY_BELOW = 1e-5
@@ -44,6 +45,9 @@ class SamplingParams:
         logit_bias: token id -> value in [-100, 100] added to its logit.
         bad_words: strings that must not be generated.
         allowed_token_ids: nothing else may be generated.
+        structured_outputs: the form that the text must have. End tokens are allowed where it is complete, and nothing
+            else where it cannot go on: with `ignore_eos` or before `min_tokens` end tokens then follow until the
+            request ends otherwise, and the text keeps its form. Cut off by `max_tokens` or `stop` it may be incomplete.
         skip_special_tokens, detokenize: how text is made; `detokenize=False` returns ids only.
 
     Raises: InvalidParameterError.
@@ -71,6 +75,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -118,6 +123,8 @@ class SamplingParams:
             raise InvalidParameterError("stop", list(self.stop), "empty when detokenize=False")
         if self.logit_bias is not None:
             _set(self, "logit_bias", _logit_bias(self.logit_bias))
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidParameterError("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
 
     @property
     def is_greedy(self) -> bool:
@@ -152,7 +159,8 @@ class PoolingParams:
 class BeamSearchParams:
     """Beam search: keep the `beam_width` likeliest texts at each step.
 
-    A finished beam's score is `cumulative_logprob / len(generated) ** length_penalty`.
+    A finished beam's score is `cumulative_logprob / len(generated) ** length_penalty`. Beams follow no grammar:
+    `structured_outputs` is refused.
     """
 
     beam_width: int
@@ -161,6 +169,7 @@ class BeamSearchParams:
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
     stop_token_ids: Sequence[int] = field(default=())
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _integer("beam_width", self.beam_width, 1, 256)
@@ -169,6 +178,9 @@ class BeamSearchParams:
         _boolean("ignore_eos", self.ignore_eos)
         _boolean("include_stop_str_in_output", self.include_stop_str_in_output)
         _set(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
+        if self.structured_outputs is not None:
+            limit = "left out in beam search: use SamplingParams with n for several texts of one form"
+            raise InvalidParameterError("structured_outputs", self.structured_outputs, limit)
 
 
 def _set(params: object, name: str, value: Any) -> None:

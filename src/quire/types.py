@@ -213,6 +213,8 @@ class SchedulerOutput:
     """Forget these, before anything else: they come back as `new_requests`."""
     finished_ids: tuple[str, ...]
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
+    forgets_all: bool = False
+    """Forget every request, before anything else: the step before was lost, and nobody knows how far it came."""
 
     @property
     def num_tokens(self) -> int:
@@ -254,6 +256,8 @@ class StepResult:
 
     step_id: int
     results: tuple[RequestResult, ...]
+    is_lost: bool = False
+    """The executor raised. `results` name only requests that end with an error; all others will be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)

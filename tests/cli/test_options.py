@@ -18,6 +18,7 @@ from quire.cli.options import (
 )
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 
 Chosen = tuple[dict[str, Any], dict[str, Any]]
 
@@ -115,6 +116,7 @@ def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type
         ("ignore_eos", "yes", True),
         ("stop", "end of text", ["end of text"]),
         ("logit_bias", "3=1", {3: 1.0}),
+        ("structured_outputs", '{"regex": "a+"}', StructuredOutputsParams(regex="a+")),
     ],
 )
 def test_values_written_in_the_chat(name: str, text: str, value: object) -> None:

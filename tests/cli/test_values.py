@@ -1,11 +1,23 @@
 """Suffixes and lists."""
 
+from pathlib import Path
+
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.values import ByteSize, JsonObject, Length, LengthList, TokenBias, parse_bytes, parse_length
+from quire.cli.values import (
+    ByteSize,
+    JsonObject,
+    Length,
+    LengthList,
+    StructuredForm,
+    TokenBias,
+    parse_bytes,
+    parse_length,
+)
+from quire.structured_outputs import StructuredOutputsParams
 
 
 @pytest.mark.parametrize(
@@ -61,6 +73,11 @@ def test_length_is_the_number_times_its_suffix(number: int, suffix: str) -> None
         (JsonObject(), "{", "'{'"),
         (TokenBias(), "5", "'5'"),
         (TokenBias(), "a=1", "'a=1'"),
+        (StructuredForm(), "[0-9]+", "'[0-9]+'"),
+        (StructuredForm(), "[1]", "'[1]'"),
+        (StructuredForm(), '{"regexp": "a"}', "'regexp'"),
+        (StructuredForm(), '{"regex": ""}', "structured_outputs.regex"),
+        (StructuredForm(), "@no/such/file", "no/such/file"),
     ],
 )
 def test_errors_name_the_value(kind: click.ParamType, text: str, named: str) -> None:
@@ -73,3 +90,11 @@ def test_good_values() -> None:
     assert LengthList().convert("1K,2,2,", None, None) == (1024, 2)
     assert JsonObject().convert('{"a": 1}', None, None) == {"a": 1}
     assert TokenBias().convert("42=-5", None, None) == (42, -5.0)
+
+
+def test_a_form_is_written_or_read_from_a_file(tmp_path: Path) -> None:
+    form = StructuredOutputsParams(json={"type": "object"})
+    text = '{"json": {"type": "object"}}'
+    (tmp_path / "form.json").write_text(text)
+    for value in (text, f"@{tmp_path / 'form.json'}", form):
+        assert StructuredForm().convert(value, None, None) == form

@@ -203,7 +203,7 @@ def test_when_the_executor_fails() -> None:
 
     def fail(step: int) -> None:
         if step == 3:
-            raise ZeroDivisionError
+            raise EngineDeadError("the worker is gone")
 
     executor.in_step = fail
     with pytest.raises(EngineDeadError):

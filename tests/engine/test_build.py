@@ -4,7 +4,8 @@ import pytest
 
 from quire import LLM, AsyncLLM, LLMEngine
 from quire.config import EngineOptions
-from quire.engine.build import build_engine, read_chat_template
+from quire.engine.build import build_engine
+from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory

@@ -269,7 +269,7 @@ def test_a_dead_engine_raises_with_its_cause() -> None:
     executor.in_step = fail
     for _ in range(2):
         with pytest.raises(EngineDeadError, match="kernel") as caught:
-            generate(llm, ["a", "b"])
+            generate(llm, ["a", "b", "c"])
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

@@ -307,11 +307,12 @@ def test_any_interleaving_ends_each_request_once(history: list[Action]) -> None:
 # --- Failures ---------------------------------------------------------------------------------
 
 
-def test_when_the_executor_fails_every_request_ends_with_error() -> None:
+def test_when_the_executor_always_fails_every_request_ends_with_error() -> None:
     engine, executor = make_engine()
     engine.add_request("one", "p", SamplingParams())
     engine.add_request("many", "p", SamplingParams(n=2))
     engine.add_request("pool", "p" * 100, PoolingParams())
+    engine.add_request("last", "p", SamplingParams())
     outputs = engine.step()
     engine.abort_request("one")
 
@@ -319,9 +320,8 @@ def test_when_the_executor_fails_every_request_ends_with_error() -> None:
         raise ZeroDivisionError("kernel")
 
     executor.in_step = fail
-    outputs += engine.step()
-    ended = finals(outputs)
-    assert set(ended) == {"one", "many", "pool"}
+    ended = finals(outputs + run(engine))
+    assert set(ended) == {"one", "many", "pool", "last"}
     assert ended["one"].outputs[0].finish_reason == "abort"
     assert [completion.finish_reason for completion in ended["many"].outputs] == ["error", "error"]
     assert ended["pool"].finish_reason == "error"

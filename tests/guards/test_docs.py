@@ -1,6 +1,7 @@
 """The documentation is executed: every `python` block of README and docs runs; every option is documented."""
 
 import re
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
+from tests.server.serving import serving
 
 ROOT = Path(__file__).parents[2]
+SERVER_URL = "http://127.0.0.1:8000"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -26,7 +29,10 @@ def python_blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "block"), python_blocks(), ids=[name for name, _ in python_blocks()])
 def test_python_blocks_run(name: str, block: str, smollm2_path: Path) -> None:
     scope: dict[str, object] = {"__name__": "__docs__"}
-    exec(compile(block, name, "exec"), scope)
+    with ExitStack() as stack:
+        if SERVER_URL in block:
+            block = block.replace(SERVER_URL, stack.enter_context(serving("smollm2", name="smollm2")).url)
+        exec(compile(block, name, "exec"), scope)
     assert len(scope) > 1, "the block defines or imports something"
 
 

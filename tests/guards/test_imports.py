@@ -9,19 +9,30 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "quire"
-ROOT_MODULES = {"types", "sampling_params", "config", "pool_shape", "resolve", "errors", "events", "byte_sizes"}
+ROOT_MODULES = {
+    "types",
+    "sampling_params",
+    "structured_outputs",
+    "config",
+    "pool_shape",
+    "resolve",
+    "errors",
+    "events",
+    "byte_sizes",
+}
 MAY_IMPORT = {
     "kernels": set(),
     "layers": {"kernels"},
     "models": {"layers", "kernels"},
-    "sampling": {"kernels"},
+    "grammar": set(),
+    "sampling": {"kernels", "grammar"},
     "weights": set(),
     "text": set(),
     "scheduler": set(),
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
-    "parallel": {"runtime", "weights"},
-    "engine": {"scheduler", "text", "runtime", "parallel", "weights", "models"},
-    "server": {"engine", "text", "weights"},
+    "parallel": {"runtime", "weights", "grammar"},
+    "engine": {"scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
+    "server": {"engine", "text", "grammar", "weights"},
     "cli": {"server", "engine", "weights", "text", "models", "runtime"},
 }
 
@@ -81,6 +92,7 @@ def test_root_modules_import_only_each_other() -> None:
     ["quire", "quire.types", "quire.config", "quire.resolve", "quire.scheduler.scheduler", "quire.cli.main"],
 )
 def test_importing_costs_no_torch(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    slow = ("torch", "numpy", "transformers", "llguidance")
+    code = f"import sys, {module}; print([m for m in {slow} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -12,6 +12,8 @@ PACKAGE = ROOT / "src" / "quire"
 COVERED_ELSEWHERE = {
     "sampling/rows.py": "sampling/test_sampler.py",  # a protocol: its two implementations
     "sampling/torch_rows.py": "sampling/test_sampler.py",
+    "cli/serve.py": "server/test_run.py",  # the life of a real server
+    "server/supervisor.py": "server/test_run.py",
 }
 
 

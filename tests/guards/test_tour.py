@@ -72,3 +72,12 @@ def test_the_table_is_the_way_op_by_op(directory: Path) -> None:
     expected = planned[:5] + eager + planned[7:]
     entered = functions_entered(make_engine(directory, enforce_eager=True).step)
     assert [function for function in entered if function in expected] == expected
+
+
+def test_the_table_of_serving_names_what_is_there() -> None:
+    (table,) = stations("Serving")
+    assert len(table) == 8
+    for file, function in table:
+        path = PACKAGE / file if (PACKAGE / file).is_file() else PACKAGE / file / "__init__.py"
+        name = function.split(".")[-1].split("(")[0]
+        assert re.search(rf"\b(def|class) {name}\b", path.read_text()), f"{file}: no {function}"

@@ -55,6 +55,28 @@ def test_rows_are_reused_and_requests_come_back() -> None:
     assert (len(states), states["a"].num_tokens) == (1, 2)
 
 
+def test_all_are_forgotten_and_may_come_back_in_the_same_step() -> None:
+    states = make_states(max_num_seqs=3)
+    states.apply(step(new_requests=(new("a"), new("b"), new("c"))))
+    # A step that breaks off after half of what it says.
+    with pytest.raises(EngineError):
+        states.apply(step(finished_ids=("c",), new_requests=(new("d"),), scheduled=(item("ghost"),)))
+    again = step(new_requests=(new("b", (7,)), new("e", (8,))), forgets_all=True)
+    assert set(states.forgotten_by(again)) == {"a", "b", "d"}
+    states.apply(again)
+    assert ("a" in states, "d" in states, len(states), len(states.tokens)) == (False, False, 2, 3)
+    assert states.token_slice("b", 0, 1).tolist() == [7]
+
+
+def test_a_request_that_cannot_be_taken_up_costs_no_row() -> None:
+    states = make_states(max_num_seqs=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broadcast"):
+            states.apply(step(new_requests=(new("too long", tuple(range(50))),)))
+    states.apply(step(new_requests=(new("a"),)))
+    assert len(states.tokens) == 1
+
+
 def test_more_requests_than_rows_grow_the_arrays_and_keep_their_contents() -> None:
     states = make_states(max_num_seqs=2)
     names = [f"r{number}" for number in range(9)]

@@ -11,8 +11,10 @@ from quire.types import (
     KVCacheGroup,
     KVCacheSpec,
     Request,
+    RequestResult,
     SchedulerOutput,
     SequenceUpdate,
+    StepResult,
 )
 from tests.fakes import FakeExecutor, chain_all, token_after
 
@@ -77,9 +79,11 @@ class Driver:
             self.scheduler.add_request(request)
             self.scheduler.check_integrity()
 
-    def step(self, between: Callable[[SchedulerOutput], None] | None = None) -> list[SequenceUpdate]:
+    def step(
+        self, between: Callable[[SchedulerOutput], None] | None = None, alone: str | None = None
+    ) -> list[SequenceUpdate]:
         """One step; `between` is called after `schedule` and before `update`. An empty step is not executed."""
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(alone)
         self.scheduler.check_integrity()
         self.outputs.append(output)
         if between is not None:
@@ -88,6 +92,19 @@ class Driver:
         if not output.scheduled:
             return []
         updates = self.scheduler.update(output, self.executor.execute_model(output))
+        self.scheduler.check_integrity()
+        return updates
+
+    def lose_step(
+        self, failed: Sequence[str] = (), *, is_executed: bool = True, alone: str | None = None
+    ) -> list[SequenceUpdate]:
+        """One step whose results never come back, whether it was executed or not; some requests end by it."""
+        output = self.scheduler.schedule(alone)
+        self.outputs.append(output)
+        if is_executed and output.scheduled:
+            self.executor.execute_model(output)
+        results = tuple(RequestResult(request_id, error="at fault") for request_id in failed)
+        updates = self.scheduler.update(output, StepResult(output.step_id, results, is_lost=True))
         self.scheduler.check_integrity()
         return updates
 

@@ -116,9 +116,12 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 class Workload:
     """Adds, aborts and steps by plan; plays the engine's part for beams; checks each token as it comes."""
 
-    def __init__(self, config: SchedulerConfig, plan: list[Job]) -> None:
+    def __init__(self, config: SchedulerConfig, plan: list[Job], lost: frozenset[int] = frozenset()) -> None:
+        """`lost`: the steps whose results never come; after each of them its requests run alone."""
         self.config = config
         self.plan = plan
+        self.lost = lost
+        self.suspects: list[tuple[Request, int]] = []
         self.events = EventLog(1_000_000)
         self.driver = Driver(config, Scheduler(config, self.events), vocab_size=VOCAB_SIZE)
         self.accepted: dict[str, Request] = {}
@@ -130,13 +133,33 @@ class Workload:
             self._arrivals(step)
             late = [index for index, job in enumerate(self.plan) if job.abort_step == step and job.abort_in_flight]
             self._abort(index for index, job in enumerate(self.plan) if job.abort_step == step and index not in late)
-            for update in self.driver.step(lambda _, late=late: self._abort(late)):
-                self._check(update)
+            if step in self.lost:
+                self._lose_step(step)
+                self._abort(late)
+            else:
+                for update in self.driver.step(lambda _, late=late: self._abort(late), self._alone()):
+                    self._check(update)
             self._advance_beams()
             if step > 40 and not self.driver.scheduler.has_unfinished:
                 break
         else:
             raise AssertionError(f"{list(self.accepted)} not finished after {MAX_STEPS} steps")
+
+    def _lose_step(self, step: int) -> None:
+        scheduler = self.driver.scheduler
+        assert self.driver.lose_step(is_executed=step % 2 == 0, alone=self._alone()) == []
+        assert scheduler.num_running == 0
+        lost = [scheduler.get(item.request_id) for item in self.driver.outputs[-1].scheduled]
+        self.suspects = [(request, request.num_tokens) for request in lost if request is not None][:3]
+
+    def _alone(self) -> str | None:
+        """The first suspect that lives and has not yet computed what it had."""
+        while self.suspects:
+            request, num_tokens = self.suspects[0]
+            if self.driver.scheduler.get(request.request_id) is request and request.num_computed_tokens < num_tokens:
+                return request.request_id
+            self.suspects.pop(0)
+        return None
 
     def check_end(self) -> None:
         assert set(self.ended) == set(self.accepted)
@@ -222,9 +245,13 @@ class Workload:
 
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(config=configs(), plan=st.lists(jobs, min_size=1, max_size=9))
-def test_random_workloads(config: SchedulerConfig, plan: list[Job]) -> None:
-    workload = Workload(config, plan)
+@given(
+    config=configs(),
+    plan=st.lists(jobs, min_size=1, max_size=9),
+    lost=st.just(frozenset()) | st.frozensets(st.integers(1, 60), max_size=8),
+)
+def test_random_workloads(config: SchedulerConfig, plan: list[Job], lost: frozenset[int]) -> None:
+    workload = Workload(config, plan, lost)
     workload.run()
     workload.check_end()
     if workload.events.of(EventKind.PREEMPT):

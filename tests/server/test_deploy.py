@@ -171,6 +171,7 @@ def test_the_unit_file(tmp_path: Path) -> None:
     service = parser["Service"]
     assert service["DynamicUser"] == service["NoNewPrivileges"] == "yes"
     assert float(service["TimeoutStopSec"]) > ServerOptions().drain_timeout_s
+    assert service["Type"] == "notify", "the server says READY=1 once the model is loaded"
     credential = service["LoadCredential"].split(":")[0]
     assert f"${{CREDENTIALS_DIRECTORY}}/{credential}" in service["ExecStart"]
     if shutil.which("systemd-analyze") is None:

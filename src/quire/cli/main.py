@@ -41,10 +41,11 @@ VERBS: dict[str, Verb] = {
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
+    "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure what its clients see."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
     "version": Verb("Operate", "quire.cli.version", "Print the version."),
 }
-"""Each verb `x` is the Click command `x_command` of its module."""
+"""Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
 
 
 COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
@@ -66,7 +67,8 @@ class RootGroup(click.Group):
         """Import the verb's module and return its command; None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(VERBS[cmd_name].module), f"{cmd_name}_command")
+        name = f"{cmd_name.replace(' ', '_')}_command"
+        command = getattr(importlib.import_module(VERBS[cmd_name].module), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -74,6 +76,8 @@ class RootGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As Click's, but an unknown verb names the nearest one."""
+        if " ".join(args[:2]) in VERBS:
+            args = [" ".join(args[:2]), *args[2:]]
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"no such command '{name}'{nearest(name, VERBS)}", ctx=ctx)

@@ -13,10 +13,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import click
 
 from quire.cli.command import GroupedOption
-from quire.cli.values import ByteSize, JsonObject, Length, Text, TokenBias
+from quire.cli.values import ByteSize, JsonObject, Length, StructuredForm, Text, TokenBias
 from quire.config import EngineOptions
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.server.options import ServerOptions
+from quire.structured_outputs import StructuredOutputsParams
 
 SAMPLING_GROUP = "Sampling"
 ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
@@ -45,6 +46,7 @@ SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "logit_bias": "add a bias in [-100, 100] to a token's logit",
     "allowed_token_ids": "generate nothing but this token id",
+    "structured_outputs": 'form of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
 }
 """Help of each field of `SamplingParams`; a test holds the two together."""
 
@@ -149,6 +151,8 @@ def _click_settings(hint: Any, name: str) -> dict[str, Any]:
         return {"is_flag": True, "type": click.BOOL}
     if name == "logit_bias":
         return {"type": TokenBias(), "multiple": True}
+    if StructuredOutputsParams in kinds:
+        return {"type": StructuredForm()}
     if Mapping in kinds:
         return {"type": JsonObject()}
     if Sequence in kinds:

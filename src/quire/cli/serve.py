@@ -6,8 +6,10 @@ import click
 
 from quire.cli.command import VerbCommand, output_of
 from quire.cli.options import chosen_engine_options, chosen_server_options, engine_options, server_options
+from quire.cli.progress import show_progress
 from quire.cli.session import configure_logging
 from quire.config import EngineOptions
+from quire.weights.sources import resolve_source
 
 
 @click.command(
@@ -26,6 +28,9 @@ def serve_command(model: str | None, **values: Any) -> None:
 
     options = ServerOptions(**chosen_server_options(values))
     engine = EngineOptions.from_kwargs(model, **chosen_engine_options(values))
+    with show_progress(output) as progress:
+        # A model that is not there must be reported before an engine process is started for it.
+        resolve_source(engine.model, revision=engine.revision, progress=progress)
     from quire.server.run import serve
 
     def announce(url: str) -> None:

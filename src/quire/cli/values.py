@@ -5,9 +5,13 @@ A bad value names itself and what is accepted. Must not know options or verbs. N
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import click
+
+from quire.errors import InvalidParameterError
+from quire.structured_outputs import StructuredOutputsParams
 
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 LENGTH_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
@@ -100,6 +104,33 @@ class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic only in 
         if not isinstance(parsed, dict):
             self.fail(f"'{value}' is not a JSON object such as {{\"key\": 1}}", param, ctx)
         return parsed
+
+
+class StructuredForm(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """The fields of `StructuredOutputsParams` as a JSON object, or @FILE with one."""
+
+    name = "json|@file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StructuredOutputsParams:
+        """The form; fails naming what is wrong with the text, the file or a field."""
+        if isinstance(value, StructuredOutputsParams):
+            return value
+        text = str(value)
+        try:
+            if text.startswith("@"):
+                text = Path(text[1:]).expanduser().read_text(encoding="utf-8")
+            fields = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            self.fail(f"'{value}' is neither a JSON object nor @FILE with one: {error}", param, ctx)
+        names = StructuredOutputsParams.__dataclass_fields__
+        unknown = [name for name in fields if name not in names] if isinstance(fields, dict) else [text]
+        if unknown:
+            example = '{"regex": "[0-9]+"}'
+            self.fail(f"'{unknown[0]}' is not one of {', '.join(names)}, as in {example}", param, ctx)
+        try:
+            return StructuredOutputsParams(**fields)
+        except InvalidParameterError as error:
+            self.fail(error.message, param, ctx)
 
 
 class TokenBias(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click

@@ -4,17 +4,17 @@ The one place where all parts meet. The tokenizer is read in a second thread whi
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.tokenizer_source import load_tokenizer
-from quire.errors import ConfigError
+from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
@@ -24,6 +24,10 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import resolve_source
+
+if TYPE_CHECKING:
+    from quire.engine.faults import Fault  # for tests only: see `injected_faults`
+    from quire.parallel.executor import Executor
 
 
 class StartupTimes(dict[str, float]):
@@ -47,6 +51,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     times = StartupTimes()
     started = time.perf_counter()
     chat_template = read_chat_template(options.chat_template)
+    faults = injected_faults()
     with times.phase("source"):
         files = resolve_source(options.model, revision=options.revision, progress=progress)
     with times.phase("checkpoint"):
@@ -61,24 +66,33 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
         with times.phase("weights and cache"):
-            executor = InProcessExecutor.create(config, checkpoint, progress)
+            worker = InProcessExecutor.create(config, checkpoint, progress)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
-    engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template)
+    engine = LLMEngine(config, with_faults(worker, faults), tokenizer, chat_template=chat_template)
+    worker.use_grammars(engine.input_processor.grammars)
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
 
 
-def read_chat_template(value: str | None) -> str | None:
-    """The option's text: what it says if it is a template, else the content of the file it names."""
-    if value is None or "{" in value or "\n" in value:
-        return value
-    path = Path(value).expanduser()
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template='{value}' is neither a Jinja template nor a readable file: {error}") from None
+def injected_faults() -> list["Fault"]:
+    """What `QUIRE_FAULTS` asks for. Raises: ConfigError."""
+    setting = os.environ.get("QUIRE_FAULTS", "")
+    if not setting:
+        return []
+    from quire.engine.faults import parse_faults
+
+    return parse_faults(setting)
+
+
+def with_faults(executor: "Executor", faults: list["Fault"]) -> "Executor":
+    """The executor, or one around it that fails as it is told."""
+    if not faults:
+        return executor
+    from quire.engine.faults import FaultyExecutor
+
+    return FaultyExecutor(executor, faults)
 
 
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:

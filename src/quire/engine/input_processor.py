@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.engine.grammar_vocabulary import make_vocabulary
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
+from quire.grammar.compiler import CompiledGrammar, GrammarCompiler
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
@@ -26,11 +28,15 @@ LIKELY_CHARS_PER_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request, not yet queued. `streams` is False where only the final output is wanted."""
+    """A checked request, not yet queued. `streams` is False where only the final output is wanted.
+
+    `grammar` is that of its `structured_outputs`: while this is held, the executor finds it compiled.
+    """
 
     request: Request
     prompt: str | None
     streams: bool = True
+    grammar: CompiledGrammar | None = None
 
 
 class InputProcessor:
@@ -46,6 +52,8 @@ class InputProcessor:
         self._eos_token_ids = frozenset(config.model.eos_token_ids)
         if not self._eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
             self._eos_token_ids = frozenset((tokenizer.eos_token_id,))
+        vocab_size = config.model.vocab_size
+        self.grammars = GrammarCompiler(lambda: make_vocabulary(tokenizer, vocab_size, self._eos_token_ids))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -71,7 +79,8 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Check everything and build the request with its `n - 1` siblings.
 
-        Raises: RequestError of the matching kind.
+        A grammar that was not seen before may take up to 2 s. Raises: RequestError of the matching kind; QueueFullError
+        while other grammars are compiled.
         """
         if params is None:
             params = self.default_sampling_params
@@ -96,7 +105,10 @@ class InputProcessor:
         else:
             kind = type(params).__name__
             raise RequestError(f"params must be SamplingParams or PoolingParams, got {kind}")
-        return PreparedRequest(request, text, streams)
+        grammar = None
+        if request.sampling is not None and request.sampling.structured_outputs is not None:
+            grammar = self.grammars.compile(request.sampling.structured_outputs)
+        return PreparedRequest(request, text, streams, grammar)
 
     def tokenize(self, prompt: Any) -> tuple[str | None, list[int], str]:
         """Text (None if only ids were given), token ids and cache salt of a prompt. Raises: PromptError."""

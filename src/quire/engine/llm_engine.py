@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, EngineOptions
 from quire.engine.input_processor import InputProcessor, PreparedRequest
+from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
 from quire.errors import EngineDeadError, EngineError, PromptError
 from quire.events import EventKind, EventLog
@@ -58,6 +59,7 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self._executor = executor
         self._output_processor = OutputProcessor(tokenizer)
+        self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
         self._observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._num_idle_steps = 0
@@ -144,14 +146,14 @@ class LLMEngine:
         """Compute one step of all running requests.
 
         Returns: for each request that got a token or ended, all of its text so far. A request whose own result is
-        an error ends alone, with `finish_reason` "error". When the executor fails, the final outputs of all requests
-        have that reason; the engine is dead from then on.
+        an error ends alone, with `finish_reason` "error", and so does one that the executor raises on. When it raises
+        whoever runs, the final outputs of all requests have that reason; the engine is dead from then on.
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()
         started = self._clock()
         try:
-            schedule = self.scheduler.schedule()
+            schedule = self.scheduler.schedule(self._isolation.suspect_id())
             scheduled = self._clock()
             self._output_processor.note_scheduled(schedule.new_requests, scheduled)
             result = self._execute(schedule)
@@ -184,7 +186,14 @@ class LLMEngine:
     def _execute(self, schedule: SchedulerOutput) -> StepResult:
         if schedule.scheduled:
             self._num_idle_steps = 0
-            return self._executor.execute_model(schedule)
+            try:
+                result = self._executor.execute_model(schedule)
+            except EngineDeadError:
+                raise
+            except Exception as error:
+                return self._isolation.judge(schedule, error)
+            self._isolation.note(result)
+            return result
         self._num_idle_steps += 1
         if self._num_idle_steps > MAX_IDLE_STEPS and self.scheduler.num_waiting:
             raise EngineError(f"{self.scheduler.num_waiting} requests wait, but none can be scheduled")

@@ -50,6 +50,11 @@ class OutputProcessor:
             return [request_id]
         return [item.request.request_id for item in record.unfinished]
 
+    def caller_of(self, sequence_id: str) -> str:
+        """The caller's request that a sequence belongs to; a beam, which is unknown here, is its own."""
+        found = self._by_sequence.get(sequence_id)
+        return sequence_id if found is None else found[0].request.request_id
+
     def add(self, prepared: PreparedRequest) -> None:
         """Start a record. Raises: DuplicateRequestError if the id, or that of a sibling, is in use."""
         request = prepared.request
@@ -168,7 +173,7 @@ class _Record:
     """One request of the caller: its sequences, its prompt's log-probabilities and its times."""
 
     __slots__ = (
-        "_first_token_time_s", "_last_token_time_s", "first_scheduled_time_s",
+        "_first_token_time_s", "_grammar", "_last_token_time_s", "first_scheduled_time_s",
         "prompt", "prompt_logprobs", "request", "sequences", "streams",
     )  # fmt: skip
 
@@ -177,6 +182,7 @@ class _Record:
         self.request: Request = request
         self.prompt = prepared.prompt
         self.streams = prepared.streams
+        self._grammar = prepared.grammar  # held, so that it stays compiled
         self.sequences = sequences
         self.first_scheduled_time_s: float | None = None
         self._first_token_time_s: float | None = None

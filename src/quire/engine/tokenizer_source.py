@@ -1,4 +1,4 @@
-"""Which tokenizer a model gets: the one the user names, else the checkpoint's own. Must not import torch.
+"""Which tokenizer and chat template a model gets: those the user names, else its own. Must not import torch.
 
 Next to read: `text/tokenizer.py`.
 """
@@ -25,3 +25,14 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     if checkpoint.format == "gguf":
         return load_tokenizer_gguf(checkpoint.metadata, model_vocab_size=model_vocab_size)
     return load_tokenizer_directory(checkpoint.files.path, model_vocab_size=model_vocab_size)
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The option's text: what it says if it is a template, else the content of the file it names."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    path = Path(value).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template='{value}' is neither a Jinja template nor a readable file: {error}") from None

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
+from quire.grammar.compiler import GrammarCompiler
 from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -18,7 +19,11 @@ class Executor(Protocol):
     """Computes steps, one after another."""
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step. Blocks until its tokens are known."""
+        """Compute one step. Blocks until its tokens are known.
+
+        It may raise: the next step then has `forgets_all`, and takes up each request anew. An EngineDeadError says
+        that no step will ever succeed again.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -41,6 +46,11 @@ class InProcessExecutor:
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
         return cls(Worker(config, checkpoint, progress))
+
+    def use_grammars(self, grammars: GrammarCompiler) -> None:
+        """From now on requests with `structured_outputs` can be computed; the tokenizer is needed for that."""
+        assert self._worker is not None
+        self._worker.sampler.grammars = grammars
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
         """Compute one step. Raises EngineDeadError after `shutdown`."""

@@ -16,7 +16,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
 from quire.sampling.rows import Sampled
-from quire.sampling.sampler import NO_CHOICE, Sampler
+from quire.sampling.sampler import Sampler
 from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 256
@@ -64,7 +64,7 @@ class ModelRunner:
             of_prompt = prompt_logprobs.get(request_id, ())
             embedding = embeddings.get(request_id)
             if item.samples and token_id is None:
-                results.append(RequestResult(request_id, error=NO_CHOICE))
+                results.append(RequestResult(request_id, error=self.sampler.failure(request_id)))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif token_id is not None or of_prompt or embedding is not None:
@@ -72,10 +72,11 @@ class ModelRunner:
         return StepResult(output.step_id, tuple(results))
 
     def _update_requests(self, output: SchedulerOutput) -> None:
-        self.states.apply(output)
-        for request_id in (*output.preempted_ids, *output.finished_ids):
+        # First, so that whatever is remembered here belongs to a request of the states, also if this step breaks off.
+        for request_id in self.states.forgotten_by(output):
             self.sampler.remove_request(request_id)
             self._hidden_sums.pop(request_id, None)
+        self.states.apply(output)
         for new in output.new_requests:
             if new.sampling is not None:
                 self.sampler.add_request(new)

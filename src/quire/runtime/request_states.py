@@ -52,12 +52,16 @@ class RequestStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    def forgotten_by(self, output: SchedulerOutput) -> tuple[str, ...]:
+        """The requests of which nothing must be remembered from this step on."""
+        return tuple(self._states) if output.forgets_all else (*output.preempted_ids, *output.finished_ids)
+
     def apply(self, output: SchedulerOutput) -> None:
         """Forget, add, append tokens, change block tables: all that a step says of requests.
 
         The first update of a new request's block table is the whole table, also when the request is a fork.
         """
-        for request_id in (*output.preempted_ids, *output.finished_ids):
+        for request_id in self.forgotten_by(output):
             # An unknown id is fine: a request may end before it was ever scheduled.
             if (state := self._states.pop(request_id, None)) is not None:
                 self._free_rows.append(state.row)
@@ -75,8 +79,9 @@ class RequestStates:
             raise EngineError(f"request {new.request_id!r} was announced twice")
         if not self._free_rows:
             self._grow()
-        row = self._free_rows.pop()
+        row = self._free_rows[-1]
         self.tokens[row, : len(new.token_ids)] = new.token_ids
+        self._free_rows.pop()
         self._states[new.request_id] = RequestState(new, row, len(new.token_ids))
 
     def _advance(self, item: ScheduledRequest) -> None:

@@ -1,13 +1,15 @@
-"""Tokens that must not be generated: allowed_token_ids, bad_words, min_tokens.
+"""Tokens that must not be generated: structured_outputs, allowed_token_ids, bad_words, min_tokens.
 
-`allowed_token_ids` always holds. bad_words and min_tokens give way together for one step when they would leave
-no token at all (all allowed tokens are end tokens and min_tokens is not reached, say): the request goes on with
-what is allowed rather than fail or generate what is not.
+`structured_outputs` and `allowed_token_ids` always hold. bad_words and min_tokens give way together for one step when
+they would leave no token at all (all allowed tokens are end tokens and min_tokens is not reached, say): the request
+goes on with what is allowed rather than fail or generate what is not.
 Next to read: `penalties.py`, which comes after the masks.
 """
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -35,17 +37,20 @@ class BadWords:
         return banned
 
 
-def leaves_a_token(banned: set[int], allowed: Sequence[int] | None, vocab_size: int) -> bool:
+def leaves_a_token(banned: set[int], allowed: Sequence[int] | npt.NDArray[np.int64] | None, vocab_size: int) -> bool:
     """Whether some allowed token (None: any of the vocabulary) is not banned."""
     if allowed is None:
         return len(banned) < vocab_size
-    return any(token_id not in banned for token_id in allowed)
+    # One token more than are banned tells.
+    return any(token_id not in banned for token_id in allowed[: len(banned) + 1])
 
 
-def keep_only(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[Sequence[int]]) -> None:
+def keep_only(
+    logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[Sequence[int] | npt.NDArray[np.int64]]
+) -> None:
     """Set all logits of `rows` to -inf except those allowed. Shapes: logits [R, V]. Mutates: logits."""
     for row, token_ids in zip(rows, allowed, strict=True):
-        index = torch.tensor(token_ids, device=logits.device)
+        index = torch.as_tensor(token_ids, device=logits.device)
         kept = logits[row, index]
         logits[row].fill_(-torch.inf)
         logits[row, index] = kept

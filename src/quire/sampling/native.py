@@ -23,6 +23,9 @@ from quire.sampling.state import SamplingState
 from quire.sampling_params import ALL_LOGPROBS
 from quire.types import TokenLogprobs
 
+_NO_TOKEN = np.array([-1], np.int64)
+"""An empty list would allow everything."""
+
 
 class NativeRowSampler:
     """Chooses tokens on the threads of a pool; without one, on the caller's."""
@@ -109,7 +112,7 @@ class _Row:
         """Likeliest tokens to report; -1: no log-probabilities at all."""
         self._counts = state.counts
         self._may_ban = state.has_bad_words or state.bans_end
-        self.changes = self._counts is not None or self._may_ban
+        self.changes = self._counts is not None or self._may_ban or state.has_grammar
         """Whether `update` must be called before each step."""
         self.options = options = _native.RowOptions()
         options.temperature = 0.0 if params.is_greedy else params.temperature
@@ -120,23 +123,30 @@ class _Row:
         options.num_top = max(self.num_top, 0)
         options.repetition_penalty = min(max(params.repetition_penalty, MIN_REPETITION), MAX_REPETITION)
         options.frequency_penalty, options.presence_penalty = params.frequency_penalty, params.presence_penalty
-        if params.allowed_token_ids is not None:
-            self._allowed = _ids(sorted(params.allowed_token_ids))
-            options.allow(self._allowed.ctypes.data, len(self._allowed))
+        if not state.has_grammar and state.allowed is not None:
+            self._allow(state.allowed)
         if params.logit_bias:
             self._biased = _ids(list(params.logit_bias))
             self._biases: npt.NDArray[np.float32] = np.array(list(params.logit_bias.values()), np.float32)
             options.bias(self._biased.ctypes.data, self._biases.ctypes.data, len(self._biased))
-        self._ban(state)
+        if not state.has_grammar:
+            self._ban(state)
 
     def update(self, state: SamplingState) -> None:
         """Follow the tokens that were appended."""
         if self._counts is not None:
             self.options.penalise(*self._counts.addresses, len(self._counts))
-        if self._may_ban and (state.has_bad_words or not state.bans_end):
+        if state.has_grammar:
+            assert state.allowed is not None
+            self._allow(state.allowed)
+        if self._may_ban and (state.has_bad_words or state.has_grammar or not state.bans_end):
             self._ban(state)
-            self._may_ban = state.has_bad_words
-            self.changes = self._counts is not None or self._may_ban
+            self._may_ban = state.has_bad_words or (state.has_grammar and state.bans_end)
+            self.changes = self._counts is not None or self._may_ban or state.has_grammar
+
+    def _allow(self, token_ids: npt.NDArray[np.int64]) -> None:
+        self._allowed = token_ids if len(token_ids) else _NO_TOKEN
+        self.options.allow(self._allowed.ctypes.data, len(self._allowed))
 
     def _ban(self, state: SamplingState) -> None:
         self._banned = _ids(list(state.banned_next()))

@@ -1,6 +1,7 @@
 """Logits to tokens, for a batch in which every row may want something else.
 
-    raw logprobs → allowed_token_ids → bad_words, min_tokens → logit_bias → repetition, frequency, presence penalties
+    raw logprobs → structured_outputs, allowed_token_ids → bad_words, min_tokens → logit_bias
+    → repetition, frequency, presence penalties
     → greedy: argmax | else temperature → min_p → top_k → top_p → draw by (seed, position)
 
 A row's token does not depend on the other rows. On a CPU rows are the native sampler's, elsewhere PyTorch's; both do
@@ -15,23 +16,29 @@ from collections.abc import Sequence
 import torch
 
 from quire import _native
+from quire.errors import QuireError
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.matcher import TokenMatcher
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.state import SamplingState
 from quire.sampling.torch_rows import TorchRowSampler
+from quire.structured_outputs import StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
 NO_CHOICE = (
     "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
     "the model overflowed or its weights are damaged, try dtype='float32'"
 )
-"""What to tell the caller of a request whose token is None."""
+"""What to tell the caller of a request whose token is None, where nothing else is known."""
+NO_GRAMMARS = "structured_outputs needs a tokenizer, and this executor was given none"
 
 
 class Sampler:
     """Chooses one token per row of logits, as each request's `SamplingParams` say.
 
     Holds no random state: a request's draws are a function of its seed and the number of tokens it has.
+    Attributes: `grammars` makes the matchers of `structured_outputs`; it is set when the tokenizer is there.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
@@ -39,19 +46,42 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = device
         self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()
+        self.grammars: GrammarCompiler | None = None
         self._states: dict[str, SamplingState] = {}
+        self._failures: dict[str, str] = {}
+        """Requests whose grammar could not be had, and why."""
 
     def add_request(self, new: NewRequest) -> None:
         """Start to sample for a request; one that was preempted or forked brings its generated tokens along."""
-        if new.sampling is not None:
-            state = SamplingState(new, new.sampling, self.vocab_size)
-            self._states[new.request_id] = state
-            self.rows.add(state)
+        params = new.sampling
+        if params is None:
+            return
+        matcher = None
+        if params.structured_outputs is not None:
+            matcher = self._start_matcher(new.request_id, params.structured_outputs)
+        state = SamplingState(new, params, self.vocab_size, matcher)
+        self._states[new.request_id] = state
+        self.rows.add(state)
+
+    def _start_matcher(self, request_id: str, spec: StructuredOutputsParams) -> TokenMatcher | None:
+        """It was checked before the request was queued, so that a failure here is rare; it is the request's alone."""
+        try:
+            if self.grammars is None:
+                raise ValueError(NO_GRAMMARS)
+            return self.grammars.compile(spec).start()
+        except (QuireError, ValueError) as error:
+            self._failures[request_id] = str(error)
+            return None
 
     def remove_request(self, request_id: str) -> None:
         """Forget a request; an unknown id is fine."""
         self._states.pop(request_id, None)
+        self._failures.pop(request_id, None)
         self.rows.remove(request_id)
+
+    def failure(self, request_id: str) -> str:
+        """Why a request got no token."""
+        return self._failures.get(request_id) or self._states[request_id].failure or NO_CHOICE
 
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tell which tokens were appended to a request. `sample` does not append: the scheduler decides."""
@@ -69,7 +99,13 @@ class Sampler:
         A row that leaves no choice (NaN, +inf or all -inf) gets None; the others are as without it.
         Shapes: logits [S, V], one row per request. Dtypes: fp32. Mutates: logits.
         """
-        return self.rows.sample(logits, [self._states[request_id] for request_id in request_ids])
+        sampled = self.rows.sample(logits, [self._states[request_id] for request_id in request_ids])
+        if not self._failures:
+            return sampled
+        return [
+            (None, None) if request_id in self._failures else one
+            for request_id, one in zip(request_ids, sampled, strict=True)
+        ]
 
     def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Log-probability of each next prompt token, and the `num` likeliest (-1: all).

@@ -3,16 +3,29 @@
 Must not know logits or tensors. Next to read: `masks.py` and `penalties.py`, whose lists it keeps.
 """
 
+import numpy as np
+import numpy.typing as npt
+
+from quire.grammar.matcher import TokenMatcher
 from quire.sampling.masks import BadWords, leaves_a_token
 from quire.sampling.penalties import TokenCounts
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
+NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"
+
 
 class SamplingState:
-    """A request's parameters and its tokens, as far as these need them."""
+    """A request's parameters and its tokens, as far as these need them.
 
-    def __init__(self, new: NewRequest, params: SamplingParams, vocab_size: int) -> None:
+    Attributes:
+        failure: why no token can be chosen any more; None while that is not known.
+    """
+
+    def __init__(
+        self, new: NewRequest, params: SamplingParams, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> None:
+        """`matcher`: of `structured_outputs`, at the beginning of the text."""
         self.request_id = new.request_id
         self.params = params
         self.seed = new.seed
@@ -23,6 +36,10 @@ class SamplingState:
         self._end_ids = {token_id for token_id in end_ids if token_id < vocab_size}
         self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
         self._output_ids: list[int] = []
+        self._matcher = matcher
+        self._only = None if params.allowed_token_ids is None else np.array(sorted(params.allowed_token_ids), np.int64)
+        self._allowed: npt.NDArray[np.int64] | None = None
+        self.failure: str | None = None
         self.counts: TokenCounts | None = None
         if params.repetition_penalty != 1:
             self.counts = TokenCounts(new.token_ids[: new.num_prompt_tokens])
@@ -35,6 +52,7 @@ class SamplingState:
             and not params.logit_bias
             and self.counts is None
             and self._bad_words is None
+            and params.structured_outputs is None
         )
         for token_id in new.token_ids[new.num_prompt_tokens :]:
             self.append(token_id)
@@ -46,6 +64,28 @@ class SamplingState:
             self._output_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
+        if self._matcher is not None:
+            self._matcher.append(token_id)
+            self._allowed = None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether what is allowed may be different after each token."""
+        return self._matcher is not None
+
+    @property
+    def allowed(self) -> npt.NDArray[np.int64] | None:
+        """The only tokens that may be chosen now, ascending; None: all. If none may, `failure` says why."""
+        if self._matcher is None:
+            return self._only
+        if self._allowed is None:
+            found = self._matcher.allowed()
+            self.failure = self._matcher.failure
+            if self._only is not None and self.failure is None:
+                found = np.intersect1d(found, self._only, assume_unique=True)
+                self.failure = None if len(found) else NOT_ALLOWED
+            self._allowed = found
+        return self._allowed
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -67,6 +107,6 @@ class SamplingState:
         banned = set(self._end_ids) if self.bans_end else set()
         if self._bad_words is not None:
             banned |= self._bad_words.banned_next(self._output_ids)
-        if not banned or leaves_a_token(banned, self.params.allowed_token_ids, self._vocab_size):
+        if not banned or leaves_a_token(banned, self.allowed, self._vocab_size):
             return banned
         return set()

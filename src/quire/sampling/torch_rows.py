@@ -60,7 +60,7 @@ def _sample_slice(logits: torch.Tensor, states: Sequence[SamplingState]) -> list
 
 def _edit(logits: torch.Tensor, states: Sequence[SamplingState]) -> None:
     """Masks, bias and penalties, each on the rows that have it. Mutates: logits."""
-    allowed = {row: kept for row, state in enumerate(states) if (kept := state.params.allowed_token_ids)}
+    allowed = {row: kept for row, state in enumerate(states) if (kept := state.allowed) is not None}
     if allowed:
         keep_only(logits, list(allowed), list(allowed.values()))
     banned = {row: ids for row, state in enumerate(states) if (ids := state.banned_next())}

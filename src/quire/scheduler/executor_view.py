@@ -3,6 +3,7 @@
 Turns a `StepPlan` into a `SchedulerOutput`. The executor reads an output in this order: forget `finished_ids` and
 `preempted_ids`, make `copies`, take up `new_requests`, compute `scheduled`. An id may be forgotten and be new in one
 output. News for the executor waits for the next step that computes something, so an empty output may be dropped.
+After a step that is lost nobody knows what the executor has taken in, so the next one starts from nothing.
 """
 
 from quire.scheduler.blocks import BlockManager
@@ -18,6 +19,7 @@ class ExecutorView:
         self._parents: dict[str, str] = {}
         self._preempted: list[str] = []
         self._finished: list[str] = []
+        self._forgets_all = False
 
     def note_fork(self, parent_id: str, child_id: str) -> None:
         """The child starts from the parent's blocks."""
@@ -32,6 +34,13 @@ class ExecutorView:
         """The executor shall forget the request."""
         if self._forget(request_id):
             self._finished.append(request_id)
+
+    def forget_all(self) -> None:
+        """The executor shall forget every request; those that go on return as new."""
+        self._num_sent.clear()
+        self._parents.clear()
+        self._preempted, self._finished = [], []
+        self._forgets_all = True
 
     def _forget(self, request_id: str) -> bool:
         """Whether the executor knew the request."""
@@ -60,7 +69,10 @@ class ExecutorView:
         copies = tuple(copy for share in plan.shares.values() for copy in share.copies)
         preempted, finished = tuple(self._preempted), tuple(self._finished)
         self._preempted, self._finished = [], []
-        return SchedulerOutput(step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished)
+        forgets_all, self._forgets_all = self._forgets_all, False
+        return SchedulerOutput(
+            step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished, forgets_all=forgets_all
+        )
 
     def _describe_new(self, request: Request) -> NewRequest:
         parent_id = self._parents.pop(request.request_id, None)

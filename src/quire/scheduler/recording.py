@@ -74,6 +74,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, tag="schedule"):
     """`schedule`, and what it decided."""
 
     output: SchedulerOutput
+    alone: str | None = None
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag="update"):
@@ -83,6 +84,7 @@ class UpdateRecord(msgspec.Struct, frozen=True, tag="update"):
     token_ids: tuple[tuple[str, int | None], ...]
     failed: dict[str, str] = {}
     """Request id → error."""
+    is_lost: bool = False
 
 
 Record = (
@@ -151,10 +153,10 @@ class RecordingScheduler(Scheduler):
         self._write(ResetRecord())
         return done
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None) -> SchedulerOutput:
         """See `Scheduler`."""
-        output = super().schedule()
-        self._write(ScheduleRecord(output))
+        output = super().schedule(alone)
+        self._write(ScheduleRecord(output, alone))
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
@@ -162,7 +164,7 @@ class RecordingScheduler(Scheduler):
         updates = super().update(output, result)
         tokens = tuple((item.request_id, item.token_id) for item in result.results)
         failed = {item.request_id: item.error for item in result.results if item.error is not None}
-        self._write(UpdateRecord(output.step_id, tokens, failed))
+        self._write(UpdateRecord(output.step_id, tokens, failed, result.is_lost))
         return updates
 
     def close(self) -> None:
@@ -210,7 +212,7 @@ def replay(path: Path) -> list[SchedulerOutput]:
     outputs: list[SchedulerOutput] = []
     for record in records:
         if isinstance(record, ScheduleRecord):
-            outputs.append(scheduler.schedule())
+            outputs.append(scheduler.schedule(record.alone))
             if outputs[-1] != record.output:
                 raise EngineError(f"step {record.output.step_id} of {path} is scheduled otherwise: {outputs[-1]}")
         else:
@@ -232,8 +234,8 @@ def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput])
             scheduler.append_token(request_id, token_id)
         case ResetRecord():
             scheduler.reset_prefix_cache()
-        case UpdateRecord(step_id, token_ids, failed):
+        case UpdateRecord(step_id, token_ids, failed, is_lost):
             results = tuple(RequestResult(name, token_id, error=failed.get(name)) for name, token_id in token_ids)
-            scheduler.update(outputs[-1], StepResult(step_id, results))
+            scheduler.update(outputs[-1], StepResult(step_id, results, is_lost))
         case _:
             raise ConfigError("a scheduler recording holds a second config")

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Sequence
 
 from quire.errors import EngineError
 from quire.scheduler.policy import Policy, SortKey, WaitingQueue
-from quire.types import Request
+from quire.types import Request, RequestStatus
+
+
+def is_idle(request: Request) -> bool:
+    """Whether the request has sampled and waits for the token to be chosen outside."""
+    return (
+        request.awaits_external_token
+        and request.status is RequestStatus.RUNNING
+        and request.num_computed_tokens == request.num_tokens
+    )
 
 
 class RequestTable:

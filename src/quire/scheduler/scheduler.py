@@ -6,7 +6,6 @@ budget per step until it has caught up with its known tokens; the step in which 
 Next to read: `blocks.py` (who owns which block), `policy.py` (who comes first), `admission.py` (what can never run).
 """
 
-import enum
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,8 +17,8 @@ from quire.scheduler.blocks import BlockManager
 from quire.scheduler.executor_view import ExecutorView
 from quire.scheduler.integrity import check_blocks
 from quire.scheduler.policy import make_policy
-from quire.scheduler.request_table import RequestTable
-from quire.scheduler.step_plan import Share, StepPlan
+from quire.scheduler.request_table import RequestTable, is_idle
+from quire.scheduler.step_plan import Admission, Share, StepPlan
 from quire.scheduler.stopping import check_stop
 from quire.types import (
     BlockCopy,
@@ -36,33 +35,24 @@ _MAX_OVERTAKEN = 32
 """Long prompts looked past in one step: bounds the step's cost when thousands wait."""
 
 
-class _Admission(enum.Enum):
-    ADMITTED = enum.auto()
-    OVERTAKEN = enum.auto()  # others may go first: only the number of long prompts is in the way
-    BLOCKED = enum.auto()  # nobody may go first: or a big request would wait for ever
-
-
 class Scheduler:
     """Continuous batching over a paged KV cache. One instance per engine; not thread-safe.
 
     Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`, and then owns no
-    block. `clock` stamps requests that bring no arrival time.
+    block. `blocks` are for reports. `clock` stamps requests that bring no arrival time.
 
     Raises: ConfigError if settings contradict each other.
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        events: EventLog | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: SchedulerConfig, events: EventLog | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         check_config(config)
         self.config = config
         self._events = events
         self._clock = clock
         self._requests = RequestTable(make_policy(config), config.max_num_seqs)
-        self._blocks = BlockManager(config, events)
+        self.blocks = BlockManager(config, events)
         self._executor = ExecutorView()
         self._in_flight: dict[str, Request] = {}
         self._step_id = 0
@@ -77,7 +67,7 @@ class Scheduler:
         Raises: DuplicateRequestError, QueueFullError, PromptError, ContextLengthError, InvalidParameterError (n above
             max_num_seqs), MemoryCapacityError (prompt and max_tokens exceed the whole KV cache).
         """
-        check_request(request, self.config, self._blocks, self._requests.by_id)
+        check_request(request, self.config, self.blocks, self._requests.by_id)
         check_queue_room(len(self._requests.waiting), self.config)
         request.arrival_time_s = request.arrival_time_s or self._clock()
         for sibling in request.siblings:
@@ -112,7 +102,7 @@ class Scheduler:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         if child.output_token_ids and child.output_token_ids != parent.output_token_ids:
             raise EngineError(f"cannot fork '{parent_id}': '{child.request_id}' brings tokens of its own")
-        check_request(child, self.config, self._blocks, self._requests.by_id)
+        check_request(child, self.config, self.blocks, self._requests.by_id)
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s = parent.arrival_time_s
         child.num_cached_tokens = parent.num_cached_tokens
@@ -121,7 +111,7 @@ class Scheduler:
             self._fork_running(parent, child, parent.num_computed_tokens)
             return
         child.status = RequestStatus.PREEMPTED
-        if _is_idle(parent) or parent_id in self._requests.parked:
+        if is_idle(parent) or parent_id in self._requests.parked:
             self._requests.parked[child.request_id] = child
         else:
             self._requests.wait(child)
@@ -132,10 +122,10 @@ class Scheduler:
         Raises: EngineError if it does not wait for one; MemoryCapacityError if it would outgrow the whole KV cache.
         """
         request = self._requests.by_id.get(request_id)
-        if request is None or not (_is_idle(request) or request_id in self._requests.parked):
+        if request is None or not (is_idle(request) or request_id in self._requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
-        check_sequence_fits(request, request.num_tokens + 2, self.config, self._blocks)
+        check_sequence_fits(request, request.num_tokens + 2, self.config, self.blocks)
         request.output_token_ids.append(token_id)
         if self._requests.parked.pop(request_id, None) is not None:
             self._requests.wait(request)
@@ -159,37 +149,31 @@ class Scheduler:
         """Requests in the queue, preempted ones included; siblings count with their leader."""
         return len(self._requests.waiting) + len(self._requests.parked)
 
-    @property
-    def blocks(self) -> BlockManager:
-        """The KV blocks, for reports."""
-        return self._blocks
-
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any request owns blocks."""
-        return self._blocks.reset_prefix_cache()
+        return self.blocks.reset_prefix_cache()
 
     # --- One step -------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None) -> SchedulerOutput:
         """Decide the next step: who computes how many tokens, into which blocks.
 
         Running requests come first, in order; where blocks run out, the policy's victim is preempted. Waiting requests
         join only if nobody had to leave. Empty if nothing can run. Raises: EngineError if a step is in flight.
+        `alone`: only this request runs, with siblings that its step forks; others give way if it needs their blocks.
         """
         if any(map(self._requests.holds, self._in_flight.values())):
             raise EngineError(f"schedule() called before update() of step {self._step_id}")
         self._step_id += 1
         plan = StepPlan(self.config)
 
-        self._continue_running(plan)
-        if plan.num_preempted == 0:
-            self._admit_waiting(plan)
-            # Only requests that await an external token hold blocks: those who wait for blocks go first.
-            while not plan.shares and self._requests.waiting and self._preempt_idle(plan):
-                self._admit_waiting(plan)
+        if alone is None:
+            self._run_all(plan)
+        else:
+            self._run_alone(self._requests.by_id[alone], plan)
         self._fork_siblings(plan)
 
-        output = self._executor.describe(self._step_id, plan, self._blocks)
+        output = self._executor.describe(self._step_id, plan, self.blocks)
         self._in_flight = {share.request.request_id: share.request for share in plan.shares.values()}
         self._record_step(plan)
         return output
@@ -197,7 +181,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Take note of an executed step: tokens computed, tokens sampled, requests that ended.
 
-        Requests that ended since `schedule` are passed over; a result with an error ends its request alone.
+        Requests that ended since `schedule` are passed over; a result with an error ends its request alone. After a
+        step that is lost everybody is preempted, and the executor will be told to forget all it knew.
         Returns one update per result that counted.
         Raises: EngineError if the result is of another step or lacks a sampled token.
         """
@@ -214,26 +199,49 @@ class Scheduler:
             item_result = results.get(item.request_id)
             if item_result is not None and item_result.error is not None:
                 # What it computed may be damaged too, and must not be found by others.
-                self._blocks.forget_prefixes(request.request_id)
-                self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                updates.append(SequenceUpdate(request, item_result, None))
+                self.blocks.forget_prefixes(request.request_id)
+                ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
+                updates += (SequenceUpdate(member, item_result, None) for member in ended)
+                continue
+            if result.is_lost:
                 continue
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens
-            self._blocks.register(request)
+            self.blocks.register(request)
             token_id = self._take_token(request, item, item_result)
             if item_result is not None:
                 updates.append(SequenceUpdate(request, item_result, token_id))
+        if result.is_lost:
+            self._executor.forget_all()
+            for request in tuple(self._requests.running):
+                self._withdraw(request)
         return updates
 
     def check_integrity(self) -> None:
         """Raise EngineError, saying what is wrong, unless all blocks and all requests are where they should be."""
-        check_blocks(self._blocks)
-        self._requests.check(set(self._blocks.owned))
+        check_blocks(self.blocks)
+        self._requests.check(set(self.blocks.owned))
 
     # --- Parts of a step ------------------------------------------------------------------------
 
-    def _continue_running(self, plan: StepPlan) -> None:
-        for request in tuple(self._requests.running):
+    def _run_all(self, plan: StepPlan) -> None:
+        self._continue_running(tuple(self._requests.running), plan)
+        if plan.num_preempted == 0:
+            self._admit_waiting(plan)
+            # Only requests that await an external token hold blocks: those who wait for blocks go first.
+            while not plan.shares and self._requests.waiting and self._preempt_idle(plan):
+                self._admit_waiting(plan)
+
+    def _run_alone(self, request: Request, plan: StepPlan) -> None:
+        self._continue_running((request,), plan)
+        while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it gave way to itself
+            plan.free_seats = self._requests.free_seats()
+            if self._try_admit(request, plan) is Admission.ADMITTED:
+                self._requests.waiting.remove(request)
+            else:
+                self._preempt(self._requests.victim(self._requests.running), plan)
+
+    def _continue_running(self, requests: Iterable[Request], plan: StepPlan) -> None:
+        for request in requests:
             if plan.budget == 0:
                 break
             if request.status is not RequestStatus.RUNNING:  # preempted in this step
@@ -247,7 +255,7 @@ class Scheduler:
                 self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[BlockCopy, ...] | None:
-        while (copies := self._blocks.allocate(request, num_tokens)) is None:
+        while (copies := self.blocks.allocate(request, num_tokens)) is None:
             victim = self._requests.victim(self._requests.running)
             self._preempt(victim, plan)
             if victim is request:
@@ -261,28 +269,28 @@ class Scheduler:
         while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
             request = self._requests.waiting.first()
             outcome = self._try_admit(request, plan)
-            if outcome is _Admission.BLOCKED:
+            if outcome is Admission.BLOCKED:
                 break
             self._requests.waiting.pop()
-            if outcome is _Admission.OVERTAKEN:
+            if outcome is Admission.OVERTAKEN:
                 overtaken.append(request)
         for request in overtaken:
             self._requests.wait(request)
 
-    def _try_admit(self, request: Request, plan: StepPlan) -> _Admission:
+    def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
         if plan.free_seats < 1 + len(request.siblings):
-            return _Admission.BLOCKED
-        hit = self._blocks.find_prefix(request)
+            return Admission.BLOCKED
+        hit = self.blocks.find_prefix(request)
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
         if num_tokens < num_left:
             if not plan.allows_long_partial(request):
-                return _Admission.OVERTAKEN
+                return Admission.OVERTAKEN
             if not plan.allows_partial():
-                return _Admission.BLOCKED
+                return Admission.BLOCKED
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
-        if not self._blocks.fits(request, hit, num_reserved):
-            return _Admission.BLOCKED
+        if not self.blocks.fits(request, hit, num_reserved):
+            return Admission.BLOCKED
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = hit.num_tokens
@@ -295,17 +303,17 @@ class Scheduler:
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=hit.num_tokens,
         )
-        self._blocks.admit(request, hit)
-        copies = self._blocks.allocate(request, num_tokens)
+        self.blocks.admit(request, hit)
+        copies = self.blocks.allocate(request, num_tokens)
         if copies is None:
             raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
         self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
-        return _Admission.ADMITTED
+        return Admission.ADMITTED
 
     def _give(self, share: Share, plan: StepPlan) -> None:
         plan.add(share)
         if not share.catches_up:
-            plan.add_partial(share.request, self._blocks.num_missing(share.request))
+            plan.add_partial(share.request, self.blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         leaders = [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]
@@ -319,27 +327,30 @@ class Scheduler:
         child.num_computed_tokens = num_computed_tokens
         child.status = RequestStatus.RUNNING
         self._requests.running.append(child)
-        self._blocks.fork(parent.request_id, child)
+        self.blocks.fork(parent.request_id, child)
         self._executor.note_fork(parent.request_id, child.request_id)
 
     def _preempt_idle(self, plan: StepPlan) -> bool:
-        idle = [request for request in self._requests.running if _is_idle(request)]
+        idle = [request for request in self._requests.running if is_idle(request)]
         if idle:
             self._preempt(self._requests.victim(idle), plan)
         return bool(idle)
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        plan.remove(victim.request_id)
+        self._withdraw(victim)
+
+    def _withdraw(self, victim: Request) -> None:
         """Preemption by recompute: all blocks go, all tokens stay."""
         self._record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
-        is_idle = _is_idle(victim)
-        plan.remove(victim.request_id)
+        has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
-        self._blocks.free(victim.request_id)
+        self.blocks.free(victim.request_id)
         self._executor.preempted(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        if is_idle:
+        if has_sampled:
             # It has sampled already; to recompute before its token is chosen would only take blocks again.
             self._requests.parked[victim.request_id] = victim
         else:
@@ -369,7 +380,7 @@ class Scheduler:
         for item in ended:
             item.status = status
             item.stop_reason = stop_reason
-            self._blocks.forget(item.request_id)
+            self.blocks.forget(item.request_id)
             self._executor.finished(item.request_id)
             num_output = len(item.output_token_ids)
             self._record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_output)
@@ -377,24 +388,11 @@ class Scheduler:
 
     def _record_step(self, plan: StepPlan) -> None:
         if plan.shares:
-            num_tokens = self.config.max_num_batched_tokens - plan.budget
             self._record(
-                EventKind.SCHEDULE,
-                step_id=self._step_id,
-                num_tokens=num_tokens,
-                num_requests=len(plan.shares),
-                num_waiting=self.num_waiting,
-            )
+                EventKind.SCHEDULE, step_id=self._step_id, num_tokens=self.config.max_num_batched_tokens - plan.budget,
+                num_requests=len(plan.shares), num_waiting=self.num_waiting,
+            )  # fmt: skip
 
     def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
         if self._events is not None:
             self._events.record(kind, request_id, **data)
-
-
-def _is_idle(request: Request) -> bool:
-    """Whether the request has sampled and waits for the token to be chosen outside."""
-    return (
-        request.awaits_external_token
-        and request.status is RequestStatus.RUNNING
-        and request.num_computed_tokens == request.num_tokens
-    )

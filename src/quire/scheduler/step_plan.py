@@ -3,10 +3,19 @@
 Next to read: `scheduler.py`, which fills it, and `executor_view.py`, which turns it into a `SchedulerOutput`.
 """
 
+import enum
 from dataclasses import dataclass
 
 from quire.config import SchedulerConfig
 from quire.types import BlockCopy, Request
+
+
+class Admission(enum.Enum):
+    """Whether a waiting request may start in this step."""
+
+    ADMITTED = enum.auto()
+    OVERTAKEN = enum.auto()  # others may go first: only the number of long prompts is in the way
+    BLOCKED = enum.auto()  # nobody may go first: or a big request would wait for ever
 
 
 @dataclass(slots=True)

@@ -7,15 +7,19 @@ from fastapi import FastAPI
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, health, metrics
+from quire.server.routes import chat, completions, embeddings, health, metrics, models, openapi, responses, tokens
 from quire.server.state import ServerState
+
+MODULES = (health, metrics, models, chat, completions, responses, embeddings, tokens, openapi)
 
 
 def make_app(state: ServerState) -> FastAPI:
     """The application around a server's state. The engine is started and stopped by whoever serves it."""
-    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
     app.state.quire = state
     install_error_handlers(app)
-    for module in (health, metrics, chat):
+    for module in MODULES:
         app.include_router(module.router)
     return app

@@ -4,6 +4,7 @@ Nothing internal gets out: an unexpected exception becomes a 500 whose message n
 Next to read: `app.py`, which installs the handlers.
 """
 
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -13,14 +14,21 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from quire.errors import CapacityError, InvalidParameterError, QuireError, RequestError, nearest
-from quire.server.protocol.fields import known_names
+from quire.errors import CapacityError, InvalidParameterError, QuireError, RequestError
 
 LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
+MAX_MESSAGE_CHARACTERS = 2000
+CLIENT_LEFT = 499
+"""The status in logs of an answer that nobody waits for."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Of the other statuses: "invalid_request_error" below 500, "server_error" from there on."""
+
+
+class ClientDisconnected(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class ApiError(Exception):
@@ -48,7 +56,8 @@ class ApiError(Exception):
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InvalidParameterError):
-            return cls(400, error.message, code=error.code, param=error.field)
+            message = f"{error.field} must be {error.limit}, got {shown(error.value)}"
+            return cls(400, message, code=error.code, param=error.field)
         if isinstance(error, (RequestError, CapacityError)):
             return cls(error.http_status, error.message, code=error.code)
         if isinstance(error, QuireError):
@@ -57,11 +66,17 @@ class ApiError(Exception):
         LOGGER.error("unexpected %s", type(error).__name__, exc_info=error)
         return cls(500, f"internal error: {type(error).__name__}", code="internal_error")
 
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        return TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
+
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        kind = TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
-        message = self.message if len(self.message) <= 2000 else self.message[:1997] + "..."
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        message = self.message
+        if len(message) > MAX_MESSAGE_CHARACTERS:
+            message = message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
+        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """The headers that go with it."""
@@ -83,47 +98,48 @@ class JsonResponse(Response):
         super().__init__(msgspec.json.encode(content), status_code, headers)
 
 
+def shown(value: Any) -> str:
+    """A client's value in an error message, as JSON of at most 80 characters."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)} items"
+    if isinstance(value, str):
+        text = json.dumps(value[:80], ensure_ascii=False)
+        return text if len(value) <= 80 else text[:-1] + '..."'
+    text = json.dumps(value) if isinstance(value, (int, float, type(None))) else "a value of another type"
+    return text[:80]
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the app OpenAI's shape, those of the framework included."""
 
-    async def on_api_error(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         return ApiError.of(error).response()
 
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
     async def on_validation_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return validation_error(error).response()
+        # Bodies are checked by `protocol/validation.py`: this is a path or a query.
+        return ApiError(400, "a parameter of the request's path or query is wrong", code="invalid_parameter").response()
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        path = json.dumps(request.scope["path"][:MAX_ECHOED_CHARACTERS])
         if error.status_code == 404:
-            return ApiError(404, f"no route {request.scope['path'][:200]!r}", code="route_not_found").response()
+            return ApiError(404, f"no route {path}", code="route_not_found").response()
         if error.status_code == 405:
-            message = f"{request.method} is not allowed for {request.scope['path'][:200]!r}"
+            message = f"{request.method[:20]} is not allowed for {path}"
             answer = ApiError(405, message, code="method_not_allowed").response()
             answer.headers.update(error.headers or {})
             return answer
         return ApiError(error.status_code, str(error.detail)[:MAX_ECHOED_CHARACTERS]).response()
 
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(QuireError, on_api_error)
+    for kind in (ClientDisconnect, ClientDisconnected):
+        app.add_exception_handler(kind, on_disconnect)
+    app.add_exception_handler(ApiError, on_error)
+    app.add_exception_handler(QuireError, on_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(Exception, on_api_error)
-
-
-def validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a request's body, by the path of its field."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        name = path[-1]
-        hint = nearest(name, known_names())
-        message = f"unknown field {name[:MAX_ECHOED_CHARACTERS]!r}{hint}"
-        return ApiError(400, message, code="unknown_parameter", param=".".join(path))
-    param = ".".join(path) or None
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    given = first.get("input")
-    shown = f", got {repr(given)[:80]}" if isinstance(given, (str, int, float, bool, type(None))) else ""
-    return ApiError(400, f"{param or 'the body'}: {message}{shown}", code="invalid_parameter", param=param)
+    app.add_exception_handler(Exception, on_error)

@@ -7,11 +7,14 @@ Knows no HTTP and no tensors. Next to read: `generation.py`.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from quire.config import EngineConfig
-from quire.engine.input_processor import InputProcessor
+from quire.engine.input_processor import LIKELY_CHARS_PER_TOKEN, InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
+from quire.errors import ContextLengthError, InvalidParameterError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
@@ -41,11 +44,17 @@ class FrontEnd:
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
         return cls(config, tokenizer, chat_template)
 
+    def warm_up(self) -> None:
+        """Do everything once that a first request would have to wait for: imports, the template, the tokenizer."""
+        with suppress(RequestError):  # a model without a chat template
+            self.chat_prompt([{"role": "user", "content": "Hello!"}])
+        self.prompt("Hello!")
+
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call something that takes its time, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def render_chat(
+    def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -53,8 +62,13 @@ class FrontEnd:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """The prompt of a conversation, as text and token ids. Raises: ChatTemplateError, PromptError."""
+        add_special_tokens: bool = False,
+        max_len: int | None = None,
+    ) -> "PromptTokens":
+        """The prompt of a conversation. Raises: ChatTemplateError, PromptError, ContextLengthError.
+
+        The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
+        """
         text = self.tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -63,13 +77,62 @@ class FrontEnd:
             chat_template=self.chat_template,
             **(variables or {}),
         )
-        # The template writes the special tokens itself.
-        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+        return self.prompt(text, add_special_tokens=add_special_tokens, max_len=max_len)
+
+    def prompt(
+        self, prompt: str | list[int], *, add_special_tokens: bool = True, max_len: int | None = None
+    ) -> "PromptTokens":
+        """Token ids of a text, or as they came. Of more than `max_len` only the last are kept.
+
+        Raises: PromptError, ContextLengthError for a text that cannot fit however it is cut into tokens.
+        """
+        if isinstance(prompt, str):
+            if max_len is None:
+                self._check_length(prompt)
+            text, token_ids = prompt, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        else:
+            text, token_ids = None, prompt
+        num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
+        return PromptTokens(text, token_ids[num_truncated:], num_truncated)
+
+    def _check_length(self, text: str) -> None:
+        """Tokenising takes seconds per megabyte: what cannot fit is refused before."""
+        max_model_len = self.config.scheduler.max_model_len
+        if self.tokenizer.byte_decoding is None or len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len:
+            return
+        fewest_tokens = -(-len(text) // self.tokenizer.max_token_chars)
+        if fewest_tokens > max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, so at least {fewest_tokens} tokens; the context holds "
+                f"{max_model_len}: shorten the prompt"
+            )
+
+    def max_prompt_len(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
+        """How many tokens of a prompt are kept; None: all. -1 keeps what leaves room for `max_tokens`.
+
+        Raises: InvalidParameterError.
+        """
+        if truncate_prompt_tokens == 0:
+            raise InvalidParameterError("truncate_prompt_tokens", 0, "-1 or at least 1")
+        if truncate_prompt_tokens == -1:
+            return max(1, self.config.scheduler.max_model_len - (max_tokens or 1))
+        return truncate_prompt_tokens
 
     def sampling_params(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """The client's values over the model's recommendations. Raises: InvalidParameterError."""
         return SamplingParams(**{**self.config.model.generation_defaults, "max_tokens": None, **chosen})
 
-    def prepare(self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, **identity: Any) -> Request:
+    def prepare(
+        self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
+    ) -> Request:
         """Check all that can be wrong with a request. Raises: RequestError."""
-        return self.input_processor.prepare(request_id, prompt, params, **identity).request
+        return self.input_processor.prepare(request_id, prompt.token_ids, params, **identity).request
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A prompt ready to be computed. `text` is None where the client sent token ids."""
+
+    text: str | None
+    token_ids: list[int]
+    num_truncated: int = 0

@@ -1,30 +1,44 @@
-"""One request from its check to its last token, and away with it when its client leaves.
+"""Requests from their check to their last token, and away with them when their client leaves.
 
-Every route that computes goes through `Generation`: it takes a place in the queue, submits, and in the end, however
-that comes, aborts what still runs and gives the place back. Next to read: `streaming.py`, `routes/chat.py`.
+Every route that computes goes through `generate` or `collect`: they take a place in the queue, submit, and in the end,
+however that comes, abort what still runs and give the place back. Every generator here is closed by whoever reads it
+(`aclosing`), so that this happens at once and not when Python collects it. Next to read: `streaming.py`,
+`routes/chat.py`.
 """
 
 import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
-from quire.engine.process.messages import RequestUpdate, Submit
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
 from quire.server.caller import Caller
-from quire.server.errors import ApiError
+from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.state import ServerState
 from quire.types import Request
 
 _R = TypeVar("_R")
+UPDATES_AHEAD = 16
+"""Of several prompts' updates, so many wait for a slow reader; further ones are merged in `RequestStream`."""
 
 
-class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All that one request got: its choices by index, and its last update."""
+
+    choices: list[ChoiceUpdate]
+    last: RequestUpdate
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
 
 
 def new_id(prefix: str) -> str:
@@ -32,15 +46,72 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+def timestamp() -> int:
+    """Seconds since 1970, as OpenAI's `created`."""
+    return int(time.time())
+
+
 async def generate(
-    state: ServerState, request: Request, caller: Caller, *, streams: bool
-) -> AsyncGenerator[RequestUpdate, None]:
-    """Compute one prepared request. Raises: ApiError, QuireError; closing the generator aborts the request."""
-    with state.admission.enter(caller, request.num_prompt_tokens, 1 + len(request.siblings)) as place:
-        async with aclosing(_compute(state, request, streams=streams)) as updates:
-            async for update in updates:
-                place.note(update)
-                yield update
+    state: ServerState, requests: Sequence[Request], caller: Caller, *, streams: bool
+) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
+    """Compute prepared requests at once: updates as they come, each with its request's position in `requests`.
+
+    Closing the generator aborts what still runs. Raises: ApiError, QuireError, for the first request that fails.
+    """
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+    num_completions = sum(1 + len(request.siblings) for request in requests)
+    with state.admission.enter(caller, num_prompt_tokens, num_completions) as place:
+        several = _compute_all(state, requests, streams=streams) if len(requests) > 1 else None
+        updates = several or _numbered(_compute(state, requests[0], streams=streams))
+        async with aclosing(updates):
+            async for item in updates:
+                place.note(item[1])
+                yield item
+
+
+async def collect(state: ServerState, requests: Sequence[Request], caller: Caller) -> list[Finished]:
+    """Compute prepared requests to their ends. Raises: as `generate`."""
+    choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
+    last: dict[int, RequestUpdate] = {}
+    async with aclosing(generate(state, requests, caller, streams=False)) as updates:
+        async for index, update in updates:
+            choices[index] |= {choice.index: choice for choice in update.choices}
+            last[index] = update
+    return [Finished([found[key] for key in sorted(found)], last[index]) for index, found in enumerate(choices)]
+
+
+async def _numbered(updates: AsyncGenerator[RequestUpdate, None]) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
+    async with aclosing(updates):
+        async for update in updates:
+            yield 0, update
+
+
+async def _compute_all(
+    state: ServerState, requests: Sequence[Request], *, streams: bool
+) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
+    queue: asyncio.Queue[tuple[int, RequestUpdate | Exception]] = asyncio.Queue(UPDATES_AHEAD)
+
+    async def pump(index: int, request: Request) -> None:
+        try:
+            async with aclosing(_compute(state, request, streams=streams)) as updates:
+                async for update in updates:
+                    await queue.put((index, update))
+        except Exception as error:
+            await queue.put((index, error))
+
+    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            num_open -= item.finished
+            yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _compute(state: ServerState, request: Request, *, streams: bool) -> AsyncGenerator[RequestUpdate, None]:
@@ -60,13 +131,20 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
         )
     )
     try:
-        async for update in stream:
-            for choice in update.choices:
-                if choice.finish_reason == "error":
-                    raise ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
-            yield update
+        async with aclosing(cast(AsyncGenerator[RequestUpdate, None], aiter(stream))) as updates:
+            async for update in updates:
+                for choice in update.choices:
+                    if choice.finish_reason in ("error", "abort"):
+                        raise _failure(choice)
+                yield update
     finally:
         client.abort(stream)
+
+
+def _failure(choice: ChoiceUpdate) -> ApiError:
+    if choice.finish_reason == "error":
+        return ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
+    return ApiError(503, "the server ended this request before it was complete", code="aborted", retry_after_s=2)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _R]) -> _R:
@@ -89,8 +167,3 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _R]) -> _
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def timestamp() -> int:
-    """Seconds since 1970, as OpenAI's `created`."""
-    return int(time.time())

@@ -1,13 +1,17 @@
 """Serves until told to stop: binds the port, starts the engine, drains on SIGTERM.
 
-The port is bound before the model is loaded, so that a port in use is said at once. Next to read: `app.py`.
+The port is bound before the model is loaded, so that a port in use is said at once; the health routes answer from
+then on. The first SIGTERM or SIGINT refuses new work and lets what runs finish; a second one ends it.
+Next to read: `app.py`.
 """
 
 import asyncio
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -21,14 +25,17 @@ from quire.server.options import ServerOptions
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
 
+LOGGER = logging.getLogger("quire.server")
 BACKLOG = 2048
+LAST_WORDS_S = 2
+"""How long answers may take to reach their clients once nothing is computed any more."""
+DRAIN_CHECK_S = 0.02
 
 
 def serve(
     engine_options: EngineOptions,
     options: ServerOptions,
     *,
-    chat_template: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
@@ -36,9 +43,8 @@ def serve(
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
     use_format(options.log_format)
-    listener = bind(options.host, options.port)
-    with listener:
-        asyncio.run(_serve(listener, engine_options, options, chat_template, on_ready))
+    with bind(options.host, options.port) as listener:
+        asyncio.run(_Service(listener, engine_options, options).run(on_ready))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -60,47 +66,99 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     """uvicorn, without its own handling of signals."""
 
-    def install_signal_handlers(self) -> None:
-        """Signals are `_serve`'s."""
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `_Service`'s."""
+        yield
 
 
-async def _serve(
-    listener: socket.socket,
-    engine_options: EngineOptions,
-    options: ServerOptions,
-    chat_template: str | None,
-    on_ready: Callable[[str], None],
-) -> None:
-    failure: list[QuireError] = []
+class _Service:
+    """One run of the server, from the bound port to the last answer."""
 
-    def stop(error: QuireError | None = None) -> None:
-        if error is not None:
-            failure.append(error)
-        server.should_exit = True
+    def __init__(
+        self,
+        listener: socket.socket,
+        engine_options: EngineOptions,
+        options: ServerOptions,
+    ) -> None:
+        self._listener = listener
+        self._options = options
+        self._supervisor = Supervisor(engine_options, self._on_engine_lost)
+        self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
+        config = uvicorn.Config(
+            wrap(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
+        )  # fmt: skip
+        self._http = _HttpServer(config)
+        self._failure: QuireError | None = None
+        self._num_signals = 0
+        self._stop_wanted = asyncio.Event()
+        self._stop_now = asyncio.Event()
 
-    supervisor = Supervisor(engine_options, chat_template, stop)
-    state = ServerState(options, options.model_name(engine_options), supervisor)
-    app = wrap(make_app(state), state)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", http=Connection, ws="none", server_header=False,
-        timeout_graceful_shutdown=int(options.drain_timeout_s), log_level=logging.WARNING,
-    )  # fmt: skip
-    server = _Server(config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await supervisor.start()
-        host, port = listener.getsockname()[:2]
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        await serving
-    finally:
-        server.should_exit = True
-        await supervisor.stop()
-        await asyncio.gather(serving, return_exceptions=True)
-    if failure:
-        raise failure[0]
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve. Raises: why the engine cannot start or go on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        starting = asyncio.create_task(self._supervisor.start())
+        stopping = asyncio.create_task(self._stop_wanted.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop_wanted.is_set():
+                starting.result()
+                on_ready(self._url())
+                _notify("READY=1")
+                await stopping
+            await self._drain()
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await self._supervisor.stop()
+            self._http.should_exit = True
+            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._stop_wanted.set()
+        if self._num_signals > 1:
+            self._http.force_exit = True
+            self._stop_now.set()
+
+    def _on_engine_lost(self, error: QuireError) -> None:
+        self._failure = error
+        self._stop_wanted.set()
+        self._stop_now.set()
+
+    async def _drain(self) -> None:
+        """Refuse new work, and wait for what runs."""
+        _notify("STOPPING=1")
+        self._state.is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.drain_timeout_s
+        num_requests = self._state.admission.num_requests
+        if num_requests:
+            LOGGER.warning("draining: %d requests have %g s to finish", num_requests, self._options.drain_timeout_s)
+        while self._state.admission.num_requests and loop.time() < deadline and not self._stop_now.is_set():
+            await asyncio.sleep(DRAIN_CHECK_S)
+
+    def _url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _notify(message: str) -> None:
+    """Tell systemd, if it asked to be told."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            try:
+                connection.connect(f"\0{path[1:]}" if path.startswith("@") else path)
+                connection.sendall(message.encode())
+            except OSError as error:
+                LOGGER.warning("NOTIFY_SOCKET cannot be used: %s", error.strerror)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from quire.config import EngineOptions
 from quire.engine.process.client import EngineClient
+from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import EngineDeadError, QuireError
 from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
@@ -32,13 +33,12 @@ class EngineState(enum.Enum):
 class Supervisor:
     """One engine after the other. `on_stop` is called when there will be no more, with the reason or None."""
 
-    def __init__(
-        self, options: EngineOptions, chat_template: str | None, on_stop: Callable[[QuireError], None]
-    ) -> None:
+    def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
+        """Raises: ConfigError if the chat template cannot be read."""
         self.options = options
         self.state = EngineState.STARTING
         self.num_deaths = 0
-        self._chat_template = chat_template
+        self._chat_template = read_chat_template(options.chat_template)
         self._on_stop = on_stop
         self._client: EngineClient | None = None
         self._front_end: FrontEnd | None = None
@@ -85,8 +85,10 @@ class Supervisor:
         client = self._client = EngineClient(self._on_death)
         ready = await client.start(self.options)
         if self._front_end is None:
-            self._front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
-        if self.state is not EngineState.STOPPED:
+            front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
+            await front_end.run(front_end.warm_up)
+            self._front_end = front_end
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.state = EngineState.READY
 
     def _on_death(self, error: EngineDeadError) -> None:

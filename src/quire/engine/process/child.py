@@ -4,6 +4,7 @@ The main thread computes steps. A second thread receives messages, so that pings
 The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,10 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from quire.engine.input_processor import PreparedRequest
 from quire.engine.process.deadlines import QueueDeadlines
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
@@ -36,12 +38,24 @@ from quire.engine.process.messages import (
     frame,
 )
 from quire.engine.process.statistics import Meter
-from quire.errors import EngineError, QueueTimeoutError, QuireError
+from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 RECEIVE_BYTES = 1 << 18
+WARM_UP_TOKENS = 512
+
+
+class _Prepared(NamedTuple):
+    """A request that was checked, and how long it may wait to be computed."""
+
+    request: PreparedRequest
+    queue_timeout_s: float | None
+
+
+_Waiting = _Prepared | RequestUpdate | Abort | Call
+"""What the receiving thread leaves for the one that computes."""
 
 
 class Channel:
@@ -55,7 +69,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the other end does not read. Raises: OSError if it is gone."""
+        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
         data = frame(message)
         with self._sending:
             self._connection.sendall(data)
@@ -80,14 +94,14 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._deltas = DeltaEncoder()
-        self._inbox: deque[Submit | Abort | Call] = deque()
+        self._inbox: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
         self._meter = Meter(engine)
         self._deadlines = QueueDeadlines()
 
     def run(self) -> None:
-        """Raises: EngineDeadError, after everybody has been told."""
+        """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
         engine = self._engine
         while self._take_messages():
@@ -98,57 +112,73 @@ class EngineLoop:
             engine.check_health()
 
     def _receive(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            if isinstance(message, Ping):
-                self._channel.send(Reply(message.call_id))
-            elif not isinstance(message, Start):
-                with self._changed:
-                    self._inbox.append(message)
-                    self._changed.notify()
+        with contextlib.suppress(ConnectionError):
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, Ping):
+                    self._channel.send(Reply(message.call_id))
+                elif isinstance(message, Submit):
+                    self._prepare(message)
+                elif not isinstance(message, Start):
+                    self._put(message)
         with self._changed:
             self._is_closing = True
+            self._changed.notify()
+
+    def _prepare(self, message: Submit) -> None:
+        """Checks happen beside the steps: a grammar takes milliseconds."""
+        try:
+            prepared = self._engine.input_processor.prepare(
+                message.request_id,
+                message.prompt_token_ids,
+                message.sampling or message.pooling,
+                priority=message.priority,
+                client_id=message.client_id,
+                cache_salt=message.cache_salt,
+                arrival_time_s=message.arrival_time_s,
+                streams=message.streams,
+            )
+        except QuireError as error:
+            self._put(_refusal(message.request_id, error))
+        else:
+            self._put(_Prepared(prepared, message.queue_timeout_s))
+
+    def _put(self, message: _Waiting) -> None:
+        with self._changed:
+            self._inbox.append(message)
             self._changed.notify()
 
     def _take_messages(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests())
             messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
-        refused = [update for message in messages if (update := self._handle(message)) is not None]
-        if refused:
-            self._send(refused)
+        for message in messages:
+            self._handle(message)
         return not self._is_closing
 
-    def _handle(self, message: Submit | Abort | Call) -> RequestUpdate | None:
-        if isinstance(message, Submit):
-            return self._submit(message)
-        if isinstance(message, Abort):
+    def _handle(self, message: _Waiting) -> None:
+        if isinstance(message, _Prepared):
+            self._submit(message)
+        elif isinstance(message, RequestUpdate):
+            self._send([message])
+        elif isinstance(message, Abort):
             self._deadlines.forget(message.request_ids)
             self._engine.abort_request(message.request_ids)
         elif message.name == "reset_prefix_cache":
             self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
         else:
             self._channel.send(Reply(message.call_id))
-        return None
 
-    def _submit(self, message: Submit) -> RequestUpdate | None:
+    def _submit(self, message: _Prepared) -> None:
+        request_id = message.request.request.request_id
         try:
-            self._engine.submit(
-                self._engine.input_processor.prepare(
-                    message.request_id,
-                    message.prompt_token_ids,
-                    message.sampling or message.pooling,
-                    priority=message.priority,
-                    client_id=message.client_id,
-                    cache_salt=message.cache_salt,
-                    arrival_time_s=message.arrival_time_s,
-                    streams=message.streams,
-                )
-            )
+            self._engine.submit(message.request)
+        except EngineDeadError:
+            raise
         except QuireError as error:
-            return RequestUpdate(message.request_id, finished=True, failure=Failure.of(error))
-        if message.queue_timeout_s is not None:
-            self._deadlines.add(message.request_id, time.monotonic() + message.queue_timeout_s)
-        return None
+            self._send([_refusal(request_id, error)])
+        else:
+            if message.queue_timeout_s is not None:
+                self._deadlines.add(request_id, time.monotonic() + message.queue_timeout_s)
 
     def _end_overdue(self) -> None:
         self._deadlines.forget(self._meter.admitted_ids)
@@ -156,10 +186,14 @@ class EngineLoop:
         if overdue:
             error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")
             self._engine.abort_request(overdue)
-            self._send([RequestUpdate(name, finished=True, failure=Failure.of(error)) for name in overdue])
+            self._send([_refusal(name, error) for name in overdue])
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         self._channel.send(Updates(updates, self._meter.take(updates)))
+
+
+def _refusal(request_id: str, error: QuireError) -> RequestUpdate:
+    return RequestUpdate(request_id, finished=True, failure=Failure.of(error))
 
 
 def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
@@ -188,8 +222,10 @@ def _build(start: Start) -> "LLMEngine":
     from quire.sampling_params import SamplingParams
 
     engine = build_engine(start.options)
-    # The first request pays for what is made on first use: it must not be a user's.
-    engine.add_request("warm-up", [0] * 8, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    # The first request pays for what is made on first use, memory above all: it must not be a user's.
+    num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add_request("warm-up", [0] * max(1, num_tokens), params)
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
@@ -200,7 +236,10 @@ def main() -> int:
     """Entry point. The parent decides when this process ends: terminal signals are its business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    try:
+        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
+    except ConnectionError:
+        return 0  # the server is gone, and its requests with it
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from quire.engine.process.messages import (
 )
 from quire.errors import EngineDeadError
 
+REAP_CHECK_S = 0.01
 KILL_AFTER_S = 5.0
 """How long a process whose socket was closed may take to end: a step of long prompts takes a second."""
 
@@ -99,21 +100,26 @@ class EngineClient:
         self._next_call_id = 0
         self._is_stopping = False
         self._starting: asyncio.Future[Ready] | None = None
+        self._reaping: asyncio.Future[None] | None = None
 
     # --- Life -----------------------------------------------------------------------------------
 
     async def start(self, options: EngineOptions) -> Ready:
         """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
         EngineDeadError if the process ended without a word."""
-        loop = asyncio.get_running_loop()
-        self._starting = loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
-        await loop.create_connection(lambda: _EngineProtocol(self), sock=ours)
+        return await self.attach(ours, options)
+
+    async def attach(self, connection: socket.socket, options: EngineOptions) -> Ready:
+        """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
+        loop = asyncio.get_running_loop()
+        self._starting = loop.create_future()
+        await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
         self._send(Start(options))
         try:
             self.ready = await self._starting
@@ -127,14 +133,20 @@ class EngineClient:
         self._is_stopping = True
         if self._transport is not None:
             self._transport.close()
-        process = self._process
-        if process is None:
+        if self.ready is None:
+            self.kill()  # loading looks at no socket
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait until the process, whose socket is closed, is gone; it may compute a last step."""
+        if self._process is None:
             return
-        try:
-            await asyncio.wait_for(asyncio.to_thread(process.wait), KILL_AFTER_S)
-        except TimeoutError:
-            process.kill()
-            await asyncio.to_thread(process.wait)
+        for _ in range(round(KILL_AFTER_S / REAP_CHECK_S)):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(REAP_CHECK_S)
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
 
     def kill(self) -> None:
         """End the process at once: it does not answer."""
@@ -231,8 +243,10 @@ class EngineClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(error.message))
-        if self._on_death is not None and not self._is_stopping:
-            self._on_death(error)
+        if not self._is_stopping:
+            self._reaping = asyncio.ensure_future(self._reap())
+            if self._on_death is not None:
+                self._on_death(error)
 
 
 class _EngineProtocol(asyncio.Protocol):

@@ -3,45 +3,191 @@
 Next to read: `routes/chat.py`.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from quire.server.protocol.fields import MAX_INTEGER, Body, SamplingFields, StreamOptions
+from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
 
 MAX_MESSAGES = 2048
+MAX_PARTS = 1024
 MAX_TOOLS = 128
+MAX_DOCUMENTS = 256
+MAX_TEMPLATE_VARIABLES = 64
+RESERVED_VARIABLES = frozenset({
+    "add_generation_prompt", "chat", "chat_template", "continue_final_message", "conversation", "documents",
+    "max_length", "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
+"""Names of the chat template's variables that have fields of their own, or none at all."""
 
 
 class TextPart(Body):
-    """One piece of a message's content."""
+    """One piece of a message's content. There are no others: images and sounds are not read."""
 
     type: Literal["text"]
     text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
 
 
 class Message(Body):
     """One turn. What a role needs beyond this is the chat template's business."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: str | None = Field(None, max_length=256)
-    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    tool_call_id: str | None = Field(None, max_length=256)
+    content: Content | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+    """Part of OpenAI's answers, which clients send back as they came."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise FieldError("content", f"a message of the role {self.role} needs content")
+        return self
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(ChoiceFields):
     """OpenAI's fields and vLLM's."""
 
-    model: str = Field(max_length=512)
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=MAX_INTEGER)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=MAX_INTEGER)] = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    """Unset: true, but false with `continue_final_message`."""
+    continue_final_message: bool | None = False
+    add_special_tokens: bool | None = False
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ChatRequest":
+        self.check_together()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise FieldError(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
+        check_variables(self.chat_template_kwargs)
+        return self
+
+
+def check_variables(variables: dict[str, Any] | None) -> None:
+    """Raises: FieldError for a variable of a chat template whose name is reserved."""
+    for name in variables or {}:
+        if name in RESERVED_VARIABLES or not name.isidentifier() or len(name) > 64:
+            raise FieldError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs cannot set {json.dumps(name[:64])}: "
+                + ("the name is reserved" if name in RESERVED_VARIABLES else "it is not a name of at most 64 letters"),
+            )
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+class TokenLogprob(Answer):
+    """A token that was possible at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChosenLogprob(TokenLogprob):
+    """The token at a position, and the likeliest there, best first."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answer):
+    """One entry per token."""
+
+    content: list[ChosenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(Answer):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(Answer):
+    """One of `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answer):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Delta(Answer):
+    """What is new in a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Answer):
+    """What is new in one of `n` answers."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(Answer):
+    """One event of a stream; the last has no choices but the usage, where that was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None
+    prompt_token_ids: list[int] | None = None

@@ -1,45 +1,137 @@
 """What the requests of several routes share: sampling fields with vLLM's names, under OpenAI's limits.
 
 A field that is not listed is an error that names the nearest one: a misspelt `max_token` must not pass silently.
-Ranges are checked here so that the API's description shows them; what needs the model is checked by the engine's
-`InputProcessor`. Next to read: `chat.py`.
+Fields of OpenAI and vLLM that would change the answer, and that this server cannot obey, are in `UNSUPPORTED`; those
+that are without effect here are taken and ignored. Ranges are checked here so that the API's description shows them;
+what needs the model is checked by the engine's `InputProcessor`. Next to read: `chat.py`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from quire.sampling_params import SamplingParams
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.forms import ResponseFormat, StructuredOutputs, check_forms
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_COMPLETIONS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_METADATA = 64
+MAX_PROMPTS = 2048
+MAX_TOKEN_IDS = 1 << 20
+"""More do not fit into a body."""
 MAX_INTEGER = 2**31 - 1
 
+UNSUPPORTED = {
+    "audio": "this server writes text only",
+    "background": "answers are given while the client waits",
+    "chat_template": "templates of clients are not run; the operator chooses one with `quire serve --chat-template`",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "early_stopping": "there is no beam search over HTTP; use n and top_p",
+    "function_call": "it was replaced by tool_choice",
+    "functions": "they were replaced by tools",
+    "guided_choice": "use structured_outputs",
+    "guided_grammar": "use structured_outputs",
+    "guided_json": "use structured_outputs",
+    "guided_regex": "use structured_outputs",
+    "kv_transfer_params": "one engine computes the whole request",
+    "length_penalty": "there is no beam search over HTTP; use n and top_p",
+    "logprob_token_ids": "use logprobs with a number of likeliest tokens",
+    "media_io_kwargs": "this server reads text only",
+    "mm_processor_kwargs": "this server reads text only",
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "prompt": "stored prompts do not exist here; send input and instructions",
+    "prompt_embeds": "send text or token ids",
+    "repetition_detection": "use frequency_penalty or repetition_penalty",
+    "response_format": "use text.format",
+    "spaces_between_special_tokens": "special tokens are written as they are",
+    "suffix": "the model only continues text",
+    "thinking_token_budget": "use max_tokens",
+    "tool_choice": "tools are not called yet",
+    "tools": "tools are not called yet",
+    "truncation_side": "truncate_prompt_tokens keeps the end of the prompt",
+    "use_beam_search": "there is no beam search over HTTP; use n and top_p",
+    "vllm_xargs": "no extension reads them",
+    "web_search_options": "this server does not search",
+}
+"""Known fields that are refused where they have a value, and what to do instead."""
+
+
+def text_or_list(value: Any) -> str:
+    """The member of a union of text and a list that a value means: else the client would read of the other one."""
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "<lists of ids>"
+    return "<ids>" if isinstance(first, int) else "<texts>"
+
+
+Text = Annotated[str, Field(min_length=1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+# The first bad item is enough: a list of a million of them must not make a million errors.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Stop = Annotated[
+    Annotated[StopString, Tag("<text>")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+Prompts = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<lists of ids>")],
+    Discriminator(_kind_of_prompt),
+]
+"""One prompt or several, each as text or as token ids; the first item tells which of the four it is."""
+TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
+"""A token id as the key of an object."""
+Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
+ShortText = Annotated[str, Field(max_length=512)]
+ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
-class Body(BaseModel):
-    """A JSON object with known fields only; numbers are not read out of strings."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
+    """A value of `Prompts` as a list of prompts."""
+    value: Any = prompt
+    if isinstance(value, str) or isinstance(value[0], int):
+        return [value]
+    several: list[str] | list[list[int]] = value
+    return several
 
 
 class StreamOptions(Body):
     """What a stream brings beside its text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = False
     """Taken for compatibility: nothing is ever padded."""
 
 
-class SamplingFields(Body):
+class IgnoredFields(Body):
+    """OpenAI's fields that are without effect here."""
+
+    user: ShortText | None = None
+    metadata: Metadata | None = None
+    service_tier: ServiceTier | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: Literal["in_memory", "24h", "in-memory"] | None = None
+
+
+class SamplingFields(IgnoredFields):
     """How tokens are chosen; unset values are the model's recommendation, then `SamplingParams`' defaults."""
 
-    n: int = Field(1, ge=1, le=MAX_COMPLETIONS)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
@@ -48,32 +140,64 @@ class SamplingFields(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1000)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_LOGIT_BIASES)
-    bad_words: list[StopString] | None = Field(None, max_length=128)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=128)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    logit_bias: dict[TokenIdText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_LOGIT_BIASES
+    )
     min_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
-    priority: int = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\w.:-]+$")
-    user: str | None = Field(None, max_length=512)
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
+    stream: bool | None = False
+    structured_outputs: StructuredOutputs | None = None
 
     def sampling_values(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the client set."""
-        chosen = {name: getattr(self, name) for name in SHARED_NAMES if getattr(self, name) is not None}
-        chosen["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        chosen = {
+            name: value
+            for name in SHARED_NAMES
+            if name in self.model_fields_set and (value := getattr(self, name, None)) is not None
+        }
+        if isinstance(self.stop, str):
+            chosen["stop"] = [self.stop]
         return chosen
 
 
-SHARED_NAMES = tuple(name for name in SamplingFields.model_fields if name in SamplingParams.__dataclass_fields__)
+class ChoiceFields(SamplingFields):
+    """What chat and plain completions share beyond the sampling fields."""
+
+    model: ModelName
+    n: int | None = Field(1, ge=1, le=MAX_COMPLETIONS)
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = False
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    store: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    def check_together(self) -> None:
+        """Raises: FieldError for fields that contradict each other."""
+        check_forms(self.response_format, self.structured_outputs)
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise FieldError("prompt_logprobs", "prompt_logprobs cannot be streamed: leave out one of the two")
+
+
+SHARED_NAMES = tuple(
+    name
+    for name in (*SamplingFields.model_fields, *ChoiceFields.model_fields)
+    if name in SamplingParams.__dataclass_fields__ and name != "structured_outputs"
+)
+"""Fields that are `SamplingParams`' own, under the same names; `forms.py` makes the one that is left out."""
 
 
 def known_names() -> set[str]:
@@ -82,6 +206,6 @@ def known_names() -> set[str]:
     waiting = list(Body.__subclasses__())
     while waiting:
         kind = waiting.pop()
-        found |= set(kind.model_fields)
+        found |= {field.alias or name for name, field in kind.model_fields.items()}
         waiting += kind.__subclasses__()
     return found

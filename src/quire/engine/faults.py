@@ -1,0 +1,138 @@
+"""Faults on demand, to test all that stands above the executor: `QUIRE_FAULTS="raise-in-step:token=7;slow-step:ms=50"`.
+
+A wrapper around the executor, made only where the variable is set; an engine without it never imports this file.
+
+| fault | what happens |
+| --- | --- |
+| `raise-in-step:token=T` | a step that computes token T raises: by turns after it was computed, and before |
+| `nan-logits:token=T` | what follows token T in the same request is NaN, also after its KV came from the prefix cache |
+| `exhaust-memory:step=N` | the Nth step raises MemoryError |
+| `slow-step:ms=M` | each step takes M milliseconds longer |
+| `kill-engine:step=N` | the engine's process kills itself in the Nth step, as `kill -9` does |
+
+Next to read: `isolation.py`, which answers the first and the third.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError, nearest
+from quire.types import RequestResult, SchedulerOutput, StepResult
+
+if TYPE_CHECKING:
+    from quire.parallel.executor import Executor  # it imports torch, which a fake executor never needs
+
+logger = logging.getLogger("quire.engine")
+KNOWN_FAULTS = {
+    "raise-in-step": "token",
+    "nan-logits": "token",
+    "exhaust-memory": "step",
+    "slow-step": "ms",
+    "kill-engine": "step",
+}
+"""Fault → the one value that it takes."""
+NAN_ERROR = "no token can be chosen: the logits hold NaN, because QUIRE_FAULTS says so"
+
+
+class InjectedError(RuntimeError):
+    """What `raise-in-step` raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, by its name in `KNOWN_FAULTS`."""
+
+    name: str
+    value: int
+
+
+def parse_faults(setting: str) -> list[Fault]:
+    """What a value of `QUIRE_FAULTS` asks for. Raises: ConfigError."""
+    return [_parse(part.strip()) for part in setting.split(";") if part.strip()]
+
+
+def _parse(part: str) -> Fault:
+    name, _, argument = part.partition(":")
+    if name not in KNOWN_FAULTS:
+        raise ConfigError(
+            f"QUIRE_FAULTS: unknown fault '{name}'{nearest(name, KNOWN_FAULTS)}; known are {', '.join(KNOWN_FAULTS)}"
+        )
+    key, _, value = argument.partition("=")
+    # No int(): it takes signs, underscores and other alphabets' digits.
+    if key != KNOWN_FAULTS[name] or not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise ConfigError(f"QUIRE_FAULTS: '{part}' must be {name}:{KNOWN_FAULTS[name]}=NUMBER, below 1,000,000,000")
+    return Fault(name, int(value))
+
+
+class FaultyExecutor:
+    """An executor that fails as it was told, and is the wrapped one otherwise."""
+
+    def __init__(self, executor: "Executor", faults: Sequence[Fault]) -> None:
+        self._executor = executor
+        self._faults = tuple(faults)
+        self._token_ids: dict[str, list[int]] = {}
+        self._num_steps = 0
+        self._num_raised = 0
+        logger.warning("QUIRE_FAULTS is set, so this engine fails on purpose: %s", self._faults)
+
+    def execute_model(self, output: SchedulerOutput) -> StepResult:
+        """See `Executor`. Raises: InjectedError, MemoryError."""
+        self._num_steps += 1
+        self._take_up(output)
+        for value in self._values("slow-step"):
+            time.sleep(value / 1000)
+        if self._num_steps in self._values("kill-engine"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._num_steps in self._values("exhaust-memory"):
+            raise MemoryError("QUIRE_FAULTS: no memory for this step")
+        raises = self._meets_token(output)
+        self._num_raised += raises
+        if not raises or self._num_raised % 2 == 0:
+            result = self._executor.execute_model(output)
+        if raises:
+            raise InjectedError("QUIRE_FAULTS: this step raises")
+        return self._with_nan(output, result)
+
+    def shutdown(self) -> None:
+        """See `Executor`."""
+        self._executor.shutdown()
+
+    def _values(self, name: str) -> set[int]:
+        return {fault.value for fault in self._faults if fault.name == name}
+
+    def _take_up(self, output: SchedulerOutput) -> None:
+        forgotten = tuple(self._token_ids) if output.forgets_all else (*output.preempted_ids, *output.finished_ids)
+        for request_id in forgotten:
+            self._token_ids.pop(request_id, None)
+        for new in output.new_requests:
+            self._token_ids[new.request_id] = list(new.token_ids)
+        for item in output.scheduled:
+            self._token_ids[item.request_id] += item.new_token_ids
+
+    def _meets_token(self, output: SchedulerOutput) -> bool:
+        wanted = self._values("raise-in-step")
+        for item in output.scheduled:
+            stop = item.num_computed_tokens + item.num_tokens
+            if not wanted.isdisjoint(self._token_ids[item.request_id][item.num_computed_tokens : stop]):
+                return True
+        return False
+
+    def _with_nan(self, output: SchedulerOutput, result: StepResult) -> StepResult:
+        wanted = self._values("nan-logits")
+        if not wanted:
+            return result
+        damaged = {
+            item.request_id
+            for item in output.scheduled
+            if not wanted.isdisjoint(self._token_ids[item.request_id][: item.num_computed_tokens + item.num_tokens])
+        }
+        results = tuple(
+            RequestResult(item.request_id, error=NAN_ERROR) if item.request_id in damaged else item
+            for item in result.results
+        )
+        return StepResult(result.step_id, results)

@@ -1,0 +1,98 @@
+"""`Isolation`: what to do when the executor raises. Whoever makes the model fail, fails alone.
+
+The requests of a lost step are *suspects*: they run again one at a time, nobody beside them, until each has computed
+all the tokens it had when the step was lost, and what follows from these: its next token, or its vector. Recomputing
+gives the same bits, so nobody's text changes. A suspect whose step raises again is at fault and ends with an error.
+Everybody else waits meanwhile. Knows no executor and no outputs. Next to read: `llm_engine.py`, `Scheduler.update`.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.events import EventKind, EventLog
+from quire.scheduler.scheduler import Scheduler
+from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+
+logger = logging.getLogger("quire.engine")
+MAX_FAILED_ALONE = 3
+"""So many requests failed alone, and no step gave a result between: the fault is not theirs."""
+MAX_UNEXPLAINED = 3
+"""So many steps in a row were lost although each of their requests ran well alone: the fault is not theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    request: Request
+    num_tokens: int
+    """Known when its step was lost: once these are computed it is cleared."""
+
+
+class Isolation:
+    """Decides after each lost step who is at fault: a request, or the engine."""
+
+    def __init__(self, scheduler: Scheduler, events: EventLog, caller_of: Callable[[str], str]) -> None:
+        """`caller_of`: sequence id → the caller's request, so that the completions of one count once."""
+        self._scheduler = scheduler
+        self._events = events
+        self._caller_of = caller_of
+        self._suspects: deque[_Suspect] = deque()
+        self._failed_alone: set[str] = set()
+        self._num_unexplained = 0
+        self._has_worked = False
+        """Whether a step has given a result since suspicion fell on somebody."""
+
+    def suspect_id(self) -> str | None:
+        """Who must run alone in the next step; None: all may run."""
+        while self._suspects:
+            suspect = self._suspects[0]
+            request_id = suspect.request.request_id
+            is_live = self._scheduler.get(request_id) is suspect.request
+            if is_live and suspect.request.num_computed_tokens < suspect.num_tokens:
+                return request_id
+            self._suspects.popleft()
+        return None
+
+    def note(self, result: StepResult) -> None:
+        """A step was computed."""
+        if any(item.error is None for item in result.results):
+            self._has_worked = True
+            self._failed_alone.clear()
+            if not self._suspects:
+                self._num_unexplained = 0
+
+    def judge(self, schedule: SchedulerOutput, error: Exception) -> StepResult:
+        """The executor raised: what the scheduler shall be told. Raises: `error`, if the engine is at fault."""
+        request_ids = [item.request_id for item in schedule.scheduled]
+        kind = type(error).__name__
+        self._events.record(EventKind.LOST, step_id=schedule.step_id, num_requests=len(request_ids), error=kind)
+        if self._suspects and request_ids == [self._suspects[0].request.request_id]:
+            return self._blame(schedule.step_id, request_ids[0], error)
+        self._num_unexplained += 1
+        if self._num_unexplained > MAX_UNEXPLAINED:
+            raise error
+        if not self._suspects:
+            self._has_worked = False
+        logger.warning("a step of %d requests failed: they run again one at a time", len(request_ids), exc_info=error)
+        self._suspect(request_ids)
+        return StepResult(schedule.step_id, (), is_lost=True)
+
+    def _suspect(self, request_ids: list[str]) -> None:
+        # In the step's order: who ran before comes first, and shows that the engine is well before anybody is blamed.
+        found = [request for name in request_ids if (request := self._scheduler.get(name)) is not None]
+        known = {id(request) for request in found}
+        others = [suspect for suspect in self._suspects if id(suspect.request) not in known]
+        self._suspects = deque([*(_Suspect(request, request.num_tokens) for request in found), *others])
+
+    def _blame(self, step_id: int, request_id: str, error: Exception) -> StepResult:
+        self._suspects.popleft()
+        self._num_unexplained = 0
+        if not self._has_worked:
+            self._failed_alone.add(self._caller_of(request_id))
+            if len(self._failed_alone) >= MAX_FAILED_ALONE:
+                raise error
+        kind = type(error).__name__
+        logger.error("request %r fails: the model failed on it alone", request_id, exc_info=error)
+        message = f"the model failed on this request ({kind}), also when it ran alone; the engine's log says more"
+        return StepResult(step_id, (RequestResult(request_id, error=message),), is_lost=True)

@@ -1,0 +1,1 @@
+"""Forms of text as masks of tokens. Next to read: `compiler.py`."""

@@ -1,0 +1,176 @@
+"""`CheckProcess`: asks a process of its own whether a grammar can be compiled, under a deadline.
+
+The process is started with the first grammar, kept, and ended with this object or its program. A grammar that makes it
+hang or crash costs that process, and nothing else. Next to read: `check_child.py`, the other end; `compiler.py`.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from quire.errors import EngineError, QueueFullError
+from quire.grammar.limits import DEADLINE_S
+from quire.structured_outputs import StructuredOutputsParams
+
+START_TIMEOUT_S = 60.0
+WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+"""Between the parts of JSON, unless the request says otherwise."""
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a grammar cannot be used; completes "it cannot be enforced: …"."""
+
+    reason: str
+
+
+class CheckProcess:
+    """One process that compiles grammars. Safe to use from several threads, which take turns."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self._deadline_s = deadline_s
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., CheckProcess] | None = None
+
+    def check(self, spec: StructuredOutputsParams) -> str | Refused:
+        """The library's grammar for `spec`, or why there is none.
+
+        Raises: QueueFullError if other grammars or programs took all of the deadline.
+        """
+        if not self._turn.acquire(timeout=self._deadline_s):
+            raise self._busy()
+        try:
+            return self._ask(_question(spec))
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """End the process; another `check` starts a new one."""
+        with self._turn:
+            self._end()
+
+    def _ask(self, question: bytes) -> str | Refused:
+        process = self._running()
+        computed_s = _computed_s(process)
+        deadline = time.monotonic() + self._deadline_s
+        try:
+            assert process.stdin is not None
+            process.stdin.write(question)
+            process.stdin.flush()
+            line = _read_line(process, deadline)
+        except OSError:  # something else ended it before it could answer
+            self._end()
+            raise self._busy() from None
+        if line is None:
+            computed_s = _computed_s(process) - computed_s
+            self._end()
+            if computed_s < self._deadline_s / 4:
+                raise self._busy()
+            return Refused(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
+        if not line:
+            self._end()
+            return Refused("compiling it takes too much memory or nesting")
+        answer = json.loads(line)
+        return answer["grammar"] if "grammar" in answer else Refused(_reason(answer["error"]))
+
+    def _busy(self) -> QueueFullError:
+        return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()  # of one that died its pipes are left
+        # A session of its own: an interrupt typed at the terminal is not for it.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quire.grammar.check_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._process = process
+        self._finalizer = weakref.finalize(self, _kill, process)
+        if not _read_line(process, time.monotonic() + START_TIMEOUT_S):
+            self._end()
+            raise EngineError("the process that compiles grammars does not start: is llguidance installed?")
+        return process
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
+
+@functools.cache
+def shared_check_process() -> CheckProcess:
+    """The one process of this program: there is no reason for more."""
+    return CheckProcess()
+
+
+def _question(spec: StructuredOutputsParams) -> bytes:
+    options: dict[str, Any] = {"whitespace_pattern": spec.whitespace_pattern or WHITESPACE}
+    if spec.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
+    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options}).encode() + b"\n"
+
+
+def _computed_s(process: subprocess.Popen[bytes]) -> float:
+    """Processor time of a process so far; 0 if it is gone."""
+    try:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    """One line; b"" if the process ends before, None at the deadline."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    pieces: list[bytes] = []
+    while not pieces or not pieces[-1].endswith(b"\n"):
+        # What is there is read also where this program got no time to look before the deadline.
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return None
+        piece = os.read(descriptor, _READ_BYTES)
+        if not piece:
+            return b""
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _reason(message: str) -> str:
+    """What the library says, in one short line without places in its source."""
+    if message.startswith("panic"):
+        return "the grammar library fails on it"
+    _, found, after = message.partition("\nerror: ")
+    text = after if found else message
+    line = next((part.strip() for part in text.splitlines() if part.strip()), "no reason given")
+    if line.startswith("NoExtension"):
+        return "no text matches it"
+    printable = "".join(character if character.isprintable() else " " for character in line)
+    return printable if len(printable) <= 200 else printable[:199] + "…"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what was not written goes nowhere
+                stream.close()

@@ -1,0 +1,58 @@
+"""`TokenMatcher`: how far one text has come in its grammar, and which tokens may follow.
+
+Must not know logits. Next to read: `sampling/state.py`, which keeps one per request.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import llguidance
+
+_NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class TokenMatcher:
+    """The state of one text. Where a step breaks the library's limits, `failure` says so, and nothing may follow.
+
+    After the end token the text is complete: then only end tokens may follow, and they change nothing.
+    """
+
+    def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.failure: str | None = None
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._has_ended = False
+
+    def append(self, token_id: int) -> None:
+        """Take note of one token."""
+        if self._has_ended or self.failure is not None:
+            return
+        if token_id in self._eos_token_ids and self._matcher.is_accepting():
+            self._has_ended = True
+        elif not self._matcher.consume_token(token_id):
+            self._fail()
+
+    def allowed(self) -> npt.NDArray[np.int64]:
+        """Tokens that may follow, ascending; none after a failure. Shapes: [number of these]."""
+        if self._has_ended:
+            return np.array(sorted(self._eos_token_ids), np.int64)
+        if self.failure is not None:
+            return _NONE
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            self._fail()
+            return _NONE
+        bits = np.unpackbits(mask, count=self._vocab_size, bitorder="little")
+        return np.flatnonzero(bits.view(np.bool_))
+
+    def _fail(self) -> None:
+        lines = self._matcher.get_error().splitlines()
+        reason = lines[0][:200] if lines else "no reason given"
+        self.failure = (
+            f"the grammar of structured_outputs cannot be followed any further ({reason}): make it simpler, "
+            "with fewer alternatives that begin alike and smaller repetitions"
+        )

@@ -1,0 +1,157 @@
+"""The description of the API: `python -m quire.server.openapi` writes it to docs/openapi.json.
+
+Made from `ENDPOINTS` and the models in `protocol/`, and from nothing of a running server, so that it is the same
+everywhere. Tests hold the routes of `app.py`, and the answers that they give, to it. Next to read: `app.py`.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from quire import __version__
+from quire.server.protocol.answers import ErrorAnswer
+from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from quire.server.protocol.completion import Completion, CompletionRequest
+from quire.server.protocol.embedding import EmbeddingList, EmbeddingRequest
+from quire.server.protocol.models import ModelCard, ModelList, StatusAnswer, VersionAnswer
+from quire.server.protocol.responses import ResponseEvent, ResponseObject, ResponsesRequest
+from quire.server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+
+PATH = Path("docs") / "openapi.json"
+REF = "#/components/schemas/{model}"
+ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No key, or one that is not known.",
+    404: "There is no such model or route.",
+    405: "The route exists, but not for this method.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or is compressed.",
+    429: "Too many requests at once: try again after `Retry-After` seconds.",
+    500: "The server failed on this request.",
+    504: "The request took longer than the server allows.",
+    503: "The engine is starting, or has died: try again after `Retry-After` seconds.",
+}
+WITH_BODY = (400, 401, 404, 413, 415, 500, 503)
+GENERATES = (*WITH_BODY, 429, 504)
+WITHOUT_BODY = (401, 500, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route. `chunk`: the data of an event, where the answer can be a stream."""
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None
+    answer: type[BaseModel] | None
+    chunk: type[BaseModel] | None = None
+    errors: tuple[int, ...] = WITH_BODY
+    media_type: str = "application/json"
+    is_open: bool = False
+
+
+ENDPOINTS = (
+    Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
+             ChatCompletionChunk, GENERATES),
+    Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, Completion,
+             GENERATES),
+    Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
+             ResponseEvent, GENERATES),
+    Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList,
+             errors=GENERATES),
+    Endpoint("get", "/v1/models", "The model of this server", None, ModelList, errors=WITHOUT_BODY),
+    Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard, errors=(*WITHOUT_BODY, 404)),
+    Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
+    Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
+    Endpoint("get", "/version", "The server's version", None, VersionAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer, errors=(503,),
+             is_open=True),
+    Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
+    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, errors=WITHOUT_BODY, media_type="text/plain"),
+    Endpoint("get", "/openapi.json", "This description", None, None, errors=WITHOUT_BODY),
+)  # fmt: skip
+
+
+def build_document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ErrorAnswer, "serialization")]
+    for endpoint in ENDPOINTS:
+        if endpoint.body is not None:
+            wanted.append((endpoint.body, "validation"))
+        wanted += [(kind, "serialization") for kind in (endpoint.answer, endpoint.chunk) if kind is not None]
+    _, schemas = models_json_schema(list(dict.fromkeys(wanted)), ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": __version__, "description": "OpenAI-compatible API of `quire serve`."},
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    content: dict[str, Any] = {endpoint.media_type: {"schema": _schema(endpoint)}}
+    if endpoint.chunk is not None:
+        # A stream's schema is that of one event's data.
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _ref(endpoint.chunk)}
+    name = endpoint.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
+    operation: dict[str, Any] = {
+        "operationId": f"{endpoint.method}_{name}",
+        "summary": endpoint.summary,
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            **{str(status): _error(status) for status in sorted(endpoint.errors)},
+        },
+    }
+    if endpoint.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(endpoint.body)}}}
+    if "{" in endpoint.path:
+        operation["parameters"] = [
+            {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
+    if endpoint.is_open:
+        operation["security"] = []
+    return operation
+
+
+def _error(status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": ERRORS[status], "content": {"application/json": {"schema": _ref(ErrorAnswer)}},
+    }  # fmt: skip
+    if status in (429, 503):
+        found["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
+    return found
+
+
+def _schema(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.answer is not None:
+        return _ref(endpoint.answer)
+    return {"type": "object" if endpoint.media_type == "application/json" else "string"}
+
+
+def _ref(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": REF.format(model=kind.__name__)}
+
+
+def text() -> str:
+    """The document as it lies in docs/openapi.json."""
+    return json.dumps(build_document(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
+    target.write_text(text())

@@ -1,0 +1,88 @@
+"""`/v1/completions`: the request, and what its answer is made of.
+
+Next to read: `routes/completions.py`.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
+from quire.server.protocol.base import FieldError
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, Prompts, prompt_list
+
+MAX_CHOICES = 1024
+"""Prompts times `n`."""
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(ChoiceFields):
+    """OpenAI's fields and vLLM's."""
+
+    prompt: Prompts
+    max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_INTEGER)
+    """0 only with `echo`: the prompt is scored, nothing is generated."""
+    best_of: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool | None = True
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, always as a list."""
+        return prompt_list(self.prompt)
+
+    @model_validator(mode="after")
+    def _check(self) -> "CompletionRequest":
+        self.check_together()
+        num_choices = len(self.prompts) * (self.n or 1)
+        if num_choices > MAX_CHOICES:
+            raise FieldError(
+                "n",
+                f"{len(self.prompts)} prompts with n={self.n} are {num_choices} choices, at most {MAX_CHOICES} are "
+                f"computed in one request: send several",
+            )
+        if self.best_of not in (None, 1, self.n or 1):
+            raise FieldError("best_of", f"best_of={self.best_of} is not supported: leave it out, or make it equal to n")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise FieldError("echo", "the log-probabilities of an echoed prompt cannot be streamed: leave out stream")
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens must be at least 1; 0 scores the prompt and needs echo: true")
+        return self
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(Answer):
+    """Parallel lists, one entry per token; the first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """One continuation: choice `index` belongs to prompt `index // n`. In a stream, what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Answer):
+    """The whole answer; in a stream, one event, of which the last has no choices but the usage."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None

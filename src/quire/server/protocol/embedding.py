@@ -1,0 +1,54 @@
+"""`/v1/embeddings`: the request, and what its answer is made of.
+
+Next to read: `routes/embeddings.py`.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from quire.server.protocol.answers import Answer
+from quire.server.protocol.fields import MAX_INTEGER, IgnoredFields, ModelName, Prompts, prompt_list
+
+
+class EmbeddingRequest(IgnoredFields):
+    """OpenAI's fields and a few of vLLM's."""
+
+    model: ModelName
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    """Only the model's own width."""
+    add_special_tokens: bool | None = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    normalize: bool | None = True
+    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The inputs, always as a list."""
+        return prompt_list(self.input)
+
+
+class Embedding(Answer):
+    """One input's vector: numbers, or base64 of little-endian fp32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer):
+    """OpenAI's count of tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Answer):
+    """The whole answer, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

@@ -1,0 +1,60 @@
+"""`/tokenize` and `/detokenize`: the requests, and what their answers are made of.
+
+Next to read: `routes/tokens.py`.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from quire.server.protocol.answers import Answer
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_variables
+from quire.server.protocol.fields import MAX_TOKEN_IDS, ModelName, TokenId
+
+
+class TokenizeRequest(Body):
+    """Either `prompt` or `messages`."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    """Unset: true for a prompt; false for messages, whose template writes them."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
+    return_token_strs: bool | None = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise FieldError("prompt", "give either prompt or messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise FieldError(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
+        check_variables(self.chat_template_kwargs)
+        return self
+
+
+class TokenizeAnswer(Answer):
+    """`token_strs` are the pieces as the vocabulary writes them, where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Body):
+    """Token ids, special ones included."""
+
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
+
+
+class DetokenizeAnswer(Answer):
+    """The text."""
+
+    prompt: str

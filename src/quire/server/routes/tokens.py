@@ -1,0 +1,65 @@
+"""`POST /tokenize` and `POST /detokenize`: what a prompt becomes, without computing it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from quire.server.errors import ApiError, JsonResponse
+from quire.server.front_end import FrontEnd
+from quire.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from quire.server.routes.body import check_model, read_body
+from quire.server.routes.chat_job import add_generation_prompt, template_messages
+from quire.server.state import state_of
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """Token ids of a prompt or a conversation."""
+    body = await read_body(request, TokenizeRequest)
+    state = state_of(request)
+    check_model(state, body.model)
+    front_end = state.supervisor.front_end
+    return JsonResponse(await front_end.run(_tokenize, front_end, body))
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    body = await read_body(request, DetokenizeRequest)
+    state = state_of(request)
+    check_model(state, body.model)
+    front_end = state.supervisor.front_end
+    return JsonResponse({"prompt": await front_end.run(_detokenize, front_end, body.tokens)})
+
+
+def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
+    if body.prompt == "":
+        token_ids: list[int] = []
+    elif body.prompt is not None:
+        token_ids = front_end.prompt(body.prompt, add_special_tokens=body.add_special_tokens is not False).token_ids
+    else:
+        token_ids = front_end.chat_prompt(
+            template_messages(body.messages or []),
+            add_generation_prompt=add_generation_prompt(body.add_generation_prompt, body.continue_final_message),
+            continue_final_message=bool(body.continue_final_message),
+            variables=body.chat_template_kwargs,
+            add_special_tokens=bool(body.add_special_tokens),
+        ).token_ids
+    pieces = [front_end.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+    return {
+        "count": len(token_ids),
+        "max_model_len": front_end.config.scheduler.max_model_len,
+        "tokens": token_ids,
+        "token_strs": pieces if body.return_token_strs else None,
+    }
+
+
+def _detokenize(front_end: FrontEnd, token_ids: list[int]) -> str:
+    vocab_size = front_end.config.model.vocab_size
+    highest = max(token_ids, default=0)
+    if highest >= vocab_size:
+        message = f"token id {highest} is not in the vocabulary: ids are 0 … {vocab_size - 1}"
+        raise ApiError(400, message, code="invalid_parameter", param="tokens")
+    return front_end.tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,170 @@
+"""`StructuredOutputsParams`: what form a generated text must have. A field of `SamplingParams`.
+
+Names are vLLM's. What can be seen without a grammar compiler (kinds, sizes, depth) is checked at construction; whether
+the form can be enforced is checked when the request is added. No tensors here, and no grammar library.
+Next to read: `grammar/compiler.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from quire.errors import InvalidParameterError
+
+MAX_TEXT_BYTES = 64 << 10
+"""Of a schema, regex or grammar, and of all choices together."""
+MAX_CHOICES = 1000
+MAX_SCHEMA_DEPTH = 64
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form of a text: exactly one of the first five fields.
+
+    Fields:
+        json: a JSON Schema, as a mapping or as JSON text; kept as text.
+        json_object: True: any JSON object.
+        regex: the whole text matches it (the syntax of Rust's regex, without look-around and back-references).
+        choice: the text is one of these, at most 1,000.
+        grammar: Lark as llguidance extends it, or GBNF.
+        disable_any_whitespace: JSON without whitespace between its parts.
+        whitespace_pattern: a regex for what may stand between the parts of JSON. Default: a space, or one or two line
+            breaks and up to 20 spaces or tabs, so that a model cannot write blanks until it runs out of tokens.
+
+    Schema, regex and grammar have at most 64 KiB, a schema at most 64 levels.
+    Raises: InvalidParameterError.
+    """
+
+    json: Mapping[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            names = ", ".join(KINDS)
+            raise InvalidParameterError("structured_outputs", given, f"given exactly one of {names}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.json_object is not None and self.json_object is not True:
+            raise InvalidParameterError(_path("json_object"), self.json_object, "true, or left out")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name))
+        self._check_whitespace()
+
+    def _check_whitespace(self) -> None:
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise InvalidParameterError(_path("disable_any_whitespace"), self.disable_any_whitespace, "true or false")
+        if self.whitespace_pattern is None and not self.disable_any_whitespace:
+            return
+        if self.kind not in ("json", "json_object"):
+            name = "whitespace_pattern" if self.whitespace_pattern is not None else "disable_any_whitespace"
+            raise InvalidParameterError(
+                _path(name), getattr(self, name), "left out unless json or json_object is given"
+            )
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            limit = "left out with disable_any_whitespace=True"
+            raise InvalidParameterError(_path("whitespace_pattern"), self.whitespace_pattern, limit)
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the five is given."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @property
+    def text(self) -> str:
+        """What is given, as text: two with the same `kind`, whitespace fields and `text` are the same form."""
+        if self.kind == "json_object":
+            return '{"type":"object"}'
+        if self.choice is not None:
+            return json.dumps(list(self.choice), ensure_ascii=False)
+        text: str = getattr(self, self.kind)
+        return text
+
+
+def _path(name: str) -> str:
+    return f"structured_outputs.{name}"
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidParameterError(_path(name), text, "a non-empty string")
+    _check_size(name, text, text)
+
+
+def _check_size(name: str, text: str, shown: Any) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidParameterError(_path(name), shown, "valid Unicode text, without lone surrogates") from None
+    if num_bytes > MAX_TEXT_BYTES:
+        raise InvalidParameterError(_path(name), f"{num_bytes} bytes", f"at most {MAX_TEXT_BYTES} bytes")
+
+
+def _choices(choices: Any) -> tuple[str, ...]:
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Sequence) or not choices:
+        raise InvalidParameterError(_path("choice"), choices, "a non-empty list of strings")
+    if len(choices) > MAX_CHOICES:
+        raise InvalidParameterError(_path("choice"), f"{len(choices)} strings", f"at most {MAX_CHOICES} strings")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise InvalidParameterError(_path("choice"), choice, "a list of non-empty strings")
+    _check_size("choice", "".join(choices), choices)
+    return tuple(dict.fromkeys(choices))
+
+
+def _schema_text(schema: Any) -> str:
+    """A schema as compact JSON, keys in their order: properties are generated in this order."""
+    parsed = _parse_schema(schema) if isinstance(schema, str) else schema
+    if not isinstance(parsed, Mapping):
+        raise InvalidParameterError(_path("json"), schema, "a JSON Schema: a JSON object")
+    _check_depth(parsed, schema)
+    try:
+        text = json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(_path("json"), schema, f"a schema of JSON values ({error})") from None
+    _check_size("json", text, schema)
+    return text
+
+
+def _parse_schema(text: str) -> Any:
+    _check_text("json", text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise _too_deep(text) from None
+    except ValueError as error:
+        raise InvalidParameterError(_path("json"), text, f"JSON ({error})") from None
+
+
+def _check_depth(schema: Mapping[str, Any], shown: Any) -> None:
+    """Without recursion, and in time that is bounded also where parts are shared and written out once each."""
+    waiting: list[tuple[Any, int]] = [(schema, 1)]
+    num_parts = 0
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _too_deep(shown)
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        num_parts += len(inner)
+        if num_parts > MAX_TEXT_BYTES:
+            raise InvalidParameterError(
+                _path("json"), f"over {MAX_TEXT_BYTES} parts", f"at most {MAX_TEXT_BYTES} bytes"
+            )
+        waiting.extend((item, depth + 1) for item in inner)
+
+
+def _too_deep(shown: Any) -> InvalidParameterError:
+    # Python cannot write a value that deep either.
+    value = shown if isinstance(shown, str) else type(shown).__name__
+    return InvalidParameterError(_path("json"), value, f"nested at most {MAX_SCHEMA_DEPTH} levels deep")

@@ -1,0 +1,112 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command_line import call, parsed
+from tests.cli.stub_server import Handler, chunks, stub_server
+
+
+def answer(handler: Handler, body: dict[str, Any]) -> None:
+    handler.send_events(chunks("a", "b", "c"), gap_s=0.002)
+
+
+def test_a_table_row_per_load() -> None:
+    with stub_server(answer) as server:
+        result = call("bench", "serve", "--url", server.url, "-c", "1,4", "--requests", "8", "--gen", "3")
+    assert result.exit_code == 0, result.stderr
+    header, _, *rows = result.stdout.splitlines()
+    assert "TTFT" in header
+    assert [row.split("|")[1:4] for row in rows] == [
+        [" 1 clients ", " 8 ", " 0 "], [" 4 clients ", " 8 ", " 0 "],
+    ]  # fmt: skip
+
+
+def test_prompts_are_streamed_all_different_and_as_long_as_asked() -> None:
+    with stub_server(answer) as server:
+        call("bench", "serve", "--url", server.url, "-c", "2", "--requests", "6", "--prompt", "5", "--model", "m")
+    bodies = [body for _, _, body in server.requests]
+    assert len(bodies) == 7  # one warms up
+    assert len({json.dumps(body) for body in bodies}) == 7
+    for body in bodies:
+        assert (body["model"], body["stream"], body["max_tokens"], body["ignore_eos"]) == ("m", True, 128, True)
+        assert len(body["messages"][0]["content"].split()) == 6
+
+
+def test_the_json_holds_every_figure() -> None:
+    with stub_server(answer) as server:
+        result = call("bench", "serve", "--url", server.url, "--rate", "500", "--requests", "10", "--json")
+    value = parsed(result)
+    assert value["schema"] == "quire.bench-serve/1"
+    (row,) = value["rows"]
+    assert (row["rate"], row["num_answers"], row["num_failed"], row["prompt_tokens"]) == (500, 10, 0, 7)
+    assert row["tokens_per_s"] == pytest.approx(30 / row["duration_s"])
+    for metric in ("ttft_ms", "itl_ms", "e2e_ms"):
+        assert 0 < row[metric]["p50"] <= row[metric]["p95"] <= row[metric]["p99"]
+
+
+@pytest.mark.parametrize(("limit", "code"), [("e2e_p50<60s", 0), ("e2e_p50<0.001ms", 6)])
+def test_limits_decide_the_exit_code(limit: str, code: int) -> None:
+    with stub_server(answer) as server:
+        result = call("bench", "serve", "--url", server.url, "-c", "1", "--requests", "2", "--slo", limit)
+    assert result.exit_code == code
+
+
+def test_refusals_are_counted_and_hold_no_limit() -> None:
+    num_asked = 0
+
+    def sometimes(handler: Handler, body: dict[str, Any]) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked % 2:
+            handler.send_events(chunks("a"))
+        else:
+            handler.send_json(429, {"error": {"message": "full"}})
+
+    with stub_server(sometimes) as server:
+        arguments = ("--url", server.url, "-c", "1", "--requests", "4", "--slo", "ttft_p50<60s", "--json")
+        result = call("bench", "serve", *arguments)
+    assert result.exit_code == 6
+    (row,) = parsed(result)["rows"]
+    assert (row["num_answers"], row["num_failed"], row["holds_slo"]) == (2, 2, False)
+    assert list(row["errors"].values()) == [2]
+
+
+def test_the_highest_rate_is_searched() -> None:
+    with stub_server(answer) as server:
+        arguments = ("--url", server.url, "--sweep", "--slo", "ttft_p50<0.000001ms", "--requests", "2", "--json")
+        result = call("bench", "serve", *arguments)
+    value = parsed(result)
+    assert value["highest_rate"] == 0
+    assert {row["rate"] for row in value["rows"]} == {1, 0.5, 0.25, 0.125, 0.0625}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--sweep",), "needs limits"),
+        (("-c", "1", "--rate", "1"), "exclude each other"),
+        (("--rate", "fast"), "not a list of numbers"),
+        (("--rate", "0"), "above 0"),
+        (("--slo", "ttft<5"), "not a limit"),
+        (("--requests", "0"), "--requests"),
+    ],
+)
+def test_bad_usage(arguments: tuple[str, ...], message: str) -> None:
+    result = call("bench", "serve", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_no_server() -> None:
+    with stub_server(answer) as server:
+        url = server.url
+    result = call("bench", "serve", "--url", url)
+    assert result.exit_code == 5
+    assert "no server at" in result.stderr
+
+
+def test_the_verb_of_two_words_does_not_hide_the_verb_of_one(tmp_path: Path) -> None:
+    assert "Measure prompt processing" in call("bench", "--help").stdout
+    assert call("bench", str(tmp_path / "nothing")).exit_code == 3

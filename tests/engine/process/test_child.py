@@ -1,0 +1,93 @@
+"""The engine's process, real, with a tiny model."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config import EngineOptions
+from quire.engine.process.client import EngineClient, RequestStream
+from quire.engine.process.messages import RequestUpdate, Submit
+from quire.errors import EngineDeadError
+from tests.cli.tiny_directory import make_tiny_directory
+
+LIMIT_S = 60
+PARAMS = SamplingParams(temperature=1, seed=3, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_directory(tmp_path_factory.mktemp("model"))
+
+
+async def read(stream: RequestStream) -> list[RequestUpdate]:
+    return [update async for update in stream]
+
+
+async def tokens(client: EngineClient, params: SamplingParams = PARAMS) -> list[int]:
+    updates = await read(client.submit(Submit("r", [5, 6, 7], params, None)))
+    return [token_id for update in updates for choice in update.choices for token_id in choice.token_ids]
+
+
+def test_it_computes_what_the_engine_in_process_computes(directory: Path) -> None:
+    async def served() -> list[int]:
+        client = EngineClient()
+        ready = await client.start(EngineOptions(model=str(directory)))
+        assert ready.config.options.model == str(directory)
+        assert ready.startup_times["total"] > 0
+        try:
+            return await tokens(client)
+        finally:
+            await client.stop()
+
+    with LLM(str(directory)) as llm:
+        expected = llm.generate([[5, 6, 7]], PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    assert asyncio.run(asyncio.wait_for(served(), LIMIT_S)) == list(expected)
+
+
+def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: Path) -> None:
+    async def scenario() -> None:
+        deaths: list[EngineDeadError] = []
+        client = EngineClient(deaths.append)
+        await client.start(EngineOptions(model=str(directory)))
+        assert client.pid is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(client.pid, number)
+        assert len(await tokens(client)) == 20
+        running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
+        running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
+        client.kill()
+        with pytest.raises(EngineDeadError):
+            await read(running)
+        assert len(deaths) == 1
+        await client.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+
+
+def test_it_ends_with_its_server(directory: Path) -> None:
+    # The server is killed without a chance to say anything; its engine must not stay behind.
+    code = (
+        "import asyncio, os, sys\n"
+        "from quire.config import EngineOptions\n"
+        "from quire.engine.process.client import EngineClient\n"
+        "async def main():\n"
+        "    client = EngineClient()\n"
+        "    await client.start(EngineOptions(model=sys.argv[1]))\n"
+        "    print(client.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", code, str(directory)]
+    pid = int(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout)
+    deadline = time.monotonic() + LIMIT_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

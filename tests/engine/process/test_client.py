@@ -1,0 +1,172 @@
+"""The client with an engine in a thread: both ends are real, the model is scripted."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from quire.config import EngineOptions
+from quire.engine.process.child import Channel, serve
+from quire.engine.process.client import EngineClient, RequestStream
+from quire.engine.process.messages import RequestUpdate, Submit
+from quire.errors import EngineDeadError, ModelNotFoundError, QueueFullError
+from quire.sampling_params import SamplingParams
+from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
+
+LIMIT_S = 60
+
+
+def play(scenario: Callable[[EngineClient, ScriptedExecutor], Awaitable[None]], **options: Any) -> None:
+    """Run a scenario with a client; afterwards all blocks must be home."""
+    engine, executor = make_engine(**options)
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs, contextlib.suppress(ConnectionError):
+            serve(Channel(theirs), lambda start: engine)
+
+    async def bounded() -> None:
+        client = EngineClient()
+        await client.attach(ours, EngineOptions())
+        try:
+            await asyncio.wait_for(scenario(client, executor), LIMIT_S)
+        finally:
+            await client.stop()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        asyncio.run(bounded())
+    finally:
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert_all_home(engine)
+    assert executor.is_shut_down
+
+
+def submission(request_id: str = "r", **options: Any) -> Submit:
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 50, **options})
+    return Submit(request_id, [104, 105], params, None)
+
+
+async def read(stream: RequestStream) -> list[RequestUpdate]:
+    return [update async for update in stream]
+
+
+def text_of(updates: list[RequestUpdate]) -> str:
+    return "".join(choice.text for update in updates for choice in update.choices)
+
+
+def test_text_comes_and_the_last_update_says_so() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        updates = await read(client.submit(submission()))
+        assert text_of(updates) == "hello"
+        assert updates[-1].finished
+        assert updates[-1].choices[0].finish_reason == "stop"
+        assert client.num_requests == 0
+        assert client.statistics.num_steps > 0
+
+    play(scenario, next_token=saying("hello"))
+
+
+def test_many_requests_at_once_get_their_own_texts() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        streams = [client.submit(submission(f"r{index}", max_tokens=index + 1)) for index in range(20)]
+        for index, updates in enumerate(await asyncio.gather(*map(read, streams))):
+            assert sum(len(choice.token_ids) for update in updates for choice in update.choices) == index + 1
+
+    play(scenario)
+
+
+def test_a_slow_reader_gets_all_of_it_in_fewer_pieces() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        stream = client.submit(submission())
+        while client.num_requests:
+            await asyncio.sleep(0.01)
+        updates = await read(stream)
+        assert len(updates) == 1
+        assert text_of(updates) == "hello"
+
+    play(scenario, next_token=saying("hello"))
+
+
+def test_an_aborted_request_frees_its_blocks() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        stream = client.submit(submission(max_tokens=100, ignore_eos=True))
+        async for _ in stream:
+            break
+        client.abort(stream)
+        client.abort(stream)
+        assert client.num_requests == 0
+        assert text_of(await read(client.submit(submission("s", max_tokens=2)))) != ""
+
+    play(scenario)
+
+
+def test_a_refused_request_raises_its_error_and_others_go_on() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        streams = [client.submit(submission(f"r{index}")) for index in range(40)]
+        results = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        refused = [result for result in results if isinstance(result, QueueFullError)]
+        assert refused
+        assert all(text_of(result) == "hello" for result in results if isinstance(result, list))
+        assert len(refused) + sum(isinstance(result, list) for result in results) == 40
+
+    play(scenario, next_token=saying("hello"), max_num_seqs=2, max_num_waiting=4)
+
+
+def test_calls_and_pings_are_answered_while_a_step_computes() -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        held.set()
+        release.wait(LIMIT_S)
+
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        executor.in_step = hold
+        stream = client.submit(submission())
+        await asyncio.to_thread(held.wait, LIMIT_S)
+        await client.ping()
+        release.set()
+        assert text_of(await read(stream)) == "hello"
+        assert await client.call("reset_prefix_cache") is True
+
+    play(scenario, next_token=saying("hello"))
+
+
+def test_when_the_engine_dies_every_request_is_told() -> None:
+    deaths: list[EngineDeadError] = []
+
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        client._on_death = deaths.append
+        streams = [client.submit(submission(f"r{index}")) for index in range(3)]
+        client._transport.abort()
+        for result in await asyncio.gather(*map(read, streams), return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        with pytest.raises(EngineDeadError, match="ended unexpectedly"):
+            client.submit(submission("late"))
+        with pytest.raises(EngineDeadError):
+            await client.ping()
+        assert len(deaths) == 1
+
+    play(scenario)
+
+
+def test_a_request_before_the_engine_is_ready_is_refused() -> None:
+    with pytest.raises(EngineDeadError, match="not ready"):
+        EngineClient().submit(submission())
+
+
+def test_a_process_that_cannot_load_its_model_says_why() -> None:
+    async def scenario() -> None:
+        client = EngineClient()
+        with pytest.raises(ModelNotFoundError, match="no model 'missing'"):
+            await client.start(EngineOptions(model="missing"))
+        assert client._process is not None
+        assert client._process.poll() is not None
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))

@@ -1,0 +1,75 @@
+from quire.engine.process.client import merge
+from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.messages import RequestUpdate
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.types import RequestOutput
+from tests.engine.builders import make_engine, saying
+
+
+def updates_and_last(params: SamplingParams) -> tuple[list[RequestUpdate], RequestOutput]:
+    engine, _ = make_engine(next_token=saying("Grüße, World"))
+    encoder = DeltaEncoder()
+    engine.add_request("r", "hello", params)
+    updates, last = [], None
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            updates.append(encoder.encode(output))
+            last = output
+    assert last is not None
+    return updates, last
+
+
+def test_the_sum_of_the_differences_is_the_output() -> None:
+    updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
+    for completion in last.outputs:
+        parts = [choice for update in updates for choice in update.choices if choice.index == completion.index]
+        assert "".join(part.text for part in parts) == completion.text == "Grüße, World"
+        assert [token_id for part in parts for token_id in part.token_ids] == completion.token_ids
+        assert [position for part in parts for position in part.logprobs] == completion.logprobs
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
+    assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
+    assert updates[-1].metrics == last.metrics
+
+
+def test_merged_updates_say_the_same() -> None:
+    updates, last = updates_and_last(SamplingParams(temperature=1, seed=1, n=2, logprobs=2, max_tokens=50))
+    whole = updates[0]
+    for update in updates[1:]:
+        whole = merge(whole, update)
+    assert whole.finished
+    assert whole.metrics == last.metrics
+    for choice, completion in zip(whole.choices, last.outputs, strict=True):
+        assert (choice.text, choice.token_ids, choice.logprobs, choice.finish_reason) == (
+            completion.text, completion.token_ids, completion.logprobs, completion.finish_reason,
+        )  # fmt: skip
+
+
+def test_a_choice_that_has_ended_is_not_repeated() -> None:
+    updates, _ = updates_and_last(SamplingParams(temperature=1, n=2, max_tokens=3))
+    ends = [choice.index for update in updates for choice in update.choices if choice.finish_reason]
+    assert sorted(ends) == [0, 1]
+
+
+def test_nothing_is_remembered_of_finished_requests() -> None:
+    engine, _ = make_engine(next_token=saying("abc"))
+    encoder = DeltaEncoder()
+    for index in range(3):
+        engine.add_request(str(index), "hello", SamplingParams(max_tokens=10))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            encoder.encode(output)
+    assert encoder._sent == {}
+
+
+def test_embeddings_and_their_errors() -> None:
+    engine, executor = make_engine()
+    executor.errors["bad"] = "NaN in the prompt"
+    for request_id in ("good", "bad"):
+        engine.add_request(request_id, "hello", PoolingParams())
+    updates = {}
+    while engine.has_unfinished_requests():
+        updates |= {output.request_id: DeltaEncoder().encode(output) for output in engine.step()}
+    assert updates["good"].embedding
+    assert updates["good"].finished
+    assert updates["bad"].embedding is None
+    assert "NaN" in updates["bad"].failure.message

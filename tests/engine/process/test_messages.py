@@ -1,0 +1,113 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import EngineOptions
+from quire.engine.process.messages import (
+    Abort,
+    Call,
+    Failure,
+    FrameReader,
+    FromEngine,
+    Ping,
+    Ready,
+    Refused,
+    Reply,
+    RequestUpdate,
+    Start,
+    Statistics,
+    Submit,
+    ToEngine,
+    Updates,
+    frame,
+)
+from quire.errors import (
+    EngineError,
+    InvalidParameterError,
+    ModelNotFoundError,
+    QueueFullError,
+    QuireError,
+    RequestError,
+)
+from quire.sampling_params import PoolingParams, SamplingParams
+from tests.engine.builders import make_engine
+
+SAMPLING = SamplingParams(temperature=0.5, stop=["a", "b"], logit_bias={5: 1.5}, max_tokens=None, seed=2**63)
+TO_ENGINE = [
+    Start(EngineOptions(model="x", max_model_len=7, hf_overrides={"a": [1]})),
+    Submit("r", [1, 2], SAMPLING, None, 3, "client", "salt", 1.5, False),
+    Submit("r", [1], None, PoolingParams(pooling="mean")),
+    Abort(["a", "b"]),
+    Call(4, "reset_prefix_cache"),
+    Ping(5),
+]
+FROM_ENGINE = [
+    Refused(Failure("model_not_found", "no")),
+    Updates([RequestUpdate("r", finished=True, embedding=[0.5])], Statistics(1, 2, 3)),
+    Reply(7, True),
+]
+
+
+def round_trip(message: object, kind: object) -> object:
+    (body,) = FrameReader().feed(frame(message))
+    return msgspec.msgpack.decode(body, type=kind)
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda item: type(item).__name__)
+def test_messages_to_the_engine_arrive_as_they_were(message: ToEngine) -> None:
+    assert round_trip(message, ToEngine) == message
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda item: type(item).__name__)
+def test_messages_from_the_engine_arrive_as_they_were(message: FromEngine) -> None:
+    assert round_trip(message, FromEngine) == message
+
+
+def test_a_whole_configuration_arrives() -> None:
+    engine, _ = make_engine()
+    received = round_trip(Ready(engine.config, {"total": 1.0}), FromEngine)
+    assert received.config.scheduler == engine.config.scheduler
+    assert received.config.options == engine.config.options
+    assert received.config.model.eos_token_ids == engine.config.model.eos_token_ids
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.data())
+def test_frames_are_found_however_the_bytes_are_cut(contents: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(frame(Reply(index, content)) for index, content in enumerate(contents))
+    reader, bodies = FrameReader(), []
+    while stream:
+        length = data.draw(st.integers(1, len(stream)))
+        bodies += reader.feed(stream[:length])
+        stream = stream[length:]
+    assert [msgspec.msgpack.decode(body, type=Reply).value for body in bodies] == contents
+
+
+def test_a_frame_without_end_is_refused_before_memory_is_taken() -> None:
+    with pytest.raises(EngineError, match="at most"):
+        list(FrameReader().feed(b"\xff\xff\xff\xff"))
+
+
+def test_what_is_no_message_is_refused() -> None:
+    for body in (b"", b"\xc1", msgspec.msgpack.encode(["nothing", 1]), msgspec.msgpack.encode(["abort", [1]])):
+        with pytest.raises(msgspec.MsgspecError):
+            msgspec.msgpack.decode(body, type=ToEngine)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueFullError("full"), QueueFullError),
+        (ModelNotFoundError("none"), ModelNotFoundError),
+        (InvalidParameterError("n", 3, "less"), RequestError),
+        (QuireError("odd"), QuireError),
+    ],
+)
+def test_errors_keep_class_and_message(error: QuireError, kind: type[QuireError]) -> None:
+    revived = Failure.of(error).revive()
+    assert type(revived) is kind
+    assert revived.message == error.message
+
+
+def test_an_error_of_an_unknown_kind_is_the_engines() -> None:
+    assert type(Failure("from_the_future", "x").revive()) is EngineError

@@ -1,0 +1,189 @@
+"""Faults on demand do what they say, and the engine answers them as it would answer real ones."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM
+from quire.config import EngineOptions
+from quire.engine.build import build_engine
+from quire.engine.faults import KNOWN_FAULTS, NAN_ERROR, Fault, FaultyExecutor, parse_faults
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError
+from quire.sampling_params import PoolingParams, SamplingParams
+from tests.cli.tiny_directory import make_tiny_directory
+from tests.engine.builders import ScriptedExecutor, assert_all_home, finals, make_config, run, saying
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(faults: str, **scheduler: Any) -> LLMEngine:
+    config = make_config(**scheduler)
+    executor = ScriptedExecutor(config.scheduler, saying("abcdef"))
+    return LLMEngine(config, FaultyExecutor(executor, parse_faults(faults)))
+
+
+def results(engine: LLMEngine, **requests: list[int]) -> dict[str, tuple[list[int], str | None]]:
+    """Per request its tokens and its error."""
+    for name, prompt in requests.items():
+        engine.add_request(name, prompt, SamplingParams(max_tokens=6))
+    ended = finals(run(engine))
+    assert_all_home(engine)
+    return {name: (output.outputs[0].token_ids, output.outputs[0].error) for name, output in ended.items()}
+
+
+ALL = list(b"abcdef")
+
+
+def test_a_setting_is_a_list_of_faults() -> None:
+    assert parse_faults("raise-in-step:token=7; slow-step:ms=0;") == [Fault("raise-in-step", 7), Fault("slow-step", 0)]
+    assert [fault.name for name, key in KNOWN_FAULTS.items() for fault in parse_faults(f"{name}:{key}=1")] == [
+        *KNOWN_FAULTS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("raise-in-steps:token=7", r"unknown fault 'raise-in-steps' \(did you mean 'raise-in-step'\?\)"),
+        ("1", "known are raise-in-step, nan-logits, exhaust-memory, slow-step, kill-engine"),
+        ("slow-step", "'slow-step' must be slow-step:ms=NUMBER"),
+        ("slow-step:step=3", "must be slow-step:ms=NUMBER"),
+        ("nan-logits:token=-1", "must be nan-logits:token=NUMBER"),
+        ("nan-logits:token=٣", "must be"),
+        ("kill-engine:step=1000000000", "below 1,000,000,000"),
+    ],
+)
+def test_anything_else_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_faults(setting)
+
+
+def test_a_step_that_computes_the_token_raises() -> None:
+    # In a prompt, in its second chunk, and generated.
+    engine = make("raise-in-step:token=9;raise-in-step:token=100", max_num_batched_tokens=8)
+    engine.add_request("well", [5], SamplingParams(max_tokens=1))
+    run(engine)
+    found = results(engine, first=[9, 1], chunked=[1] * 10 + [9], generates=[1, 2])
+    told = "the model failed on this request (InjectedError), also when it ran alone; the engine's log says more"
+    # "d" is 100: it is sampled, and the step that computes it raises.
+    assert found == {"first": ([], told), "chunked": ([], told), "generates": (ALL[:4], told)}
+
+
+def test_others_never_notice() -> None:
+    found = results(make("raise-in-step:token=9", max_num_batched_tokens=8), bad=[1, 9], good=[1] * 20)
+    assert found["good"] == (ALL, None)
+    assert "InjectedError" in (found["bad"][1] or "")
+
+
+def test_what_follows_the_token_is_nan() -> None:
+    engine = make("nan-logits:token=9;nan-logits:token=98", max_num_batched_tokens=8)
+    found = results(engine, bad=[9] + [1] * 20, generates=[2])
+    # "b" is 98.
+    assert found == {"bad": ([], NAN_ERROR), "generates": (ALL[:2], NAN_ERROR)}
+    engine.add_request("vector", [9, 1], PoolingParams())
+    engine.add_request("other", [1, 1], PoolingParams())
+    ended = finals(run(engine))
+    assert (ended["vector"].error, ended["other"].error) == (NAN_ERROR, None)
+
+
+def test_memory_that_runs_out_once_harms_nobody() -> None:
+    assert results(make("exhaust-memory:step=3"), a=[1], b=[2]) == {"a": (ALL, None), "b": (ALL, None)}
+
+
+def test_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert results(make("slow-step:ms=5"), a=[1]) == {"a": (ALL, None)}
+    assert slept == [0.005] * 6
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_directory(tmp_path_factory.mktemp("tiny"))
+
+
+def test_the_variable_reaches_an_engine(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = EngineOptions(model=str(directory), num_blocks_override=16)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert not isinstance(build_engine(options)._executor, FaultyExecutor)
+        assert caplog.records == []
+        monkeypatch.setenv("QUIRE_FAULTS", "nan-logits:token=104")
+        engine = build_engine(options)
+    assert "fails on purpose" in caplog.records[0].getMessage()
+    engine.add_request("a", [104], SamplingParams())
+    assert finals(run(engine))["a"].outputs[0].error == NAN_ERROR
+    monkeypatch.setenv("QUIRE_FAULTS", "nan-logit:token=1")
+    with pytest.raises(ConfigError, match="did you mean 'nan-logits'"):
+        build_engine(EngineOptions(model="no such model"))
+
+
+def test_a_killed_engine_ends_its_process(directory: Path) -> None:
+    code = (
+        "import sys; from quire import LLM; llm = LLM(sys.argv[1], num_blocks_override=16);"
+        "print(len(llm.generate('a', use_tqdm=False)), flush=True); llm.generate('b', use_tqdm=False); print('alive')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "QUIRE_FAULTS": "kill-engine:step=20"}
+    command = [sys.executable, "-c", code, str(directory)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (-signal.SIGKILL, "1\n"), result.stderr
+
+
+# --- The real model ---------------------------------------------------------------------------
+
+PROMPTS = [
+    "The capital of France is", "Once upon a time,", "def fibonacci(n):", "Water boils at", "Dear Sir or Madam,",
+    "2 + 2 =", "My favourite recipe begins with", "Photosynthesis is the process by which",
+]  # fmt: skip
+PARAMS = [
+    SamplingParams(temperature=index % 2, seed=index, max_tokens=16, ignore_eos=True, logprobs=2)
+    for index in range(len(PROMPTS))
+]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), max_num_batched_tokens=16, max_num_seqs=8, num_blocks_override=100) as llm:
+        yield llm
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["raise-in-step", "nan-logits"])
+def test_a_fault_at_random_tokens_leaves_the_others_bit_for_bit(llm: LLM, name: str) -> None:
+    expected = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    prompts = [llm.get_tokenizer().encode(prompt) for prompt in PROMPTS]
+    chance = random.Random(name)
+    engine, executor = llm.llm_engine, llm.llm_engine._executor
+    for _ in range(25):
+        # A token that one of them generates; all who compute it fail there.
+        token_id = chance.choice(chance.choice(expected).token_ids[:-1])
+        engine._executor = FaultyExecutor(executor, [Fault(name, token_id)])
+        try:
+            found = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        finally:
+            engine._executor = executor
+        num_failed = 0
+        for prompt, completion, whole in zip(prompts, found, expected, strict=True):
+            computed = [*prompt, *whole.token_ids[:-1]]
+            if token_id not in computed:
+                assert completion == whole
+                continue
+            num_failed += 1
+            length = max(0, computed.index(token_id) + 1 - len(prompt))
+            assert (completion.finish_reason, completion.token_ids) == ("error", whole.token_ids[:length])
+            assert whole.text.startswith(completion.text)
+        assert num_failed >= 1
+        engine.scheduler.check_integrity()
+        assert not engine.errored
+        assert llm.reset_prefix_cache()

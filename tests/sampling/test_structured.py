@@ -1,0 +1,178 @@
+"""Grammars among the other options of a row, by both samplers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire.grammar.compiler import GrammarCompiler
+from quire.sampling.rows import RowSampler
+from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
+from quire.sampling.state import NOT_ALLOWED
+from quire.sampling.torch_rows import TorchRowSampler
+from quire.structured_outputs import StructuredOutputsParams
+from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
+from tests.sampling.builders import CPU, new_request, params
+
+COMPILER = GrammarCompiler(make_vocabulary)
+GREEDY = {"temperature": 0}
+DIGITS = set(range(ord("0"), ord("9") + 1))
+
+
+def form(**fields: Any) -> StructuredOutputsParams:
+    return StructuredOutputsParams(**fields)
+
+
+@pytest.fixture(params=["native", "torch"])
+def make(request: pytest.FixtureRequest) -> Callable[[], Sampler]:
+    def make_sampler() -> Sampler:
+        sampler = Sampler(VOCAB_SIZE, CPU)
+        if request.param == "torch":
+            rows: RowSampler = TorchRowSampler()
+            sampler.rows = rows
+        sampler.grammars = COMPILER
+        return sampler
+
+    return make_sampler
+
+
+def logits(*rows: dict[int, float]) -> torch.Tensor:
+    found = torch.zeros(len(rows), VOCAB_SIZE)
+    for row, values in enumerate(rows):
+        for token_id, value in values.items():
+            found[row, token_id] = value
+    return found
+
+
+def generate(sampler: Sampler, new: Any, num_tokens: int, values: torch.Tensor | None = None) -> list[int | None]:
+    """Tokens of one request from the same row of logits each time, until there is none."""
+    sampler.add_request(new)
+    found: list[int | None] = []
+    for _ in range(num_tokens):
+        row = torch.zeros(1, VOCAB_SIZE) if values is None else values.clone()
+        ((token_id, _),) = sampler.sample(row, [new.request_id])
+        found.append(token_id)
+        if token_id is None:
+            break
+        sampler.append_tokens(new.request_id, [token_id])
+    return found
+
+
+def test_greedy_takes_the_best_of_what_is_allowed(make: Callable[[], Sampler]) -> None:
+    new = new_request(sampling=params(structured_outputs=form(regex="[ab]c"), **GREEDY), eos=[EOS])
+    found = generate(make(), new, 3, logits({ord("x"): 9, ord("b"): 2, ord("a"): 1, ord("c"): 5}))
+    assert found == [ord("b"), ord("c"), EOS]
+
+
+def test_only_rows_with_a_grammar_are_masked(make: Callable[[], Sampler]) -> None:
+    sampler = make()
+    sampler.add_request(new_request("plain", params(**GREEDY)))
+    sampler.add_request(new_request("form", params(structured_outputs=form(regex="[0-9]+"), **GREEDY), eos=[EOS]))
+    values = logits({ord("x"): 1}, {ord("x"): 1})
+    (plain, _), (formed, _) = sampler.sample(values, ["plain", "form"])
+    assert plain == ord("x")
+    assert formed in DIGITS
+    assert sampler.is_plain_greedy(["plain"])
+    assert not sampler.is_plain_greedy(["form"])
+
+
+def test_both_samplers_draw_the_same() -> None:
+    torch.manual_seed(0)
+    for fields in ({}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1}, {"logit_bias": {ord("7"): 2.0}}):
+        found = []
+        for rows in (None, TorchRowSampler()):
+            sampler = Sampler(VOCAB_SIZE, CPU)
+            sampler.grammars = COMPILER
+            sampler.rows = rows or sampler.rows
+            sampling = params(structured_outputs=form(regex="[0-9]{20}"), **fields)
+            torch.manual_seed(1)
+            found.append(generate(sampler, new_request(sampling=sampling, seed=5), 20, torch.randn(1, VOCAB_SIZE)))
+        assert found[0] == found[1], fields
+        assert all(TOKENS[token_id or 0].isdigit() or token_id == EOS for token_id in found[0])
+        assert len(set(found[0])) > 1
+
+
+def test_logprobs_are_those_of_the_model(make: Callable[[], Sampler]) -> None:
+    sampler = make()
+    values = logits({ord("x"): 3, ord("1"): 1})
+    expected = values[0].log_softmax(-1)[ord("1")].item()
+    sampling = params(structured_outputs=form(regex="1"), logprobs=1, **GREEDY)
+    sampler.add_request(new_request(sampling=sampling))
+    ((token_id, logprobs),) = sampler.sample(values, ["a"])
+    assert token_id == ord("1")
+    assert logprobs is not None
+    assert logprobs.logprobs[0] == pytest.approx(expected, rel=1e-5)
+    assert logprobs.token_ids == (ord("1"), ord("x"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_after_a_preemption_it_goes_on_where_it_was(make: Callable[[], Sampler], count: int) -> None:
+    sampling = params(structured_outputs=form(regex="(ab){6}"))
+    new = new_request(sampling=sampling, seed=3, eos=[EOS])
+    whole = generate(make(), new, 13)
+    output = [token_id for token_id in whole[:count] if token_id is not None]
+    again = new_request(sampling=sampling, seed=3, eos=[EOS], output=output)
+    rest = generate(make(), again, len(whole) - count)
+    assert whole[:count] + rest == whole
+    assert b"".join(TOKENS[token_id] for token_id in whole if token_id != EOS) == b"ab" * 6
+
+
+def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callable[[], Sampler]) -> None:
+    values = logits({EOS: 9, ord("a"): 1})
+    long = params(structured_outputs=form(regex="a+"), min_tokens=4, **GREEDY)
+    assert generate(make(), new_request(sampling=long, eos=[EOS]), 5, values) == [ord("a")] * 4 + [EOS]
+    short = params(structured_outputs=form(regex="aa"), min_tokens=4, **GREEDY)
+    assert generate(make(), new_request(sampling=short, eos=[EOS]), 5, values) == [ord("a")] * 2 + [EOS] * 3
+
+
+def test_ignore_eos_leaves_ends_only(make: Callable[[], Sampler]) -> None:
+    sampling = params(structured_outputs=form(regex="a"), ignore_eos=True, **GREEDY)
+    assert generate(make(), new_request(sampling=sampling, eos=[EOS]), 4) == [ord("a"), EOS, EOS, EOS]
+
+
+def test_bad_words_give_way_to_the_grammar(make: Callable[[], Sampler]) -> None:
+    values = logits({ord("a"): 2, ord("b"): 1})
+    either = params(structured_outputs=form(regex="[ab]"), **GREEDY)
+    banned = [[ord("a")], [TOKENS.index(b"ab")]]
+    assert generate(make(), new_request(sampling=either, bad_words=banned, eos=[EOS]), 1, values) == [ord("b")]
+    only = params(structured_outputs=form(regex="a"), **GREEDY)
+    assert generate(make(), new_request(sampling=only, bad_words=banned, eos=[EOS]), 1, values) == [ord("a")]
+
+
+def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], Sampler]) -> None:
+    sampler = make()
+    sampling = params(structured_outputs=form(regex="[abc]x"), allowed_token_ids=[ord("b"), ord("z")], **GREEDY)
+    assert generate(sampler, new_request(sampling=sampling), 2) == [ord("b"), None]
+    assert sampler.failure("a") == NOT_ALLOWED
+
+
+def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sampler]) -> None:
+    sampler = make()
+    sampler.add_request(new_request("good", params(structured_outputs=form(regex="a+"), **GREEDY)))
+    wrong = new_request("wrong", params(structured_outputs=form(regex="a+"), **GREEDY), output=[ord("x")])
+    sampler.add_request(wrong)
+    sampler.add_request(new_request("nan", params(**GREEDY)))
+    values = logits({}, {}, {0: float("nan")})
+    tokens = [token_id for token_id, _ in sampler.sample(values, ["good", "wrong", "nan"])]
+    assert TOKENS[tokens[0] or 0] == b"a"
+    assert tokens[1:] == [None, None]
+    assert "cannot be followed" in sampler.failure("wrong")
+    assert sampler.failure("nan") == NO_CHOICE
+    sampler.remove_request("wrong")
+
+
+@pytest.mark.parametrize("grammars", [None, COMPILER], ids=["no tokenizer", "a grammar that cannot be compiled"])
+def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
+    make: Callable[[], Sampler], grammars: GrammarCompiler | None
+) -> None:
+    sampler = make()
+    sampler.grammars = grammars
+    spec = form(regex="a" if grammars is None else "(a")
+    sampler.add_request(new_request("a", params(structured_outputs=spec, **GREEDY)))
+    sampler.add_request(new_request("b", params(**GREEDY)))
+    (bad, _), (good, _) = sampler.sample(logits({1: 1}, {1: 1}), ["a", "b"])
+    assert (bad, good) == (None, 1)
+    assert sampler.failure("a") == NO_GRAMMARS if grammars is None else "unclosed" in sampler.failure("a")
+    sampler.remove_request("a")
+    assert sampler.sample(logits({1: 1}), ["b"]) == [(1, None)]

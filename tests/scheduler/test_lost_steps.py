@@ -1,0 +1,130 @@
+"""A step whose results never come: everybody starts again, and requests can be made to run alone."""
+
+from quire.types import RequestStatus
+from tests.scheduler.builders import Driver, make_beam, make_config, make_pooling_request, make_request, run_alone
+
+
+def test_everybody_recomputes_and_the_executor_starts_from_nothing() -> None:
+    driver = Driver(make_config())
+    requests = [make_request(name, 8, 6) for name in "abc"]
+    driver.add(*requests[:2])
+    driver.step()
+    driver.add(requests[2])
+    driver.scheduler.abort(["b"])
+    for is_executed in (True, False):
+        assert driver.lose_step(is_executed=is_executed) == []
+        assert [request.status for request in requests] == [
+            RequestStatus.PREEMPTED, RequestStatus.FINISHED_ABORTED, RequestStatus.PREEMPTED,
+        ]  # fmt: skip
+        assert requests[0].num_computed_tokens == 0
+    driver.step()
+    again = driver.outputs[-1]
+    assert again.forgets_all
+    assert (again.preempted_ids, again.finished_ids) == ((), ())
+    assert {new.request_id for new in again.new_requests} == {"a", "c"}
+    driver.run()
+    assert not any(output.forgets_all for output in driver.outputs[-3:])
+    assert [request.output_token_ids for request in requests[::2]] == [run_alone(requests[at], 256) for at in (0, 2)]
+    assert driver.all_blocks_are_home
+
+
+def test_the_prefix_cache_keeps_nothing_of_the_lost_step() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    driver.add(make_request("a", range(24)))
+    driver.step()
+    driver.lose_step()
+    driver.scheduler.abort(["a"])
+    driver.add(make_request("next", range(24)))
+    driver.step()
+    assert driver.outputs[-1].scheduled[0].num_computed_tokens == 8
+
+
+def test_who_is_at_fault_ends_with_all_that_wait_in_it() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    driver.add(make_request("bad", range(20), n=3), make_request("good", 4))
+    driver.step()
+    updates = driver.lose_step(["bad"])
+    assert [update.request.request_id for update in updates] == ["bad", "bad.1", "bad.2"]
+    assert {update.request.status for update in updates} == {RequestStatus.FINISHED_ERROR}
+    assert {update.result.error for update in updates} == {"at fault"}
+    # What it computed before that step is not trusted either.
+    driver.add(make_request("next", range(20)))
+    driver.run()
+    assert driver.scheduler.get("next") is None
+    assert all(item.num_computed_tokens < 8 for item in driver.outputs[2].scheduled)
+    assert driver.all_blocks_are_home
+
+
+def test_alone_nobody_else_runs_and_nobody_is_admitted() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    driver.add(make_request("a", 20, 9), make_request("b", 4, 9), make_pooling_request("c", 20))
+    for name, shares in (("c", 8), ("c", 8), ("a", 8), ("c", 4), ("a", 8), ("a", 4), ("a", 1), ("b", 4)):
+        driver.step(alone=name)
+        assert {item.request_id: item.num_tokens for item in driver.outputs[-1].scheduled} == {name: shares}
+    driver.run()
+    assert driver.all_blocks_are_home
+
+
+def test_alone_siblings_are_forked() -> None:
+    driver = Driver(make_config())
+    driver.add(make_request("a", 6, n=3), make_request("b", 4))
+    driver.step(alone="a")
+    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["a", "a.1", "a.2"]
+    driver.step(alone="a.2")
+    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["a.2"]
+
+
+def test_alone_others_give_way() -> None:
+    # Seven blocks: two requests of three, then each wants more than is left.
+    driver = Driver(make_config(num_blocks=8))
+    first, second, third = (make_request(name, 12, 16) for name in "abc")
+    driver.add(first, second)
+    driver.step()
+    driver.add(third)
+    driver.step(alone="c")
+    assert (first.num_preemptions + second.num_preemptions, third.status) == (1, RequestStatus.RUNNING)
+    while not first.status.is_finished:
+        driver.step(alone="a")
+    assert third.num_preemptions == 1
+    driver.run()
+    for request in (first, second, third):
+        assert request.output_token_ids == run_alone(request, 256)
+
+
+def test_alone_seats_are_taken_from_others() -> None:
+    driver = Driver(make_config(max_num_seqs=2))
+    driver.add(make_request("a", 4, 9), make_request("b", 4, 9), make_request("c", 4, 9, n=2))
+    driver.step()
+    driver.step(alone="c")
+    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["c", "c.1"]
+    assert driver.scheduler.num_running == 2
+    driver.run()
+
+
+def test_a_beam_that_waits_for_its_token_keeps_waiting() -> None:
+    driver = Driver(make_config())
+    beam = make_beam("beam", 6)
+    driver.add(beam)
+    driver.step()
+    driver.add(make_request("a", 4, 2))
+    driver.lose_step()
+    for _ in range(3):
+        driver.step()
+    assert (beam.status, beam.num_computed_tokens) == (RequestStatus.PREEMPTED, 0)
+    driver.scheduler.append_token("beam", 5)
+    driver.step()
+    assert [(item.request_id, item.num_tokens) for item in driver.outputs[-1].scheduled] == [("beam", 3)]
+
+
+def test_a_fork_starts_from_its_own_tokens() -> None:
+    driver = Driver(make_config())
+    driver.add(make_beam("beam", 6))
+    driver.step()
+    driver.scheduler.fork("beam", make_beam("child", driver.scheduler.get("beam").prompt_token_ids))  # type: ignore[union-attr]
+    for name in ("beam", "child"):
+        driver.scheduler.append_token(name, 5)
+    driver.lose_step(is_executed=False)
+    driver.step()
+    assert [(new.request_id, new.forked_from) for new in driver.outputs[-1].new_requests] == [
+        ("beam", None), ("child", None),
+    ]  # fmt: skip

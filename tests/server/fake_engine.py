@@ -1,0 +1,190 @@
+"""The server without a model: `FakeEngine` is a real scheduler and output processor around a scripted executor.
+
+It has `EngineClient`'s interface and runs in the test's event loop, so that a test can stop it between two steps, look
+at what it was sent, and let it die. `make_server` puts the application around it; `requests_to` talks to that.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import httpx2
+import uvicorn
+from fastapi import FastAPI
+
+from quire.config import EngineOptions
+from quire.engine.process.client import RequestStream
+from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.messages import Failure, RequestUpdate, Statistics, Submit
+from quire.errors import EngineDeadError, QuireError
+from quire.server.app import make_app
+from quire.server.front_end import FrontEnd
+from quire.server.options import ServerOptions
+from quire.server.state import ServerState
+from tests.engine.builders import byte_tokenizer, make_engine
+
+MODEL = "tiny"
+LIMIT_S = 20.0
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = {"model": MODEL, "messages": MESSAGES}
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine runs in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(LIMIT_S):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+class FakeEngine:
+    """One engine in this event loop.
+
+    submitted: all requests, in order. aborted: ids whose reader left before their end.
+    gate: while cleared, no step is computed. num_ahead: steps that are still let through while it is cleared.
+    """
+
+    def __init__(self, **engine: Any) -> None:
+        self.engine, self.executor = make_engine(**engine)
+        self.submitted: list[Submit] = []
+        self.aborted: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_ahead = 0
+        self.statistics = Statistics()
+        self.last_heard_s = float("inf")
+        self.dead_error: EngineDeadError | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._deltas = DeltaEncoder()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    def submit(self, request: Submit) -> RequestStream:
+        if self.dead_error is not None:
+            raise EngineDeadError(self.dead_error.message)
+        self.submitted.append(request)
+        stream = self._streams[request.request_id] = RequestStream(request.request_id)
+        try:
+            prepared = self.engine.input_processor.prepare(
+                request.request_id,
+                request.prompt_token_ids,
+                request.sampling or request.pooling,
+                cache_salt=request.cache_salt,
+                arrival_time_s=request.arrival_time_s,
+                streams=request.streams,
+            )
+            self.engine.submit(prepared)
+        except QuireError as error:
+            self._put(RequestUpdate(request.request_id, finished=True, failure=Failure.of(error)))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return stream
+
+    def abort(self, stream: RequestStream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            self.aborted.append(stream.request_id)
+            self.engine.abort_request([stream.request_id])
+
+    def die(self) -> None:
+        self.dead_error = EngineDeadError("the engine process ended unexpectedly; the request was not completed")
+        for stream in self._streams.values():
+            stream.fail(self.dead_error)
+        self._streams.clear()
+
+    async def _run(self) -> None:
+        while self.engine.has_unfinished_requests() and self.dead_error is None:
+            if self.num_ahead > 0:
+                self.num_ahead -= 1
+            else:
+                await self.gate.wait()
+            for output in self.engine.step():
+                self._put(self._deltas.encode(output))
+            await asyncio.sleep(0)
+
+    def _put(self, update: RequestUpdate) -> None:
+        stream = self._streams.get(update.request_id)
+        if stream is not None:
+            if update.finished:
+                del self._streams[update.request_id]
+            stream.put(update)
+
+
+class FakeSupervisor:
+    """What routes ask of a supervisor."""
+
+    def __init__(self, client: FakeEngine) -> None:
+        self.client = client
+        self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
+        self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
+        self.is_ready = True
+        self.num_deaths = 0
+
+
+def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:
+    """The application and its engine; `settings` are `FakeEngine`'s."""
+    engine = engine or FakeEngine(**settings)
+    supervisor: Any = FakeSupervisor(engine)
+    return make_app(ServerState(ServerOptions(), MODEL, supervisor)), engine
+
+
+def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
+    """A client of the application, without a socket. A stream's body comes as a whole."""
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
+
+
+@contextlib.asynccontextmanager
+async def listening(app: FastAPI) -> AsyncIterator[str]:
+    """Serve the application on a free port; yields its base URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
+    task = asyncio.create_task(server.serve())
+    async with asyncio.timeout(LIMIT_S):
+        while not server.started:
+            await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+
+
+def events(body: str) -> Iterator[tuple[str | None, str]]:
+    """Name and data of each event of a stream."""
+    for block in body.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.split("\n") if line)
+        if lines:
+            yield lines.get("event"), lines["data"]
+
+
+def chunks(body: str) -> list[dict[str, Any]]:
+    """The events of an OpenAI stream as JSON, after a look at its end."""
+    data = [item for _, item in events(body)]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def assert_error(response: httpx2.Response, status: int, code: str | None, param: str | None = None) -> str:
+    """The answer is this error, in OpenAI's shape. Returns its message."""
+    assert response.status_code == status, response.text
+    (key, error), *others = response.json().items()
+    assert (key, others) == ("error", [])
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert 0 < len(error["message"]) <= 2000
+    message: str = error["message"]
+    return message

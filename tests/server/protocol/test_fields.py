@@ -1,0 +1,135 @@
+"""The B6 table: each numeric field of each request at its limits and with values of other types.
+
+The fields and their limits are read from the schema, so that a new field is tested without a line here.
+"""
+
+from typing import Any
+
+import pytest
+
+from quire.sampling_params import SamplingParams
+from quire.server.errors import ApiError
+from quire.server.openapi import ENDPOINTS
+from quire.server.protocol.base import Body
+from quire.server.protocol.chat import ChatRequest
+from quire.server.protocol.completion import CompletionRequest
+from quire.server.protocol.fields import SHARED_NAMES, known_names, prompt_list
+from quire.server.protocol.validation import parse_body, validate
+from tests.server.fake_engine import CHAT
+
+MINIMAL: dict[str, dict[str, Any]] = {
+    "ChatRequest": {**CHAT, "logprobs": True},
+    "CompletionRequest": {"model": "m", "prompt": "a"},
+    "ResponsesRequest": {"model": "m", "input": "a"},
+    "EmbeddingRequest": {"model": "m", "input": "a"},
+    "TokenizeRequest": {"prompt": "a"},
+    "DetokenizeRequest": {"tokens": [1]},
+}
+KINDS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
+OTHER_TYPES = ['"1"', "true", "[]", "{}"]
+CROSS_CHECKED = {("CompletionRequest", "best_of"), ("CompletionRequest", "max_tokens")}
+"""Their values depend on other fields as well: see test_completion.py."""
+
+
+def numeric_fields() -> list[tuple[Any, str, dict[str, Any], bool]]:
+    """Request, field, its number's schema, and whether it may be null."""
+    found = []
+    for kind in KINDS:
+        for name, schema in kind.model_json_schema()["properties"].items():
+            members = schema.get("anyOf", [schema])
+            numbers = [member for member in members if member.get("type") in ("integer", "number")]
+            if numbers:
+                found.append((kind, name, numbers[0], {"type": "null"} in members))
+    return found
+
+
+def cells() -> list[Any]:
+    """One test per field and value: whether it is taken."""
+    found = []
+    for kind, name, schema, may_be_null in numeric_fields():
+        values: dict[str, bool] = dict.fromkeys(OTHER_TYPES, False) | {"null": may_be_null}
+        is_integer = schema["type"] == "integer"
+        low = schema.get("minimum", schema.get("exclusiveMinimum"))
+        high = schema["maximum"]
+        numbers: list[float] = [low - 1, low, high, high + 1, 0, -1, 2**31, 2**63]
+        for number in numbers:
+            above = number > low if "exclusiveMinimum" in schema else number >= low
+            is_whole = not is_integer or float(number).is_integer()
+            values[str(int(number))] = above and number <= high and is_whole
+        if is_integer:
+            values["1.5"] = False
+        found += [
+            pytest.param(kind, name, text, taken, id=f"{kind.__name__}-{name}-{text}") for text, taken in values.items()
+        ]
+    return found
+
+
+def body_with(kind: Any, name: str, text: str) -> bytes:
+    import json
+
+    others = {key: value for key, value in MINIMAL[kind.__name__].items() if key != name}
+    return (json.dumps(others)[:-1] + f', "{name}": {text}}}').encode()
+
+
+def test_the_table_is_large() -> None:
+    assert len(cells()) > 400
+
+
+@pytest.mark.parametrize(("kind", "name", "text", "taken"), cells())
+def test_numeric_field(kind: Any, name: str, text: str, taken: bool) -> None:
+    body = body_with(kind, name, text)
+    if taken:
+        if (kind.__name__, name) not in CROSS_CHECKED:
+            assert isinstance(parse_body(kind, body), kind)
+        return
+    with pytest.raises(ApiError) as caught:
+        parse_body(kind, body)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "invalid_parameter")
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, _, _ in numeric_fields()])
+def test_no_field_takes_what_is_no_number(kind: Any, name: str, text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_body(kind, body_with(kind, name, text))
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_all_fields_of_sampling_params_can_be_sent_or_are_the_servers_business() -> None:
+    unsent = set(SamplingParams.__dataclass_fields__) - known_names()
+    # Answers are text.
+    assert unsent <= {"detokenize"}
+    assert "temperature" in SHARED_NAMES
+
+
+def test_only_what_was_sent_is_chosen() -> None:
+    assert validate(ChatRequest, CHAT).sampling_values() == {}
+    body = validate(ChatRequest, {**CHAT, "temperature": 0, "stop": "x", "top_p": None, "n": 2})
+    assert body.sampling_values() == {"temperature": 0, "stop": ["x"], "n": 2}
+
+
+def test_every_request_forbids_unknown_fields() -> None:
+    for kind in KINDS:
+        assert issubclass(kind, Body)
+        with pytest.raises(ApiError):
+            validate(kind, {**MINIMAL[kind.__name__], "no_such_field": 1})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])]
+)
+def test_one_prompt_or_several(prompt: Any, prompts: Any) -> None:
+    assert prompt_list(validate(CompletionRequest, {"model": "m", "prompt": prompt}).prompt) == prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"), ([], "prompt"), ([[]], "prompt.0"), ([1, "a"], "prompt.1"), (["a", 1], "prompt.1"),
+        ([[1], "a"], "prompt.1"), ([True], "prompt.0"), ([-1], "prompt.0"), ([None], "prompt.0"), ({}, "prompt"),
+    ],
+)  # fmt: skip
+def test_prompts_of_other_forms_are_refused(prompt: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        validate(CompletionRequest, {"model": "m", "prompt": prompt})
+    assert caught.value.param == param

@@ -1,0 +1,78 @@
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.server.protocol.json_text import MAX_DEPTH, JsonTextError, depth, parse_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    lambda items: st.lists(items, max_size=4) | st.dictionaries(st.text("ab{[\"\\"), items, max_size=4),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@given(VALUES, st.booleans())
+def test_reads_what_json_writes(value: object, escapes: bool) -> None:
+    assert parse_json(json.dumps(value, ensure_ascii=escapes).encode()) == value
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
+    with suppress(JsonTextError):
+        parse_json(data)
+
+
+def test_depth_is_bounded_before_anything_recurses() -> None:
+    assert parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    for opening in (b"[", b'{"a":', b'[{"a":'):
+        with pytest.raises(JsonTextError, match="nested more than 64"):
+            parse_json(opening * 100_000)
+
+
+def test_brackets_in_texts_are_not_nesting() -> None:
+    text = '[{"' * 1000
+    assert parse_json(json.dumps([text, "\\", text]).encode()) == [text, "\\", text]
+
+
+def test_many_brackets_side_by_side_are_not_nesting() -> None:
+    assert depth(b"[" + b"[]," * 1000 + b"[]]") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 1}}', 'key more than once, such as "c"'),
+        ("[NaN]", "NaN is not"),
+        ("[-Infinity]", "Infinity is not"),
+        ("[1e400]", "1e400 is too large"),
+        ("[18446744073709551616]", "more than 64 bits"),
+        ("[" + "9" * 5000 + "]", "more than 64 bits"),
+        ("[-18446744073709551616]", "more than 64 bits"),
+        ('["\\ud800"]', "\\ud800, half of a surrogate"),
+        ('{"\\udc00": 1}', "half of a surrogate"),
+        ('["a\\u0000"]', "NUL"),
+        ('["a\0"]', "not valid JSON: Invalid control character"),
+        ("", "not valid JSON: Expecting value at line 1, column 1"),
+        ("[1,]", "not valid JSON"),
+        ('{"a": 1} x', "Extra data at line 1, column 10"),
+        ("\ufeff{}", "not valid JSON"),
+    ],
+)
+def test_refuses(text: str, message: str) -> None:
+    with pytest.raises(JsonTextError) as caught:
+        parse_json(text.encode())
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_refuses_what_is_not_utf8() -> None:
+    with pytest.raises(JsonTextError, match="not UTF-8: byte 2"):
+        parse_json(b'["\xff"]')
+
+
+def test_a_surrogate_pair_is_a_character() -> None:
+    assert parse_json(b'["\\ud83d\\ude00"]') == ["\U0001f600"]

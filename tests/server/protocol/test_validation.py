@@ -1,0 +1,103 @@
+"""What a client is told about its body: the field's path, what it must be, and what it was."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.server.errors import ApiError
+from quire.server.protocol.chat import ChatRequest
+from quire.server.protocol.completion import CompletionRequest
+from quire.server.protocol.fields import UNSUPPORTED, known_names
+from quire.server.protocol.validation import parse_body, validate
+from tests.server.fake_engine import CHAT, MESSAGES
+
+
+def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_body(kind, json.dumps(value).encode())
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 600
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": 3}, "temperature", "temperature must be at most 2, got 3"),
+        ({"temperature": "1"}, "temperature", 'temperature must be a number, got "1"'),
+        ({"top_p": 0}, "top_p", "top_p must be above 0, got 0"),
+        ({"n": 1.5}, "n", "n must be an integer, got 1.5"),
+        ({"n": True}, "n", "n must be an integer, got true"),
+        ({"stop": ["a", 3]}, "stop.1", "stop.1 must be text, got 3"),
+        ({"stop": 3}, "stop", "stop must be text, got 3"),
+        ({"stop": ["a"] * 17}, "stop", "stop must have at most 16 items, got a list of 17 items"),
+        ({"stop": ""}, "stop", 'stop must have at least 1 characters, got ""'),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "logit_bias.5 must be at most 100, got 101"),
+        ({"stream": "yes"}, "stream", 'stream must be true or false, got "yes"'),
+        ({"stream_options": 1, "stream": True}, "stream_options", "stream_options must be an object, got 1"),
+        ({"messages": []}, "messages", "messages must have at least 1 items, got a list of 0 items"),
+        ({"messages": {}}, "messages", "messages must be a list, got an object"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
+        ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be one of "text", got "audio"'),
+        ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
+    ],
+)  # fmt: skip
+def test_names_the_field_and_what_it_must_be(fields: dict[str, Any], param: str, message: str) -> None:
+    error = refusal({**CHAT, **fields})
+    assert (error.param, error.message, error.code) == (param, message, "invalid_parameter")
+
+
+@pytest.mark.parametrize("part", ["image_url", "input_audio", "file", "video_url", "refusal"])
+def test_parts_that_are_not_text_are_refused(part: str) -> None:
+    content = [{"type": "text", "text": "see"}, {"type": part, part: {"url": "http://example.com/a.png"}}]
+    error = refusal({**CHAT, "messages": [{"role": "user", "content": content}]})
+    assert (error.code, error.param) == ("unsupported_content", "messages.0.content.1.type")
+    assert f'messages.0.content.1 is of type "{part}": this server reads text only' in error.message
+
+
+def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
+    error = refusal({**CHAT, "max_token": 5})
+    assert (error.code, error.param) == ("unknown_parameter", "max_token")
+    assert error.message == "unknown field \"max_token\" (did you mean 'max_tokens'?)"
+
+
+def test_a_nested_unknown_field_has_its_path() -> None:
+    assert refusal({**CHAT, "messages": [{**MESSAGES[0], "tools": []}]}).param == "messages.0.tools"
+
+
+@pytest.mark.parametrize("name", sorted(set(UNSUPPORTED) - {"prompt", "response_format"}))
+def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
+    error = refusal({**CHAT, name: {"any": "value"}})
+    assert (error.code, error.param) == ("unsupported_parameter", name)
+    assert error.message.startswith(f"{name} is not supported: ")
+    validate(ChatRequest, {**CHAT, name: None})
+
+
+def test_names_are_either_known_or_unsupported() -> None:
+    assert set(UNSUPPORTED) & known_names() == {"prompt", "response_format"}
+
+
+def test_the_body_must_be_an_object() -> None:
+    for value in ([1], "text", None, 5):
+        error = refusal(value)
+        assert (error.param, error.code) == (None, "invalid_parameter")
+        assert error.message.startswith("the body must be an object")
+
+
+def test_long_values_and_names_are_cut() -> None:
+    assert len(refusal({**CHAT, "x" * 5000: 1}).message) < 300
+    assert len(refusal({**CHAT, "service_tier": "y" * 5000}).message) < 300
+    assert len(refusal({**CHAT, "logit_bias": {"z" * 5000: 1}}).param or "") <= 200
+
+
+def test_the_first_of_a_million_bad_items_is_enough() -> None:
+    error = refusal({"model": "m", "prompt": [1] * 1000 + ["x"] * 100_000}, CompletionRequest)
+    assert error.param == "prompt.1000"
+
+
+def test_bad_json_is_invalid_json() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_body(ChatRequest, b'{"model": ')
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")

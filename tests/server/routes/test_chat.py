@@ -1,0 +1,199 @@
+"""`/v1/chat/completions`, answered whole."""
+
+from typing import Any
+
+import pytest
+
+from quire.server.protocol.chat import ChatCompletion
+from tests.engine.builders import saying
+from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
+
+PATH = "/v1/chat/completions"
+
+
+async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> dict[str, Any]:
+    """A good answer to CHAT with these fields; held to its schema."""
+    app, engine = make_server(next_token=saying(text), **settings)
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={**CHAT, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    ChatCompletion.model_validate(answer)
+    assert engine.num_requests == 0
+    return answer
+
+
+@in_loop
+async def test_an_answer() -> None:
+    answer = await ask({})
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello wörld", "refusal": None}
+    assert (choice["finish_reason"], choice["stop_reason"], choice["logprobs"]) == ("stop", None, None)
+    # "<user>hi<assistant>" is 4 tokens; each byte of the answer is one, and the end.
+    assert answer["usage"]["prompt_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == 13
+    assert answer["timings"]["predicted_n"] == 13
+    assert answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] == 4
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@in_loop
+async def test_a_limit(name: str) -> None:
+    (choice,) = (await ask({name: 5}))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
+
+
+@in_loop
+async def test_stop_strings_and_tokens_say_what_matched() -> None:
+    (choice,) = (await ask({"stop": ["wö", "x"]}))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("Hello ", "stop", "wö")
+    (choice,) = (await ask({"stop_token_ids": [ord("o")]}))["choices"]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("Hell", ord("o"))
+    (choice,) = (await ask({"stop": "lo", "include_stop_str_in_output": True}))["choices"]
+    assert choice["message"]["content"] == "Hello"
+
+
+@in_loop
+async def test_several_choices_are_in_order() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {**CHAT, "n": 3, "max_tokens": 6, "seed": 1, "ignore_eos": True}
+        answer = (await client.post(PATH, json=body)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    texts = {choice["message"]["content"] for choice in answer["choices"]}
+    assert len(texts) == 3
+    assert answer["usage"]["completion_tokens"] == 18
+
+
+@in_loop
+async def test_log_probabilities() -> None:
+    # Token 72, "H", is made the likeliest.
+    answer = await ask(
+        {"logprobs": True, "top_logprobs": 2, "max_tokens": 1},
+        logprobs=lambda known: [-0.1 if token_id == 72 else -9.0 - token_id for token_id in range(260)],
+    )
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["logprob"], entry["bytes"]) == ("H", -0.1, [72])
+    assert [top["bytes"] for top in entry["top_logprobs"]] == [[72], [0]]
+
+
+@in_loop
+async def test_log_probabilities_of_the_prompt() -> None:
+    answer = await ask({"prompt_logprobs": 1, "max_tokens": 1, "return_token_ids": True})
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"] == 4
+    assert answer["prompt_logprobs"][0] is None
+    assert answer["prompt_logprobs"][1]["104"]["decoded_token"] == "h"
+    assert answer["prompt_token_ids"][1:3] == [104, 105]
+    assert answer["choices"][0]["token_ids"] == [72]
+
+
+@in_loop
+async def test_tokens_as_ids() -> None:
+    answer = await ask({"logprobs": True, "return_tokens_as_token_ids": True, "max_tokens": 1})
+    assert answer["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:72"
+
+
+@in_loop
+async def test_a_message_is_continued_and_echoed() -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "Sure: "}]}]
+    fields = {"messages": messages, "continue_final_message": True, "echo": True, "return_token_ids": True}
+    answer = await ask(fields)
+    assert answer["choices"][0]["message"]["content"] == "Sure: Hello wörld"
+    # The prompt ends with the message itself, not with the beginning of another turn.
+    assert bytes(answer["prompt_token_ids"][-6:]) == b"Sure: "
+
+
+@in_loop
+async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
+    answer = await ask({"truncate_prompt_tokens": 2, "return_token_ids": True})
+    assert len(answer["prompt_token_ids"]) == 2
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 2}
+    long = {"messages": [{"role": "user", "content": "x" * 500}]}
+    answer = await ask({**long, "truncate_prompt_tokens": -1, "max_tokens": 8})
+    assert answer["usage"]["prompt_tokens"] == 120
+
+
+@in_loop
+async def test_cached_tokens_are_told() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {**CHAT, "messages": [{"role": "user", "content": "x" * 20}], "max_tokens": 1}
+        await client.post(PATH, json=body)
+        answer = (await client.post(PATH, json=body)).json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 20
+    assert answer["timings"]["cache_n"] == 20
+    async with requests_to(app) as client:
+        answer = (await client.post(PATH, json={**body, "cache_salt": "mine"})).json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@in_loop
+async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> None:
+    app, engine = make_server()
+    async with requests_to(app) as client:
+        answers = [(await client.post(PATH, json={**CHAT, "request_id": "mine"})).json() for _ in range(2)]
+    assert [answer["id"] for answer in answers] == ["chatcmpl-mine"] * 2
+    assert len({request.request_id for request in engine.submitted}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"messages": [{"role": "user"}]}, "invalid_parameter", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x" * 200}]}, "context_length_exceeded", None),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "context_length_exceeded", None),
+        ({"n": 2, "temperature": 0}, "invalid_parameter", "n"),
+        ({"stop_token_ids": [999]}, "invalid_parameter", "stop_token_ids"),
+        ({"logit_bias": {"999": 1}}, "invalid_parameter", "logit_bias"),
+        ({"min_tokens": 5, "max_tokens": 4}, "invalid_parameter", "min_tokens"),
+        ({"truncate_prompt_tokens": 0}, "invalid_parameter", "truncate_prompt_tokens"),
+        ({"priority": 1}, "invalid_request", None),
+        ({"chat_template_kwargs": {"a": [[[]]]}, "documents": [{"text": 1}], "n": 99}, "invalid_parameter", "n"),
+    ],
+)
+@in_loop
+async def test_what_only_the_model_shows_to_be_wrong(fields: dict[str, Any], code: str, param: str | None) -> None:
+    app, engine = make_server()
+    async with requests_to(app) as client:
+        assert_error(await client.post(PATH, json={**CHAT, **fields}), 400, code, param)
+    assert engine.submitted == []
+
+
+@in_loop
+async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> None:
+    app, _ = make_server(options={"max_logprobs": 3})
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={**CHAT, "logprobs": True, "top_logprobs": 4})
+        assert_error(response, 400, "invalid_parameter", "top_logprobs")
+
+
+@in_loop
+async def test_another_model_does_not_exist() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        message = assert_error(
+            await client.post(PATH, json={**CHAT, "model": "x" * 500}), 404, "model_not_found", "model"
+        )
+    assert len(message) < 200
+
+
+@in_loop
+async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
+    app, engine = make_server()
+    engine.executor.in_step = lambda step: engine.die() if step == 2 else None
+    async with requests_to(app) as client:
+        assert_error(await client.post(PATH, json=CHAT), 503, "engine_dead")
+        assert_error(await client.post(PATH, json=CHAT), 503, "engine_dead")
+    app, engine = make_server()
+
+    class Everyone(dict[str, str]):
+        def __contains__(self, key: object) -> bool:
+            return True
+
+        def __missing__(self, key: str) -> str:
+            return "the logits of this request are not finite"
+
+    engine.executor.errors = Everyone()
+    async with requests_to(app) as client:
+        message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
+    assert "not finite" in message

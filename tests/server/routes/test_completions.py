@@ -1,0 +1,183 @@
+"""`/v1/completions`, whole and as a stream."""
+
+from typing import Any
+
+import pytest
+
+from quire.server.protocol.completion import Completion
+from tests.engine.builders import mixing, saying
+from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to
+
+PATH = "/v1/completions"
+
+
+async def ask(fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A good answer, held to its schema."""
+    app, engine = make_server(**({"next_token": saying("Hello wörld")} | settings))
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    Completion.model_validate(answer)
+    assert engine.num_requests == 0
+    return answer
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
+
+
+@pytest.mark.parametrize("prompt", ["ab", [97, 98]])
+@in_loop
+async def test_one_prompt(prompt: Any) -> None:
+    answer = await ask({"prompt": prompt})
+    assert (answer["object"], texts(answer)) == ("text_completion", ["Hello wörld"])
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["timings"]["predicted_n"] == 13
+
+
+@pytest.mark.parametrize("prompt", [["a", "bc", "def"], [[97], [98, 99], [100, 101, 102]]])
+@in_loop
+async def test_several_prompts_times_n_are_in_order(prompt: Any) -> None:
+    answer = await ask({"prompt": prompt, "n": 2, "seed": 5, "max_tokens": 4}, next_token=mixing)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert answer["usage"]["completion_tokens"] == 24
+    for position, one in enumerate(prompt):
+        alone = await ask({"prompt": one, "n": 2, "seed": 5, "max_tokens": 4}, next_token=mixing)
+        assert texts(alone) == texts(answer)[2 * position : 2 * position + 2]
+
+
+@in_loop
+async def test_sixteen_tokens_unless_asked() -> None:
+    answer = await ask({"prompt": "a"}, next_token=mixing)
+    assert (len(texts(answer)[0]), answer["choices"][0]["finish_reason"]) == (16, "length")
+
+
+@in_loop
+async def test_log_probabilities_have_offsets() -> None:
+    answer = await ask({"prompt": "ab", "logprobs": 1, "max_tokens": 3})
+    logprobs = answer["choices"][0]["logprobs"]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (["H", "e", "l"], [0, 1, 2])
+    assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 3
+
+
+@in_loop
+async def test_an_echo_has_the_prompts_log_probabilities_in_front() -> None:
+    answer = await ask({"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 1})
+    assert texts(answer) == ["abH", "cdH"]
+    logprobs = answer["choices"][1]["logprobs"]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (["c", "d", "H"], [0, 1, 2])
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+
+
+@in_loop
+async def test_a_prompt_is_scored_without_generating() -> None:
+    answer = await ask({"prompt": "abc", "echo": True, "logprobs": 0, "max_tokens": 0, "return_token_ids": True})
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("abc", "length", [])
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert choice["prompt_token_ids"] == [97, 98, 99]
+
+
+@in_loop
+async def test_prompt_logprobs_are_the_choices() -> None:
+    answer = await ask({"prompt": ["ab", "c"], "prompt_logprobs": 0, "max_tokens": 1})
+    assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [2, 1]
+
+
+@in_loop
+async def test_a_cut_prompt_is_echoed_as_it_was_computed() -> None:
+    answer = await ask({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True, "max_tokens": 1})
+    assert texts(answer) == ["efH"]
+    assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] == 4
+
+
+# --- Streams ----------------------------------------------------------------------------------
+
+
+async def stream(fields: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    app, engine = make_server(**({"next_token": saying("Hello wörld")} | settings))
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    found = chunks(response.text)
+    for chunk in found:
+        Completion.model_validate(chunk)
+    assert engine.num_requests == 0
+    return found
+
+
+def streamed(found: list[dict[str, Any]], index: int) -> str:
+    return "".join(choice["text"] for chunk in found for choice in chunk["choices"] if choice["index"] == index)
+
+
+@in_loop
+async def test_streams_of_several_prompts_are_interleaved_and_equal_the_whole_answer() -> None:
+    fields = {"prompt": ["a", "bc", "def"], "n": 2, "seed": 3, "max_tokens": 5, "temperature": 1}
+    whole = await ask(fields, next_token=mixing)
+    found = await stream(fields, next_token=mixing)
+    assert [streamed(found, index) for index in range(6)] == texts(whole)
+    order = [chunk["choices"][0]["index"] for chunk in found]
+    assert order != sorted(order), "no choice waits for the end of another"
+    ends = [choice["index"] for chunk in found for choice in chunk["choices"] if choice["finish_reason"]]
+    assert sorted(ends) == list(range(6))
+
+
+@in_loop
+async def test_a_streamed_echo() -> None:
+    found = await stream({"prompt": ["ab", "cd"], "echo": True})
+    assert [streamed(found, index) for index in range(2)] == ["abHello wörld", "cdHello wörld"]
+
+
+@in_loop
+async def test_a_streamed_score() -> None:
+    found = await stream({"prompt": "ab", "echo": True, "max_tokens": 0, "stream_options": {"include_usage": True}})
+    assert streamed(found, 0) == "ab"
+    assert found[-1]["usage"]["completion_tokens"] == 0
+
+
+@in_loop
+async def test_usage_of_all_prompts_comes_last() -> None:
+    options = {"include_usage": True}
+    *others, last = await stream({"prompt": ["a", "bc"], "max_tokens": 3, "stream_options": options})
+    assert all(chunk["usage"] is None for chunk in others)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 9)
+    options["continuous_usage_stats"] = True
+    found = await stream({"prompt": "a", "max_tokens": 3, "stream_options": options})
+    assert [chunk["usage"]["completion_tokens"] for chunk in found] == [1, 2, 3, 3]
+
+
+@in_loop
+async def test_streamed_log_probabilities_continue_their_offsets() -> None:
+    found = await stream({"prompt": "a", "logprobs": 1, "max_tokens": 3})
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in found] == [[0], [1], [2]]
+
+
+@in_loop
+async def test_one_bad_prompt_refuses_them_all_before_anything_runs() -> None:
+    app, engine = make_server()
+    async with requests_to(app) as client:
+        for fields in ({"prompt": ["a", "x" * 500]}, {"prompt": [[1], [999]]}):
+            response = await client.post(PATH, json={"model": MODEL, **fields})
+            assert response.status_code == 400
+        assert_error(response, 400, "invalid_prompt")
+    assert engine.submitted == []
+
+
+@in_loop
+async def test_a_request_that_fails_ends_the_others() -> None:
+    app, engine = make_server()
+    engine.executor.in_step = lambda step: engine.executor.errors.update(
+        {engine.submitted[1].request_id: "broken"} if step == 3 else {}
+    )
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "prompt": ["a", "b", "c"], "max_tokens": 50})
+        message = assert_error(response, 500, "generation_failed")
+    assert message == "broken"
+    assert engine.num_requests == 0
+    assert {engine.submitted[0].request_id, engine.submitted[2].request_id} == set(engine.aborted)

@@ -1,0 +1,67 @@
+import struct
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from quire.server.protocol.embedding import EmbeddingList
+from quire.server.routes.embeddings import base64_of
+from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
+
+PATH = "/v1/embeddings"
+
+
+@pytest.mark.parametrize("texts", [["ab", "xyz"], [[97, 98], [120, 121, 122]]])
+@in_loop
+async def test_one_vector_per_input_in_order(texts: Any) -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        answer = (await client.post(PATH, json={"model": MODEL, "input": texts})).json()
+        alone = (await client.post(PATH, json={"model": MODEL, "input": texts[1]})).json()
+    EmbeddingList.model_validate(answer)
+    # The scripted executor's vector is (number of tokens, last token).
+    assert [item["embedding"] for item in answer["data"]] == [[2.0, 98.0], [3.0, 122.0]]
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert alone["data"][0]["embedding"] == [3.0, 122.0]
+
+
+@in_loop
+async def test_base64_has_the_same_numbers() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {"model": MODEL, "input": "ab", "encoding_format": "base64"}
+        answer = (await client.post(PATH, json=body)).json()
+    assert struct.unpack("<2f", b64decode(answer["data"][0]["embedding"])) == (2.0, 98.0)
+    assert struct.unpack("<2f", b64decode(base64_of([0.5, -1.0]))) == (0.5, -1.0)
+
+
+@in_loop
+async def test_only_the_models_own_width() -> None:
+    app, engine = make_server()
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "input": "ab", "dimensions": 3})
+        assert "must be 8" in assert_error(response, 400, "invalid_parameter", "dimensions")
+        response = await client.post(PATH, json={"model": MODEL, "input": "ab", "dimensions": 8, "normalize": False})
+        assert response.status_code == 200
+    assert engine.submitted[0].pooling is not None
+    assert not engine.submitted[0].pooling.normalize
+
+
+@in_loop
+async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {"model": MODEL, "input": "x" * 150}
+        assert_error(await client.post(PATH, json=body), 400, "context_length_exceeded")
+        answer = (await client.post(PATH, json={**body, "truncate_prompt_tokens": 100})).json()
+    assert answer["usage"]["prompt_tokens"] == 100
+
+
+@in_loop
+async def test_a_prompt_that_fails_is_a_500() -> None:
+    app, engine = make_server()
+    engine.executor.in_step = lambda step: engine.executor.errors.update({engine.submitted[0].request_id: "broken"})
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "input": ["a", "b"]})
+    assert_error(response, 500, "engine_error")

@@ -1,0 +1,47 @@
+from quire.server.protocol.tokens import DetokenizeAnswer, TokenizeAnswer
+from tests.server.fake_engine import MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
+
+
+@in_loop
+async def test_a_text_there_and_back() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {"model": MODEL, "prompt": "hé", "return_token_strs": True}
+        answer = (await client.post("/tokenize", json=body)).json()
+        TokenizeAnswer.model_validate(answer)
+        assert (answer["count"], answer["tokens"], answer["max_model_len"]) == (3, [104, 195, 169], 128)
+        assert answer["token_strs"] == ["h", "Ã", "©"]
+        back = (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json()
+    assert DetokenizeAnswer.model_validate(back).prompt == "hé"
+
+
+@in_loop
+async def test_a_conversation_has_the_template_around_it() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        answer = (await client.post("/tokenize", json={"messages": MESSAGES})).json()
+        closed = (await client.post("/tokenize", json={"messages": MESSAGES, "add_generation_prompt": False})).json()
+        text = (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json()["prompt"]
+    assert text == "<user>hi<assistant>"
+    assert closed["tokens"] == answer["tokens"][:-1]
+    assert answer["token_strs"] is None
+
+
+@in_loop
+async def test_nothing_becomes_nothing() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        assert (await client.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []
+        assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+@in_loop
+async def test_refuses_other_models_and_unknown_tokens() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        response = await client.post("/tokenize", json={"model": "other", "prompt": "a"})
+        assert_error(response, 404, "model_not_found", "model")
+        response = await client.post("/detokenize", json={"tokens": [1, 260]})
+        assert_error(response, 400, "invalid_parameter", "tokens")
+        response = await client.post("/tokenize", json={"prompt": "x" * 1_000_000})
+        assert_error(response, 400, "context_length_exceeded")

@@ -1,0 +1,191 @@
+"""Clients that people use, unchanged: OpenAI's own, LangChain and LiteLLM, against a server on a real port."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engine.builders import saying
+from tests.server.fake_engine import MESSAGES, MODEL, FakeEngine, in_loop, listening, make_server
+
+TEXT = "Hello wörld"
+
+
+@asynccontextmanager
+async def serving(text: str = TEXT) -> AsyncIterator[tuple[str, FakeEngine]]:
+    app, engine = make_server(next_token=saying(text))
+    async with listening(app) as url:
+        yield url + "/v1", engine
+
+
+async def with_openai(use: Callable[[openai.OpenAI], Any]) -> Any:
+    """Run `use` in a thread, with a client that validates every answer strictly."""
+    async with serving() as (url, engine):
+        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0, _strict_response_validation=True)
+        result = await asyncio.to_thread(use, client)
+        assert engine.num_requests == 0
+        return result
+
+
+@in_loop
+async def test_openai_chat() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        return client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2, n=1, stop=["x"], seed=1, user="me"
+        )  # fmt: skip
+
+    answer = await with_openai(use)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.usage.completion_tokens == 13
+    assert answer.choices[0].logprobs.content[0].bytes == [72]
+    assert answer.timings["predicted_n"] == 13
+
+
+@in_loop
+async def test_openai_chat_stream() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        with client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        ) as stream:
+            return list(stream)
+
+    *chunks, last = await with_openai(use)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert last.usage.total_tokens == 17
+
+
+@in_loop
+async def test_openai_chat_stream_helper() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        with client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
+            for _ in stream:
+                pass
+            return stream.get_final_completion()
+
+    assert (await with_openai(use)).choices[0].message.content == TEXT
+
+
+@in_loop
+async def test_openai_completions() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        whole = client.completions.create(model=MODEL, prompt=["a", "b"], logprobs=1, max_tokens=4)
+        # Its type of a choice has no null for the reason why it has ended, which OpenAI's own chunks have.
+        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
+        stream = lenient.completions.create(model=MODEL, prompt=[[97], [98]], stream=True)
+        return whole, list(stream)
+
+    whole, chunks = await with_openai(use)
+    assert [choice.text for choice in whole.choices] == ["Hell", "Hell"]
+    assert whole.choices[0].logprobs.tokens == ["H", "e", "l", "l"]
+    for index in range(2):
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices[0].index == index) == TEXT
+
+
+@in_loop
+async def test_openai_embeddings_and_models() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        # Without an encoding the client asks for base64 and decodes it itself.
+        # Its own strict validation comes before that and does not know base64.
+        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
+        packed = lenient.embeddings.create(model=MODEL, input=["ab", "xyz"])
+        plain = client.embeddings.create(model=MODEL, input=["ab", "xyz"], encoding_format="float")
+        return packed, plain, client.models.list().data, client.models.retrieve(MODEL)
+
+    packed, plain, models, model = await with_openai(use)
+    assert [item.embedding for item in packed.data] == [item.embedding for item in plain.data] == [[2, 98], [3, 122]]
+    assert models == [model]
+
+
+@in_loop
+async def test_openai_responses() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        whole = client.responses.create(model=MODEL, input="hi", instructions="be", store=False)
+        again = client.responses.create(model=MODEL, input=[{"role": "user", "content": "hi"}, *whole.output])
+        with client.responses.create(model=MODEL, input="hi", stream=True) as stream:
+            events = list(stream)
+        with client.responses.stream(model=MODEL, input="hi") as helper:
+            for _ in helper:
+                pass
+            final = helper.get_final_response()
+        return whole, again, events, final
+
+    whole, again, events, final = await with_openai(use)
+    assert whole.output_text == again.output_text == final.output_text == TEXT
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    assert events[-1].type == "response.completed"
+
+
+@in_loop
+async def test_openai_errors_have_their_classes_and_fields() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=9)
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="other", messages=MESSAGES)
+        return bad.value, missing.value
+
+    bad, missing = await with_openai(use)
+    assert (bad.param, bad.code) == ("temperature", "invalid_parameter")
+    assert (missing.param, missing.code) == ("model", "model_not_found")
+
+
+@in_loop
+async def test_openai_async_and_leaving_a_stream() -> None:
+    async with serving() as (url, engine):
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", _strict_response_validation=True) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+            assert answer.choices[0].message.content == TEXT
+            engine.gate.clear()
+            engine.num_ahead = 3
+            stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+            async for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+            await stream.close()
+            while not engine.aborted:
+                await asyncio.sleep(0.001)
+        assert engine.num_requests == 0
+
+
+@in_loop
+async def test_openai_sees_an_error_in_a_stream() -> None:
+    async with serving() as (url, engine):
+        engine.executor.in_step = lambda step: engine.die() if step == 4 else None
+        async with openai.AsyncOpenAI(base_url=url, api_key="any") as client:
+            with pytest.raises(openai.APIError, match="ended unexpectedly"):
+                async for _ in await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True):
+                    pass
+
+
+@in_loop
+async def test_langchain() -> None:
+    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
+    async with serving() as (url, _):
+        model = chat(model=MODEL, base_url=url, api_key="any", temperature=0, max_retries=0)
+        answer = await model.ainvoke([("system", "be brief"), ("human", "hi")])
+        again = await model.ainvoke([("human", "hi"), answer, ("human", "more")])
+        assert answer.content == again.content == TEXT
+        assert answer.usage_metadata["output_tokens"] == 13
+        chunks = [chunk async for chunk in model.astream("hi")]
+        assert "".join(chunk.content for chunk in chunks) == TEXT
+        with pytest.raises(openai.BadRequestError):
+            await chat(model=MODEL, base_url=url, api_key="any", temperature=5).ainvoke("hi")
+
+
+@in_loop
+async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed")
+    async with serving() as (url, _):
+        settings = {"model": f"openai/{MODEL}", "api_base": url, "api_key": "any", "messages": MESSAGES}
+        answer = await litellm.acompletion(**settings, max_tokens=5)
+        assert answer.choices[0].message.content == TEXT[:5]
+        assert answer.usage.completion_tokens == 5
+        chunks = [chunk async for chunk in await litellm.acompletion(**settings, stream=True)]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+        with pytest.raises(litellm.BadRequestError):
+            await litellm.acompletion(**settings, temperature=7)

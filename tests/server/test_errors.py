@@ -1,0 +1,96 @@
+"""Every error has OpenAI's shape and tells nothing internal."""
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from quire.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    InvalidParameterError,
+    MemoryCapacityError,
+    ModelFileError,
+    QueueFullError,
+)
+from quire.server.errors import ApiError, install_error_handlers, shown
+from tests.server.fake_engine import assert_error, in_loop, make_server, requests_to
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "param"),
+    [
+        (ContextLengthError("x"), 400, "invalid_request_error", "context_length_exceeded", None),
+        (InvalidParameterError("n", 0, "1"), 400, "invalid_request_error", "invalid_parameter", "n"),
+        (QueueFullError("x"), 429, "rate_limit_error", "queue_full", None),
+        (MemoryCapacityError("x"), 503, "server_error", "out_of_memory", None),
+        (EngineDeadError("x"), 503, "server_error", "engine_dead", None),
+        (EngineError("x"), 500, "server_error", "engine_error", None),
+        (ModelFileError("x"), 500, "server_error", "model_file_invalid", None),
+        (ApiError(404, "x", code="c", param="p"), 404, "not_found_error", "c", "p"),
+        (ApiError(401, "x"), 401, "authentication_error", None, None),
+    ],
+)
+def test_status_type_code_and_param(
+    error: Exception, status: int, kind: str, code: str | None, param: str | None
+) -> None:  # fmt: skip
+    answer = ApiError.of(error)
+    content = answer.body()["error"]
+    assert (answer.status, content["type"], content["code"], content["param"]) == (status, kind, code, param)
+
+
+def test_an_unexpected_exception_tells_only_its_class(caplog: pytest.LogCaptureFixture) -> None:
+    answer = ApiError.of(ZeroDivisionError("secret: /etc/key"))
+    assert (answer.status, answer.message) == (500, "internal error: ZeroDivisionError")
+    assert "secret" in caplog.text
+
+
+def test_values_are_shown_as_json_and_cut() -> None:
+    assert [shown(value) for value in (None, True, 1.5, 'a"b', [1, 2], (), {})] == [
+        "null", "true", "1.5", '"a\\"b"', "a list of 2 items", "a list of 0 items", "an object",
+    ]  # fmt: skip
+    assert len(shown("x" * 500)) <= 90
+    assert shown(object()) == "a value of another type"
+    assert ApiError.of(InvalidParameterError("f", None, "a number")).message == "f must be a number, got null"
+
+
+def test_messages_are_bounded() -> None:
+    assert len(ApiError(400, "x" * 10_000).body()["error"]["message"]) == 2000
+
+
+def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
+    assert ApiError(429, "x", retry_after_s=0.2).headers() == {"Retry-After": "1"}
+    assert ApiError(429, "x", retry_after_s=2.2).headers() == {"Retry-After": "3"}
+    assert ApiError(429, "x").headers() == {}
+
+
+@in_loop
+async def test_routes_and_methods_that_do_not_exist() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        assert_error(await client.get("/no/such/" + "x" * 500), 404, "route_not_found")
+        assert_error(await client.get("/v1/chat/completions/"), 404, "route_not_found")
+        answer = await client.get("/v1/chat/completions")
+        assert_error(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "POST"
+        assert_error(await client.request("BREW", "/v1/models"), 405, "method_not_allowed")
+
+
+@in_loop
+async def test_an_exception_in_a_route_is_a_500_in_the_same_shape() -> None:
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/broken")
+    async def broken() -> Any:
+        raise KeyError("/etc/passwd")
+
+    @app.get("/typed/{number}")
+    async def typed(number: int) -> Any:
+        return number
+
+    async with requests_to(app) as client:
+        message = assert_error(await client.get("/broken"), 500, "internal_error")
+        assert "passwd" not in message
+        assert_error(await client.get("/typed/x"), 400, "invalid_parameter")

@@ -1,0 +1,63 @@
+from typing import Any
+
+import pytest
+
+from quire.errors import ContextLengthError, InvalidParameterError
+from quire.server.front_end import FrontEnd
+from tests.engine.builders import byte_tokenizer, make_config
+from tests.server.fake_engine import MESSAGES, in_loop
+
+
+def front_end(**changes: Any) -> FrontEnd:
+    return FrontEnd(make_config(), byte_tokenizer(), changes.get("chat_template"))
+
+
+def test_a_prompt_as_text_or_as_ids() -> None:
+    assert front_end().prompt("hi").token_ids == [104, 105]
+    given = front_end().prompt([7, 8])
+    assert (given.text, given.token_ids, given.num_truncated) == (None, [7, 8], 0)
+
+
+def test_the_end_of_a_long_prompt_is_kept() -> None:
+    cut = front_end().prompt("abcdef", max_len=2)
+    assert (cut.token_ids, cut.num_truncated) == ([101, 102], 4)
+    assert front_end().prompt("ab", max_len=2).num_truncated == 0
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = front_end()
+    monkeypatch.setattr(made.tokenizer, "encode", lambda *args, **kwargs: pytest.fail("tokenised"))
+    with pytest.raises(ContextLengthError, match="100000 characters"):
+        made.prompt("x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_tokens", "kept"), [(None, 5, None), (7, 5, 7), (-1, 28, 100), (-1, None, 127), (-1, 500, 1)]
+)
+def test_how_much_of_a_prompt_is_kept(asked: int | None, max_tokens: int | None, kept: int | None) -> None:
+    assert front_end().max_prompt_len(asked, max_tokens) == kept
+
+
+def test_nothing_of_a_prompt_cannot_be_kept() -> None:
+    with pytest.raises(InvalidParameterError, match="at least 1"):
+        front_end().max_prompt_len(0, None)
+
+
+def test_the_operators_template_is_used_and_sees_variables() -> None:
+    template = "{{ greeting }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    prompt = front_end(chat_template=template).chat_prompt(MESSAGES, variables={"greeting": "Hey "})
+    assert prompt.text == "Hey hi"
+
+
+def test_the_models_recommendation_is_below_the_clients_choice() -> None:
+    assert front_end().sampling_params({}).temperature == 0.5
+    assert front_end().sampling_params({}).max_tokens is None
+    assert front_end().sampling_params({"temperature": 1}).temperature == 1
+
+
+@in_loop
+async def test_work_runs_in_a_thread_and_raises_its_error_here() -> None:
+    made = front_end()
+    assert (await made.run(made.prompt, "a", max_len=1)).token_ids == [97]
+    with pytest.raises(ContextLengthError):
+        await made.run(made.prompt, "x" * 100_000)

@@ -1,0 +1,38 @@
+"""docs/openapi.json is the description of this source. Schemathesis holds answers to it: test_conformance.py."""
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+
+from quire.server.openapi import ENDPOINTS, build_document, text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_file_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "openapi.json").read_text()
+    assert written == text(), "run `make docs`, or `python -m quire.server.openapi`"
+
+
+def test_all_references_resolve_and_all_schemas_are_valid() -> None:
+    document = build_document()
+    schemas = document["components"]["schemas"]
+    names = {part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]}
+    assert names == set(schemas)
+    for schema in schemas.values():
+        jsonschema_rs.meta.validate(schema)
+
+
+def test_every_error_has_openais_shape() -> None:
+    document = build_document()
+    for endpoint in ENDPOINTS:
+        answers = document["paths"][endpoint.path][endpoint.method]["responses"]
+        for status, answer in answers.items():
+            if status != "200":
+                assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
+        assert endpoint.is_open or "401" in answers
+
+
+def test_nothing_of_the_machine_is_in_it() -> None:
+    assert str(ROOT) not in text()

@@ -1,0 +1,100 @@
+"""`quire serve` with the real model in its own process: served answers are those of `LLM` in this one."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from quire import LLM, SamplingParams
+from tests.server.serving import serving
+
+pytestmark = pytest.mark.model
+MODEL = "tiny"
+QUESTIONS = ["Why is the sky blue?", "Name three colours.", "Écris une phrase en français. 🙂"]
+PROMPTS = ["Once upon a time", "The capital of France is"]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def client(smollm2_path: Path) -> Iterator[openai.OpenAI]:
+    with serving(smollm2_path) as server:
+        server.wait_until("/health/ready", 200)
+        yield openai.OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0, _strict_response_validation=True)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> LLM:
+    return LLM(smollm2_path, max_model_len=1024)
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:
+    for question in QUESTIONS:
+        messages = [{"role": "user", "content": question}]
+        (expected,) = llm.chat(messages, GREEDY)
+        answer = client.chat.completions.create(
+            model=MODEL, messages=messages, temperature=0, max_tokens=24, logprobs=True, top_logprobs=2
+        )
+        assert answer.choices[0].message.content == expected.outputs[0].text
+        assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+        logprobs = answer.choices[0].logprobs.content
+        assert sum(entry.logprob for entry in logprobs) == pytest.approx(expected.outputs[0].cumulative_logprob)
+        assert (
+            b"".join(bytes(entry.bytes) for entry in logprobs)
+            .decode(errors="ignore")
+            .startswith(expected.outputs[0].text[:20])
+        )
+        stream = client.chat.completions.create(
+            model=MODEL, messages=messages, temperature=0, max_tokens=24, stream=True
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected.outputs[0].text
+
+
+def test_completions_of_several_prompts(client: openai.OpenAI, llm: LLM) -> None:
+    expected = llm.generate(PROMPTS, GREEDY)
+    answer = client.completions.create(model=MODEL, prompt=PROMPTS, temperature=0, max_tokens=24)
+    assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in expected]
+    ids = [output.prompt_token_ids for output in expected]
+    answer = client.completions.create(model=MODEL, prompt=ids, temperature=0, max_tokens=24)
+    assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in expected]
+
+
+def test_a_scored_prompt(client: openai.OpenAI, llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (expected,) = llm.generate([PROMPTS[0]], params)
+    lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
+    answer = lenient.completions.create(model=MODEL, prompt=PROMPTS[0], echo=True, max_tokens=0, logprobs=0)
+    assert answer.choices[0].text == PROMPTS[0]
+    scores = [
+        None if position is None else position[token_id].logprob
+        for token_id, position in zip(expected.prompt_token_ids, expected.prompt_logprobs, strict=True)
+    ]
+    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(scores)
+
+
+def test_embeddings(client: openai.OpenAI, llm: LLM) -> None:
+    expected = llm.embed(PROMPTS)
+    answer = client.embeddings.create(model=MODEL, input=PROMPTS, encoding_format="float")
+    for item, output in zip(answer.data, expected, strict=True):
+        assert item.embedding == pytest.approx(output.outputs.embedding)
+
+
+def test_responses_and_a_schema(client: openai.OpenAI, llm: LLM) -> None:
+    (expected,) = llm.chat([{"role": "user", "content": QUESTIONS[1]}], GREEDY)
+    answer = client.responses.create(model=MODEL, input=QUESTIONS[1], temperature=0, max_output_tokens=24)
+    assert answer.output_text == expected.outputs[0].text
+    schema = {
+        "type": "object",
+        "properties": {"colours": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3}},
+        "required": ["colours"],
+        "additionalProperties": False,
+    }
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTIONS[1]}],
+        max_tokens=200,
+        seed=1,
+        response_format={"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}},
+    )
+    assert set(json.loads(chat.choices[0].message.content)["colours"]) <= {"red", "blue"}

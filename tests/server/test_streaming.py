@@ -1,0 +1,179 @@
+"""Events as bytes, and what happens when the client is gone."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.server.errors import ApiError
+from quire.server.streaming import DONE, EventStream, TextEvent, event
+from tests.engine.builders import assert_all_home
+from tests.server.fake_engine import CHAT, in_loop, listening, make_server
+
+Message = dict[str, Any]
+
+
+class Exchange:
+    """One request by hand: `gone` makes the client leave; while `reads` is cleared, `send` waits in a stream."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.sent: list[Message] = []
+        self.gone = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._requests = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive(self) -> Message:
+        if self._requests:
+            return self._requests.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if message.get("more_body"):
+            await self.reads.wait()
+
+
+def post(path: str) -> Message:
+    return {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http", "root_path": "",
+        "asgi": {"version": "3.0"},
+    }  # fmt: skip
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+@given(st.text())
+def test_a_text_event_is_the_event_with_this_text(text: str) -> None:
+    made = TextEvent(lambda text: {"id": "x", "choices": [{"delta": {"content": text}}]}, "name")
+    assert made.encode(text) == event({"id": "x", "choices": [{"delta": {"content": text}}]}, "name")
+
+
+def test_an_event_is_one_line_of_json() -> None:
+    data = event({"a": "line\nbreak\r\u2028"})
+    assert data.startswith(b"data: ")
+    assert data.endswith(b"\n\n")
+    assert data.count(b"\n") == 2
+    assert json.loads(data[6:]) == {"a": "line\nbreak\r\u2028"}
+
+
+@in_loop
+async def test_each_item_is_one_send() -> None:
+    async def items() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        yield b"two"
+
+    exchange = Exchange()
+    await EventStream(items())(post("/"), exchange.receive, exchange.send)
+    start, *bodies = exchange.sent
+    assert (start["status"], dict(start["headers"])[b"cache-control"]) == (200, b"no-cache")
+    assert [(body["body"], body["more_body"]) for body in bodies] == [(b"one", True), (b"two", True), (b"", False)]
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+@in_loop
+async def test_an_error_is_an_answer_or_an_event(num_before: int) -> None:
+    async def items() -> AsyncGenerator[bytes, None]:
+        for _ in range(num_before):
+            yield b"one"
+        raise ApiError(429, "too many", code="queue_full", retry_after_s=3)
+
+    exchange = Exchange()
+    await EventStream(items())(post("/"), exchange.receive, exchange.send)
+    start, *bodies = exchange.sent
+    if num_before:
+        assert start["status"] == 200
+        assert bodies[1]["body"].endswith(DONE)
+        assert json.loads(bodies[1]["body"].split(b"\n")[0][6:])["error"]["code"] == "queue_full"
+        assert bodies[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    else:
+        assert start["status"] == 429
+        assert dict(start["headers"])[b"retry-after"] == b"3"
+
+
+@pytest.mark.parametrize("waits_in", ["receive", "send"])
+@in_loop
+async def test_the_generator_is_closed_when_the_client_leaves(waits_in: str) -> None:
+    closed = asyncio.Event()
+
+    async def items() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"more"
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    exchange = Exchange()
+    task = asyncio.create_task(EventStream(items())(post("/"), exchange.receive, exchange.send))
+    await until(lambda: len(exchange.sent) > 3)
+    if waits_in == "send":
+        exchange.reads.clear()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    exchange.gone.set()
+    await task
+    assert closed.is_set()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("moment", ["before the first step", "while it generates", "while send waits"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "tiny", "prompt": ["a", "b", "c"], "n": 2, "max_tokens": 100}),
+        ("/v1/responses", {"model": "tiny", "input": "a"}),
+    ],
+)
+@in_loop
+async def test_a_client_that_leaves_aborts_its_requests(path: str, body: Message, moment: str, streams: bool) -> None:
+    app, engine = make_server()
+    engine.gate.clear()
+    exchange = Exchange(json.dumps({**body, "stream": streams}).encode())
+    if moment == "while send waits":
+        exchange.reads.clear()
+    task = asyncio.create_task(app(post(path), exchange.receive, exchange.send))
+    num_prompts = 3 if path == "/v1/completions" else 1
+    await until(lambda: len(engine.submitted) == num_prompts)
+    if moment != "before the first step":
+        engine.num_ahead = 5
+        engine.gate.set()
+        await until(lambda: engine.num_ahead == 0)
+        engine.gate.clear()
+    exchange.gone.set()
+    await task
+    assert engine.num_requests == 0
+    assert sorted(engine.aborted) == sorted(request.request_id for request in engine.submitted)
+    engine.gate.set()
+    await until(lambda: not engine.engine.has_unfinished_requests())
+    assert_all_home(engine.engine)
+    assert app.state.quire.admission.num_requests == 0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@in_loop
+async def test_a_closed_connection_aborts_the_request(streams: bool) -> None:
+    app, engine = make_server()
+    engine.gate.clear()
+    engine.num_ahead = 3
+    async with listening(app) as url:
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({**CHAT, "stream": streams}).encode()
+        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+        head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
+        writer.write(head.encode() + body)
+        await until(lambda: engine.submitted and engine.num_ahead == 0)
+        writer.close()
+        await until(lambda: engine.aborted)
+    assert engine.num_requests == 0
