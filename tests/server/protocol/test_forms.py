@@ -38,7 +38,7 @@ def test_each_way_to_ask_for_a_form() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {**NAMED, "type": "json_object"}}, "response_format.json_schema"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
+        ({"response_format": {**NAMED, "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
         ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
