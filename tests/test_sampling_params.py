@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidParameterError
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 
 # vLLM's; its [] for an unset list is () here.
 VLLM_DEFAULTS: dict[str, Any] = {
@@ -33,6 +34,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "skip_special_tokens": True,
     "logit_bias": None,
     "allowed_token_ids": None,
+    "structured_outputs": None,
 }
 
 NAN, INF = math.nan, math.inf
@@ -85,6 +87,7 @@ BAD_VALUES: dict[str, tuple[list[Any], str]] = {
         "",
     ),
     "allowed_token_ids": ([[], 5, "5", [-1], ["5"], [1.5], [False]], "list"),
+    "structured_outputs": ([{"regex": "a"}, "json", 1, True], "StructuredOutputsParams"),
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -106,6 +109,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "prompt_logprobs": [None, -1, 0, 20],
     "logit_bias": [None, {}, {0: -100, 5: 100.0}],
     "allowed_token_ids": [None, [0], (1, 2)],
+    "structured_outputs": [None, StructuredOutputsParams(regex="a")],
 }
 
 

@@ -13,6 +13,10 @@ from quire.errors import InvalidParameterError
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
+from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from quire.text.tool_calls.formats import GENERIC, uses_tools
+from quire.text.tool_calls.parser import ToolCallParser
+from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 from quire.types import CompletionOutput
 
 pytestmark = pytest.mark.model
@@ -151,6 +155,35 @@ def test_max_tokens_may_cut_it(llm: LLM) -> None:
     (cut,) = completions(llm, FORMS["schema"][0], max_tokens=7)
     assert cut.finish_reason == "length"
     assert cut.token_ids == whole.token_ids[:7]
+
+
+def test_a_tool_is_called_where_one_is_required(llm: LLM) -> None:
+    """The chat template knows no tools: they are described in the system message, and the schema forces a call."""
+    city = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools = [
+        {"type": "function", "function": {"name": "get_weather", "description": "Weather now", "parameters": city}},
+        {"type": "function", "function": {"name": "get_time"}},
+    ]
+    assert not uses_tools(llm.get_tokenizer().chat_template)
+    schema = tool_choice_schema(tools, "required", parallel_tool_calls=False)
+    params = SamplingParams(max_tokens=100, temperature=0, structured_outputs=Form(json=schema))
+    messages = [
+        {"role": "system", "content": tools_system_prompt(tools)},
+        {"role": "user", "content": "What is the weather in Paris?"},
+    ]
+    text = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    parser = ToolCallParser(GENERIC, tool_names=tool_names(tools))
+    start, *deltas = [*parser.feed(text), *parser.finish()]
+    assert isinstance(start, ToolCallStart)
+    assert start.name in tool_names(tools)
+    arguments = json.loads("".join(delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta)))
+    assert isinstance(arguments["city"], str) if start.name == "get_weather" else arguments == {}
+    assert not any(isinstance(delta, ContentDelta) for delta in deltas)
 
 
 def test_ignore_eos_and_min_tokens_keep_the_text(llm: LLM) -> None:

@@ -24,12 +24,12 @@ constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay i
 // y of rows first … first + num_rows - 1 and of num_tiles tiles of 16 outputs from `tile` on, to out[row][16 * tiles].
 // out has room for kPanelTiles tiles.
 inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                     int64_t num_tiles, float* out, int64_t out_stride) {
+                     int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   if (wanted_rows(weight.format) == RowType::q8) {
 #if defined(QUIRE_TILES)
-    multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+    multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 #else
-    multiply_q(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+    multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 #endif
   } else {
     multiply_float(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
@@ -63,14 +63,14 @@ struct Pieces {
 };
 
 // One piece of a GemmOp: at most kPanelRows rows by 32 outputs (64 products if gated), from product to written result.
-inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t count, int64_t num_outputs,
+inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t count, int64_t num_outputs, KvFetch& fetch,
                        float* scratch) {
   const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
   float* factors = scratch + kPanelRows * kPanelWidth;
-  multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, scratch, kPanelWidth);
+  multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, scratch, kPanelWidth);
   if (op.gated) {
     const int64_t tile = (num_outputs + column) / kTile;
-    multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, factors, kPanelWidth);
+    multiply(op.weight, op.x, rows.begin, num_rows, tile, num_tiles, fetch, factors, kPanelWidth);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     float *values = scratch + r * kPanelWidth, *gate = op.gated ? factors + r * kPanelWidth : nullptr;
@@ -93,8 +93,9 @@ inline void gemm(const GemmOp& op, const Context& context) {
   const Pieces pieces(num_rows, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
   const Range mine = share(pieces.count, context);
   const TileSession session(op.weight.format, num_rows);
+  KvFetch fetch(op.ahead, context);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
-    gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs,
+    gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs, fetch,
                reinterpret_cast<float*>(context.scratch));
   }
 }

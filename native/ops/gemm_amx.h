@@ -133,11 +133,11 @@ void q_group(const UnpackedCut& cut, int64_t count, bool resumes, const std::byt
 }
 
 inline void multiply_q_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                             int64_t num_tiles, float* out, int64_t out_stride) {
+                             int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, few = num_rows % 16 < kFewestTileRows ? num_rows % 16 : 0;
   if (few > 0) {
     const int64_t rest = num_rows - few;
-    multiply_q(weight, x, first + rest, few, tile, num_tiles, out + rest * out_stride, out_stride);
+    multiply_q(weight, x, first + rest, few, tile, num_tiles, fetch, out + rest * out_stride, out_stride);
   }
   for (int64_t c = 0; c < num_tiles && num_rows > few; ++c) {
     for (int64_t begin = 0; begin < blocks; begin += kCutBlocks) {

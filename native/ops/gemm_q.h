@@ -7,6 +7,7 @@
 #pragma once
 #include "isa/dots.h"
 #include "isa/simd.h"
+#include "ops/kv_ahead.h"
 #include "plan/types.h"
 
 namespace quire {
@@ -57,20 +58,32 @@ inline I32x16 block_product(typename Quantised<kFormat>::Dots::Sums sums, const 
   }
 }
 
-// y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles]. What follows the
-// tiles in memory is fetched from `next` on, unless it is null.
+// With half of that attention waits longer, with twice as much products do.
+constexpr int64_t kKvBytesOfBlock = 256;
+
+// What to fetch during a block: weights, as many as are read; keys and values.
+struct Ahead {
+  const std::byte* weights;  // or null
+  KvFetch::Bytes kv;
+};
+
+// y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
 template <WeightFormat kFormat, int kRows, int kTiles>
-void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, const std::byte* next,
-                    float* out, int64_t out_stride) {
+void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, Ahead ahead, float* out,
+                    int64_t out_stride) {
   using Dots = typename Quantised<kFormat>::Dots;
   constexpr int kBytes = Quantised<kFormat>::kBytes, kScales = kFormat == WeightFormat::q4m ? 2 : 1;
   constexpr int kAhead = kTiles * (kBytes + kScales * kTile * 2);
   F32x16 y[kRows][kTiles];
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
   for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
-    if (next != nullptr) {
-      QUIRE_UNROLL for (int i = 0; i < kAhead; i += 64) prefetch(next + i);
-      next += kAhead;
+    if (ahead.weights != nullptr) {
+      QUIRE_UNROLL for (int i = 0; i < kAhead; i += 64) prefetch(ahead.weights + i);
+      ahead.weights += kAhead;
+    }
+    if (ahead.kv.begin < ahead.kv.end) {
+      QUIRE_UNROLL for (int i = 0; i < kKvBytesOfBlock; i += 64) prefetch(ahead.kv.begin + i);
+      ahead.kv.begin += kKvBytesOfBlock;
     }
     typename Dots::Sums sums[kRows][kTiles];
     QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -101,7 +114,7 @@ void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, in
   }
 }
 
-using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, const std::byte*, float*, int64_t);
+using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, Ahead, float*, int64_t);
 
 // The kernel for 1 … kRowsAtOnce rows.
 template <WeightFormat kFormat, int kRows = kRowsAtOnce>
@@ -115,7 +128,7 @@ inline MultiplyTiles multiply_tiles_for(int64_t num_rows) {
 // Rows are dealt to as few groups as hold them, evenly: a last group of one row would be half as fast.
 template <WeightFormat kFormat>
 void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                   int64_t num_tiles, float* out, int64_t out_stride) {
+                   int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int64_t c = 0; c < num_tiles; c += kTilesAtOnce) {
@@ -126,23 +139,25 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
     }
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
-      const std::byte* next = g == 0 ? weight.data + (tile + c + kTilesAtOnce) * bytes : nullptr;
+      // The first rows wait for weights, the next ones have them.
+      const Ahead ahead = g == 0 ? Ahead{weight.data + (tile + c + kTilesAtOnce) * bytes, {}}
+                                 : Ahead{nullptr, fetch.take(blocks * kKvBytesOfBlock)};
       multiply_tiles_for<kFormat>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes, blocks,
-                                               next, out + begin * out_stride + c * kTile, out_stride);
+                                               ahead, out + begin * out_stride + c * kTile, out_stride);
     }
   }
 }
 
 // See gemm.h: the order of operations. out has room for an even number of tiles.
 inline void multiply_q(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                       int64_t num_tiles, float* out, int64_t out_stride) {
+                       int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   switch (weight.format) {
     case WeightFormat::q4:
-      return multiply_q_as<WeightFormat::q4>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+      return multiply_q_as<WeightFormat::q4>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
     case WeightFormat::q4m:
-      return multiply_q_as<WeightFormat::q4m>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+      return multiply_q_as<WeightFormat::q4m>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
     default:
-      return multiply_q_as<WeightFormat::q8>(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+      return multiply_q_as<WeightFormat::q8>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
   }
 }
 

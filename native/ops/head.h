@@ -27,11 +27,12 @@ inline void head(const HeadOp& op, const Context& context) {
   const Pieces pieces(num_rows, num_outputs, context.num_threads);
   const Range mine = share(pieces.count, context);
   const TileSession session(op.weight.format, num_rows);
+  KvFetch fetch;
   for (int64_t piece = mine.begin; piece < mine.end; ++piece) {
     const int64_t column = pieces.column(piece), count = pieces.columns(piece);
     const Range rows = pieces.rows(piece);
-    multiply(op.weight, op.x, rows.begin, rows.end - rows.begin, column / kTile, (count + kTile - 1) / kTile, scratch,
-             kPanelWidth);
+    multiply(op.weight, op.x, rows.begin, rows.end - rows.begin, column / kTile, (count + kTile - 1) / kTile, fetch,
+             scratch, kPanelWidth);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       float* logits = scratch + (r - rows.begin) * kPanelWidth;
       if (op.bias != nullptr) add_values(op.bias + column, count, logits);

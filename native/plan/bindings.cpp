@@ -84,6 +84,15 @@ void bind_values(nb::module_& m) {
                 KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
           },
           "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
+  nb::class_<KvAhead>(m, "KvAhead")
+      .def(
+          "__init__",
+          [](KvAhead* self, const KvLayer& kv, int64_t window, double begin, double end) {
+            if (!(0 <= begin && begin <= end && end <= 1))
+              throw nb::value_error("begin and end of a part are ascending and from 0 to 1");
+            new (self) KvAhead{kv, window, begin, end};
+          },
+          "kv"_a, "window"_a, "begin"_a, "end"_a);
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
   m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
         "Bytes of one block of one layer of the KV pool.");
@@ -112,11 +121,13 @@ void bind_ops(nb::class_<Plan>& plan) {
   plan.def(
       "gemm",
       [](Plan& self, const Weight& weight, Address bias, const Rows& x, const Rows& out, Activation activation,
-         bool gated, bool add, bool of_logit_rows, uint32_t parts) {
-        self.push(GemmOp{weight, at<float>(bias), x, out, activation, gated, add, of_logit_rows}, parts);
+         bool gated, bool add, bool of_logit_rows, const KvAhead* ahead, uint32_t parts) {
+        self.push(GemmOp{weight, at<float>(bias), x, out, activation, gated, add, of_logit_rows,
+                         ahead == nullptr ? KvAhead{} : *ahead},
+                  parts);
       },
       "weight"_a, "bias"_a, "x"_a, "out"_a, "activation"_a = Activation::none, "gated"_a = false, "add"_a = false,
-      "of_logit_rows"_a = false, "parts"_a = 1);
+      "of_logit_rows"_a = false, "ahead"_a.none() = nb::none(), "parts"_a = 1);
   plan.def(
       "write_kv",
       [](Plan& self, Address q, Address k, Address v, int64_t stride, int32_t num_heads, Address q_norm, Address k_norm,

@@ -37,10 +37,18 @@ struct NormOp {
 
 enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu };
 
+// A part of the keys and values that the next attention reads first: from share `begin` to share `end`, which
+// are from 0 to 1.
+struct KvAhead {
+  KvLayer kv;
+  int64_t window;  // as in AttendOp
+  double begin, end;
+};
+
 // y = x @ weight.T + bias, then `activation`. gated: N = 2 F, out[t, f] = activation(y[t, f]) * y[t, F + f], F being
 // a multiple of 16.
 // add: out[t, n] += y (f32 rows). Rows x are as the weight's format wants; rows out may be of any type, q8 wanting
-// a multiple of 32 columns.
+// a multiple of 32 columns. What `ahead` says may be fetched meanwhile.
 struct GemmOp {
   Weight weight;
   const float* bias;  // [N] or null
@@ -50,6 +58,7 @@ struct GemmOp {
   bool gated;
   bool add;
   bool of_logit_rows;  // S rows instead of T
+  KvAhead ahead;
 };
 
 // Queries and keys of each token normalised per head (if norms are given) and rotated in place (if cos is given), by

@@ -53,6 +53,9 @@ class KvLayer:
         group: int,
     ) -> None: ...  # fmt: skip
 
+class KvAhead:
+    def __init__(self, kv: KvLayer, window: int, begin: float, end: float) -> None: ...
+
 def tile_bytes(format: WeightFormat, num_inputs: int) -> int: ...
 def kv_layer_bytes(format: KvFormat, block_size: int, num_kv_heads: int, head_size: int) -> int: ...
 def wanted_rows(format: WeightFormat) -> RowType: ...
@@ -79,7 +82,7 @@ class Plan:
     ) -> None: ...  # fmt: skip
     def gemm(
         self, weight: Weight, bias: int, x: Rows, out: Rows, activation: Activation = ..., gated: bool = False,
-        add: bool = False, of_logit_rows: bool = False, parts: int = 1,
+        add: bool = False, of_logit_rows: bool = False, ahead: KvAhead | None = None, parts: int = 1,
     ) -> None: ...  # fmt: skip
     def write_kv(
         self, q: int, k: int, v: int, stride: int, num_heads: int, q_norm: int, k_norm: int, epsilon: float, cos: int,

@@ -9,7 +9,7 @@ import pytest
 
 from quire.errors import InvalidParameterError
 from quire.grammar.check_process import CheckProcess, Refused
-from quire.grammar.compiler import CACHE_BYTES, GrammarCompiler
+from quire.grammar.compiler import CACHE_BYTES, GrammarCompiler, check_form
 from quire.structured_outputs import StructuredOutputsParams
 from tests.grammar.builders import accepts, make_vocabulary
 
@@ -112,6 +112,14 @@ def test_a_refusal_names_the_field_the_value_and_the_reason() -> None:
             make_vocabulary, check_process=CountingProcess(Refused("compiling takes longer than the deadline of 2 s"))
         ).compile(StructuredOutputsParams(json={}))
     assert caught.value.field == "structured_outputs.json"
+
+
+def test_a_form_is_checked_without_a_vocabulary() -> None:
+    check_form(StructuredOutputsParams(regex="a+"))
+    with pytest.raises(InvalidParameterError, match=r"structured_outputs.regex .*unclosed group"):
+        check_form(StructuredOutputsParams(regex="(a"))
+    with pytest.raises(InvalidParameterError, match="too deep"):
+        check_form(StructuredOutputsParams(regex="a"), CountingProcess(Refused("too deep")))
 
 
 def test_refusals_are_not_kept() -> None:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
     "parallel": {"runtime", "weights", "grammar"},
     "engine": {"scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
-    "server": {"engine", "text", "weights"},
+    "server": {"engine", "text", "grammar", "weights"},
     "cli": {"server", "engine", "weights", "text", "models", "runtime"},
 }
 

@@ -43,6 +43,7 @@ class CheckProcess:
         self._deadline_s = deadline_s
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., CheckProcess] | None = None
 
     def check(self, spec: StructuredOutputsParams) -> str | Refused:
         """The library's grammar for `spec`, or why there is none.
@@ -70,8 +71,9 @@ class CheckProcess:
             process.stdin.write(question)
             process.stdin.flush()
             line = _read_line(process, deadline)
-        except OSError:
-            line = b""
+        except OSError:  # something else ended it before it could answer
+            self._end()
+            raise self._busy() from None
         if line is None:
             computed_s = _computed_s(process) - computed_s
             self._end()
@@ -90,6 +92,7 @@ class CheckProcess:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
+        self._end()  # of one that died its pipes are left
         # A session of its own: an interrupt typed at the terminal is not for it.
         process = subprocess.Popen(
             [sys.executable, "-m", "quire.grammar.check_child"],
@@ -99,16 +102,16 @@ class CheckProcess:
             start_new_session=True,
         )
         self._process = process
-        weakref.finalize(self, _kill, process)
+        self._finalizer = weakref.finalize(self, _kill, process)
         if not _read_line(process, time.monotonic() + START_TIMEOUT_S):
             self._end()
             raise EngineError("the process that compiles grammars does not start: is llguidance installed?")
         return process
 
     def _end(self) -> None:
-        if self._process is not None:
-            _kill(self._process)
-            self._process = None
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
 
 
 @functools.cache
@@ -141,8 +144,8 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | Non
     poller.register(descriptor, select.POLLIN)
     pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poller.poll(left_s * 1000):
+        # What is there is read also where this program got no time to look before the deadline.
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return None
         piece = os.read(descriptor, _READ_BYTES)
         if not piece:

@@ -130,6 +130,16 @@ class GrammarCompiler:
             self._num_bytes -= dropped.size_bytes
 
 
+def check_form(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> None:
+    """Whether a form can be enforced, without a vocabulary: for those who must know before the engine does.
+
+    Raises: as `GrammarCompiler.compile`.
+    """
+    answer = (process or shared_check_process()).check(spec)
+    if isinstance(answer, Refused):
+        raise _refusal(spec, answer.reason)
+
+
 def _refusal(spec: StructuredOutputsParams, reason: str) -> InvalidParameterError:
     limit = f"a form that can be enforced ({reason})"
     return InvalidParameterError(f"structured_outputs.{spec.kind}", getattr(spec, spec.kind), limit)

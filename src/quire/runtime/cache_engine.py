@@ -11,6 +11,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.runtime.dtypes import TORCH_DTYPES
+from quire.runtime.huge_pages import allocate
 from quire.types import BlockCopy
 
 _POOL_DTYPES = {**TORCH_DTYPES, "int8": torch.int8}
@@ -38,7 +39,7 @@ class CacheEngine:
             len(group.layer_indices) * size for group, size in zip(scheduler.kv_cache_groups, layer_sizes, strict=True)
         ]
         shape = (scheduler.num_blocks, max(self._group_sizes))
-        self.pool = torch.empty(shape, dtype=_POOL_DTYPES[config.kv_dtype], device=config.device)
+        self.pool = _allocate_pool(shape, _POOL_DTYPES[config.kv_dtype], torch.device(config.device))
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.pool[0].zero_()
         kv_caches: dict[int, torch.Tensor] = {}
@@ -81,3 +82,9 @@ class CacheEngine:
             moved.append((pages, ids[:, 1], pages.index_select(0, ids[:, 0])))
         for pages, target_ids, values in moved:
             pages.index_copy_(0, target_ids, values)
+
+
+def _allocate_pool(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return allocate(shape[0] * shape[1] * dtype.itemsize).view(dtype).view(shape)

@@ -1,4 +1,5 @@
-"""Products read their weights and rows, and nothing after them: both end where the next page may not be touched."""
+"""Products read their weights and rows, and of what they fetch ahead the block tables, and nothing after them: all end
+where the next page may not be touched."""
 
 import ctypes
 import mmap
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire import _native
-from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, run
+from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, random_acts, random_weights, rows_of, run
 
 NUM_OUTPUTS, NUM_INPUTS = 273, 96  # enough outputs for 64 rows at once
 SIZES = {_native.RowType.f32: 4 * NUM_INPUTS, _native.RowType.bf16: 2 * NUM_INPUTS}
@@ -46,9 +47,46 @@ def multiply_at_the_wall(isa: str) -> None:
             run(plan, np.zeros(num_rows))
 
 
+def array_before_a_wall(values: list[int]) -> int:
+    address = before_a_wall(4 * len(values))
+    ctypes.memmove(address, np.array(values, np.int32).ctypes.data, 4 * len(values))
+    return address
+
+
+def fetch_at_the_wall(isa: str) -> None:
+    """Requests of unequal length; keys and values are at an address that may not be read."""
+    _native.set_isa(isa)
+    tables = array_before_a_wall(list(range(3 * 40)))
+    tokens = np.zeros((3, 640), np.int32)
+    packed, acts = random_weights("q4", 96, NUM_INPUTS), random_acts(64, NUM_INPUTS)
+    for counts in ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1]):
+        starts = [0, 100, 640 - counts[2]]
+        step = [array_before_a_wall(values) for values in ([0, 1, 2], starts, counts)]
+        results = []
+        for threads, window, begin, end in [
+            (1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0.8, 1), (1, 30, 0.1, 1), (2, 0, 0.5, 1), (3, 1, 0.3, 0.7), (7, 0, 0, 1),
+        ]:  # fmt: skip
+            kv = _native.KvLayer(4096, 1 << 40, 16, 1, 2, _native.KvFormat.bf16, 0)
+            out = np.zeros((sum(counts), 96), np.float32)
+            plan = _native.Plan(threads, 64, 3)
+            ahead = _native.KvAhead(kv, window, begin, end)
+            plan.gemm(packed.weight, 0, rows_of(acts), rows_of(out), ahead=ahead)
+            plan.run(1, 3, 0, *step, 0, tokens.ctypes.data, 640, tables, 40, 0)
+            results.append(out)
+        assert all(np.array_equal(results[0], result) for result in results[1:])
+        assert results[0].any()
+
+
 @pytest.mark.parametrize("isa", ISAS)
-def test_nothing_is_touched_past_weights_rows_and_results(isa: str) -> None:
-    code = f"from tests.kernels.native.test_bounds import multiply_at_the_wall; multiply_at_the_wall({isa!r})"
+@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall"])
+def test_nothing_is_touched_past_weights_rows_results_and_tables(action: str, isa: str) -> None:
+    code = f"from tests.kernels.native.test_bounds import {action}; {action}({isa!r})"
     root = Path(__file__).parents[3]
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr or f"ended by signal {-result.returncode}"
+
+
+def test_a_part_that_ends_before_it_begins_is_refused() -> None:
+    kv = _native.KvLayer(4096, 4096, 16, 1, 64, _native.KvFormat.bf16, 0)
+    with pytest.raises(ValueError, match="ascending"):
+        _native.KvAhead(kv, 0, 0.5, 0.4)

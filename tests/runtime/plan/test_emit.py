@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire._native import RowType
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
-from quire.runtime.plan.instructions import Activate, Add, Buffer, Instruction, touched
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, Ahead, place_buffers, plan_ahead
+from quire.runtime.plan.instructions import Activate, Add, Attend, Buffer, Columns, Gemm, Instruction, touched
 from tests.kernels.native.packed_weights import ISAS, each_isa
 from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
 
@@ -49,6 +49,18 @@ def test_places_are_large_enough_and_belong_to_one_living_buffer(program: tuple[
         # Also within one instruction: what it reads and what it writes are apart.
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(ordered))
     assert set(placement.places) == {buffer for instruction in body for buffer in touched(instruction)}
+
+
+def test_products_share_what_the_next_attention_reads() -> None:
+    wide, narrow = Buffer(64), Buffer(32)
+    gemms = [Gemm(torch.zeros(n, 32), None, narrow, wide) for n in (64, 16, 48, 32)]
+    attends = [Attend(Columns(wide, 0), narrow, 1, 1, 32, 1.0, 0, layer) for layer in range(2)]
+    body = [gemms[0], attends[0], gemms[1], Activate(wide, narrow), gemms[2], attends[1], gemms[3]]
+    assert plan_ahead(body) == {
+        0: Ahead(attends[0], 0.0, 1.0),
+        2: Ahead(attends[1], 0.0, 0.25),
+        4: Ahead(attends[1], 0.25, 1.0),
+    }
 
 
 def test_a_chain_needs_two_places() -> None:

@@ -80,6 +80,32 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a product fetches for the attention after it: from share `begin` to share `end` of its keys and values."""
+
+    attend: Attend
+    begin: float
+    end: float
+
+
+def plan_ahead(body: Sequence[Instruction]) -> dict[int, Ahead]:
+    """Per index of a product before an attention its part, in proportion to its weights."""
+    parts: dict[int, Ahead] = {}
+    waiting: list[tuple[int, int]] = []
+    for index, instruction in enumerate(body):
+        match instruction:
+            case Gemm(weight):
+                waiting.append((index, weight.numel()))
+            case Attend():
+                total, before = sum(size for _, size in waiting), 0
+                for gemm, size in waiting:
+                    parts[gemm] = Ahead(instruction, before / total, (before + size) / total)
+                    before += size
+                waiting = []
+    return parts
+
+
 class PlannedModel:
     """One model's plan and the memory it works in.
 
@@ -109,8 +135,12 @@ class PlannedModel:
         self.hidden = self._float_rows(program.hidden, limits.max_tokens)
         self.logits = torch.empty(limits.max_logit_rows, program.vocab_size)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
-        for instruction in program.body:
-            self._emit(instruction)
+        ahead = plan_ahead(program.body)
+        for index, instruction in enumerate(program.body):
+            if isinstance(instruction, Gemm):
+                self._emit_gemm(instruction, ahead.get(index))
+            else:
+                self._emit(instruction)
         self._emit_head()
 
     def run(
@@ -178,9 +208,6 @@ class PlannedModel:
             case Norm(x, out, weight, bias, epsilon, subtract_mean):
                 weight_at, bias_at = weights.vector_address(weight), weights.vector_address(bias)
                 native.norm(self._rows(x), self._rows(out), weight_at, bias_at, x.width, epsilon, subtract_mean)
-            case Gemm(weight, bias, x, out, activation, gated, add):
-                bias_at = weights.vector_address(bias)
-                native.gemm(weights.weight(weight), bias_at, self._rows(x), self._rows(out), activation, gated, add)
             case WriteKv():
                 self._emit_write_kv(instruction)
             case Attend(q, out, num_heads, _, _, scale, window, layer_index):
@@ -191,6 +218,16 @@ class PlannedModel:
                 native.activate(self._rows(x), self._rows(out), out.width, activation, gated)
             case Add(a, b, out):
                 native.add(self._rows(a), self._rows(b), self._rows(out), out.width)
+
+    def _emit_gemm(self, op: Gemm, ahead: Ahead | None) -> None:
+        fetched = None
+        if ahead is not None:
+            kv = self._kv_layers[ahead.attend.layer_index]
+            fetched = _native.KvAhead(kv, ahead.attend.window, ahead.begin, ahead.end)
+        self.native.gemm(
+            self._weights.weight(op.weight), self._weights.vector_address(op.bias), self._rows(op.x),
+            self._rows(op.out), op.activation, op.gated, op.add, ahead=fetched,
+        )  # fmt: skip
 
     def _emit_write_kv(self, op: WriteKv) -> None:
         cos, sin = (0, 0) if op.rotation is None else (self._addresses[buffer] for buffer in op.rotation)

@@ -10,7 +10,6 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
 """
 
-import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
+from quire.runtime.huge_pages import allocate
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -89,10 +89,7 @@ class PackedWeights:
             self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
             size += packed_bytes(formats[name], num_outputs, num_inputs)
             size += -size % ALIGNMENT
-        self._memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = np.frombuffer(self._memory, np.uint8)
+        self._memory = allocate(size)
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
     def format_of(self, parameter: nn.Parameter) -> WeightFormat:
@@ -134,4 +131,4 @@ class PackedWeights:
         )  # fmt: skip
 
     def _address(self, plan: MatrixPlan) -> int:
-        return int(self._bytes.ctypes.data) + plan.offset
+        return self._memory.data_ptr() + plan.offset

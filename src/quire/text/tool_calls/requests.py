@@ -1,0 +1,137 @@
+"""What a request's `tools` and `tool_choice` mean: text that tells a model of its tools, a schema that forces a call.
+
+Both are in the format `GENERIC`, which any model can be told of. Next to read: `formats.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidParameterError
+
+MAX_PARALLEL_CALLS = 16
+"""Of a forced list: a model that does not come to an end must not call for ever."""
+MAX_DEPTH = 64
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_VALUE_KEYS = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are no schemas."""
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values are schemas by names of their own, which are no keywords."""
+
+Tools = Sequence[Mapping[str, Any]]
+ToolChoice = str | Mapping[str, Any] | None
+
+
+def tool_names(tools: Tools) -> list[str]:
+    """The names of OpenAI's `tools`, in order. Raises: InvalidParameterError."""
+    return [function["name"] for function in _functions(tools)]
+
+
+def tools_system_prompt(tools: Tools) -> str:
+    """Text for the system message of a model whose chat template knows no tools.
+
+    Raises: InvalidParameterError.
+    """
+    lines = [
+        "You can call these functions, given as JSON with the schema of their arguments:",
+        *(json.dumps(_described(function), ensure_ascii=False) for function in _functions(tools)),
+        "",
+        "To call one, answer with nothing but a JSON object with its name and its arguments:",
+        '{"name": "<function>", "arguments": {"<argument>": "<value>"}}',
+        "To call several at once, answer with a list of such objects. If no function helps, answer in plain text.",
+    ]
+    return "\n".join(lines)
+
+
+def tool_choice_schema(
+    tools: Tools, tool_choice: ToolChoice, *, parallel_tool_calls: bool = True
+) -> dict[str, Any] | None:
+    """The JSON Schema that makes an answer the calls that `tool_choice` demands; None where it demands none.
+
+    "required" is a list of 1 to 16 calls, or one call as an object with `parallel_tool_calls=False`. A function's name,
+    `{"type": "function", "function": {"name": …}}`, is one call of it as an object. "none", "auto" and None demand
+    nothing. Arguments follow the function's `parameters`. To be read with the format `GENERIC`.
+
+    Raises: InvalidParameterError for other values, unknown names and malformed tools.
+    """
+    functions = _functions(tools)
+    if tool_choice in (None, "none", "auto"):
+        return None
+    is_list = False
+    if isinstance(tool_choice, Mapping):
+        functions = [_chosen(functions, tool_choice)]
+    elif tool_choice == "required":
+        is_list = parallel_tool_calls
+        if not functions:
+            raise InvalidParameterError("tool_choice", tool_choice, "'none' or 'auto' without tools")
+    else:
+        limit = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
+        raise InvalidParameterError("tool_choice", tool_choice, limit)
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{index}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, function in enumerate(functions)
+    ]
+    call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    schema = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_PARALLEL_CALLS} if is_list else call
+    # Each function's schema is whole under a name of its own, where its references to itself still hold.
+    definitions = {
+        str(index): _moved(function["parameters"], f"#/$defs/{index}") for index, function in enumerate(functions)
+    }
+    return {**schema, "$defs": definitions}
+
+
+def _functions(tools: Any) -> list[dict[str, Any]]:
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
+        raise InvalidParameterError("tools", tools, "a list of tools")
+    found: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+            raise InvalidParameterError(f"tools[{index}]", tool, "{'type': 'function', 'function': {'name': …}}")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not name:
+            raise InvalidParameterError(f"tools[{index}].function.name", name, "a non-empty string")
+        if any(name == other["name"] for other in found):
+            raise InvalidParameterError(f"tools[{index}].function.name", name, "a name that no other tool has")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise InvalidParameterError(f"tools[{index}].function.parameters", parameters, "a JSON Schema")
+        found.append({**function, "parameters": parameters or _NO_ARGUMENTS})
+    return found
+
+
+def _described(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: function[key] for key in ("name", "description", "parameters") if function.get(key)}
+
+
+def _chosen(functions: list[dict[str, Any]], tool_choice: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool_choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    for known in functions:
+        if known["name"] == name:
+            return known
+    names = ", ".join(repr(known["name"]) for known in functions) or "no function: there are no tools"
+    raise InvalidParameterError("tool_choice", name, f"the name of one of the tools ({names})")
+
+
+def _moved(schema: Any, base: str, depth: int = 0) -> Any:
+    """The schema with its references to itself as seen from where it was put: `#/x` becomes `base/x`."""
+    if depth > MAX_DEPTH:
+        raise InvalidParameterError("tools", "a schema", f"nested at most {MAX_DEPTH} levels deep")
+    if isinstance(schema, list | tuple):
+        return [_moved(item, base, depth + 1) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = base + value[1:]
+        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            moved[key] = {name: _moved(item, base, depth + 2) for name, item in value.items()}
+        else:
+            moved[key] = value if key in _VALUE_KEYS else _moved(value, base, depth + 1)
+    return moved

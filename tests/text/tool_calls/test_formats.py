@@ -1,0 +1,65 @@
+"""Which format a chat template teaches."""
+
+import re
+
+import pytest
+
+from quire.text.tool_calls.formats import (
+    FORMATS,
+    GENERIC,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    ToolCallFormat,
+    choose_format,
+    long_id,
+    short_id,
+    uses_tools,
+)
+
+QWEN = '{%- if tools %}within <tools></tools> … return <tool_call>\\n{"name": …}\\n</tool_call>{%- endif %}'
+LLAMA_31 = "{%- if tools is not none %}{{- '<|python_tag|>' }}{% if message.role == 'ipython' %}{%- endif %}"
+LLAMA_32 = '{%- if tools %}{"name": function name, "parameters": dictionary}{% if role == "ipython" %}{%- endif %}'
+MISTRAL_V3 = "{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] ["
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "chosen"),
+    [
+        (QWEN, HERMES), (LLAMA_31, LLAMA), (LLAMA_32, LLAMA), (MISTRAL_V3, MISTRAL), (PLAIN, GENERIC), (None, GENERIC),
+        ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
+    ],
+)  # fmt: skip
+def test_the_template_decides(template: str | None, chosen: ToolCallFormat) -> None:
+    assert choose_format(template) == chosen
+
+
+def test_whether_a_template_knows_tools() -> None:
+    assert all(uses_tools(template) for template in (QWEN, LLAMA_31, LLAMA_32, MISTRAL_V3))
+    assert not any(uses_tools(template) for template in (PLAIN, None, "{{ mytools }}"))
+
+
+class FakeTokenizer:
+    special_token_ids = frozenset({7})
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [7] if text == MISTRAL.opening else [1, 2]
+
+
+def test_the_tokenizer_tells_whether_markers_are_special() -> None:
+    assert choose_format(MISTRAL_V3, FakeTokenizer()).has_special_marker
+    assert not choose_format(QWEN, FakeTokenizer()).has_special_marker
+    assert choose_format(PLAIN, FakeTokenizer()) is GENERIC
+
+
+def test_ids() -> None:
+    assert re.fullmatch(r"call_[0-9a-f]{24}", long_id())
+    assert re.fullmatch(r"[0-9a-zA-Z]{9}", short_id())
+    assert len({short_id() for _ in range(100)}) == 100
+    assert MISTRAL.make_id is short_id
+
+
+def test_names() -> None:
+    assert {name: item.name for name, item in FORMATS.items()} == {name: name for name in FORMATS}
