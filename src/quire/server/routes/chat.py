@@ -17,6 +17,7 @@ from quire.server.routes.chat_job import ChatJob, prepare_chat
 from quire.server.routes.chat_stream import stream_chat
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream
+from quire.server.tools import read_message
 from quire.server.usage import timings, usage
 
 router = APIRouter()
@@ -46,11 +47,16 @@ def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, 
     writer = job.logprob_writer(state.supervisor.front_end)
     choices = []
     for choice in finished.choices:
+        said, finish_reason = {"content": choice.text}, choice.finish_reason
+        if job.tool_use is not None:
+            said, finish_reason = read_message(job.tool_use, choice.text, choice.finish_reason)
+        if job.opening:
+            said["content"] = job.opening + (said["content"] or "")
         written: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": job.opening + choice.text, "refusal": None},
+            "message": {"role": "assistant", "refusal": None, **said},
             "logprobs": None if writer is None else writer.chat(choice.logprobs or []),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if job.body.return_token_ids:
