@@ -58,7 +58,10 @@ def messages_with_tools(template: str | None, messages: Messages, tools: list[di
             written = [{"name": call["function"]["name"], "arguments": _arguments(call["function"]["arguments"])}
                        for call in calls]  # fmt: skip
             text = json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
-            message["content"] = f"{message['content']}\n{text}" if message.get("content") else text
+            content = message.get("content") or ""
+            if isinstance(content, list):
+                content = "\n".join(part["text"] for part in content)
+            message["content"] = f"{content}\n{text}" if content else text
     if tools is None:
         return messages
     told = tools_system_prompt(tools)
