@@ -57,6 +57,12 @@ REQUESTS = {
     "/v1/responses": {"model": MODEL, "input": "a"},
 }
 
+FREE_TEXT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"response_format": {"type": "text"}},
+    "/v1/completions": {"response_format": {"type": "text"}},
+    "/v1/responses": {"text": {"format": {"type": "text"}}},
+}
+
 
 @pytest.mark.parametrize("path", REQUESTS)
 @in_loop
@@ -82,6 +88,7 @@ async def test_a_form_that_cannot_be_enforced_is_named_as_it_came(path: str) -> 
     async with requests_to(app) as client:
         for asked, param in (
             ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+            ({"structured_outputs": {"regex": "("}, **FREE_TEXT[path]}, "structured_outputs.regex"),
             ({"structured_outputs": {"json": broken}}, "structured_outputs.json"),
             ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ):

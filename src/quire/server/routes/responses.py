@@ -17,7 +17,7 @@ from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
 from quire.server.generation import Finished, collect, generate, new_id, timestamp, until_disconnect
 from quire.server.logprobs import LogprobWriter
-from quire.server.protocol.forms import form_of, renaming
+from quire.server.protocol.forms import form_of, renaming, schema_field
 from quire.server.protocol.responses import InputMessage, ResponsesRequest
 from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
@@ -133,8 +133,8 @@ def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model:
         writer = LogprobWriter(front_end.tokenizer, body.top_logprobs or 0, as_ids=False)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens)
     prompt = front_end.chat_prompt(_messages(body), max_len=max_len)
-    has_format = body.response_format is not None
-    with renaming({"logprobs": "top_logprobs"} | ({"structured_outputs": "text.format.schema"} if has_format else {})):
+    names = {name: "text.format.schema" for name in schema_field(body.response_format)}
+    with renaming({"logprobs": "top_logprobs", **names}):
         chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
         request = front_end.prepare(
             new_id("resp"),
