@@ -133,7 +133,7 @@ def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model:
         writer = LogprobWriter(front_end.tokenizer, body.top_logprobs or 0, as_ids=False)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens)
     prompt = front_end.chat_prompt(_messages(body), max_len=max_len)
-    names = {name: "text.format.schema" for name in schema_field(body.response_format)}
+    names = dict.fromkeys(schema_field(body.response_format), "text.format.schema")
     with renaming({"logprobs": "top_logprobs", **names}):
         chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
         request = front_end.prepare(
