@@ -38,6 +38,19 @@ def test_nothing_is_dropped_until_it_is_full() -> None:
     assert (len(log), log.num_recorded, log.num_dropped) == (3, 3, 0)
 
 
+def test_a_reader_gets_what_is_new_and_what_is_lost_is_known() -> None:
+    log = ticking_log(max_events=3)
+    assert log.since(0) == []
+    for number in range(2):
+        log.record(EventKind.EVICT, block_id=number)
+    assert [event.data["block_id"] for event in log.since(0)] == [0, 1]
+    assert [event.data["block_id"] for event in log.since(1)] == [1]
+    assert log.since(2) == []
+    for number in range(2, 9):
+        log.record(EventKind.EVICT, block_id=number)
+    assert [event.data["block_id"] for event in log.since(2)] == [6, 7, 8]
+
+
 def test_of_selects_one_kind_oldest_first() -> None:
     log = ticking_log()
     for number in range(6):

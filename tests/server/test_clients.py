@@ -12,6 +12,7 @@ from tests.engine.builders import saying
 from tests.server.fake_engine import MESSAGES, MODEL, FakeEngine, in_loop, listening, make_server
 
 TEXT = "Hello wörld"
+LONG = {"num_blocks": 2000, "max_model_len": 2048, "max_num_batched_tokens": 2048}
 
 
 @asynccontextmanager
@@ -174,6 +175,21 @@ async def test_langchain() -> None:
         assert "".join(chunk.content for chunk in chunks) == TEXT
         with pytest.raises(openai.BadRequestError):
             await chat(model=MODEL, base_url=url, api_key="any", temperature=5).ainvoke("hi")
+
+
+@in_loop
+async def test_langchain_tools() -> None:
+    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
+
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return city
+
+    app, _ = make_server(next_token=saying('{"name": "weather", "arguments": {"city": "Rome"}}'), **LONG)
+    async with listening(app) as url:
+        model = chat(model=MODEL, base_url=url + "/v1", api_key="any").bind_tools([weather], tool_choice="required")
+        (call,) = (await model.ainvoke("How is Rome?")).tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
 
 
 @in_loop

@@ -94,3 +94,23 @@ async def test_an_exception_in_a_route_is_a_500_in_the_same_shape() -> None:
         message = assert_error(await client.get("/broken"), 500, "internal_error")
         assert "passwd" not in message
         assert_error(await client.get("/typed/x"), 400, "invalid_parameter")
+
+
+@in_loop
+async def test_a_client_that_leaves_while_it_sends_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    app, _ = make_server()
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"", "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http", "root_path": "",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert caplog.records == []

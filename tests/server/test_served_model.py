@@ -98,3 +98,20 @@ def test_responses_and_a_schema(client: openai.OpenAI, llm: LLM) -> None:
         response_format={"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}},
     )
     assert set(json.loads(chat.choices[0].message.content)["colours"]) <= {"red", "blue"}
+
+
+def test_a_demanded_call(client: openai.OpenAI) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    tools = [
+        {"type": "function", "function": {"name": "weather", "parameters": {**city, "additionalProperties": False}}}
+    ]
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "How is the weather in Rome?"}],
+        tools=tools,
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+        max_tokens=60,
+        temperature=0,
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")

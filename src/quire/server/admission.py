@@ -18,6 +18,7 @@ from quire.server.rate_limits import RateLimits
 from quire.server.request_record import current_record
 from quire.server.supervisor import Supervisor
 from quire.server.throughput import Throughput
+from quire.server.tracing import Tracer
 
 RESERVED_SHARE = 4
 """One key may not fill the last quarter of the queue while another is known."""
@@ -26,20 +27,22 @@ RESERVED_SHARE = 4
 class Place:
     """One request's place in the server, from its admission to its end."""
 
-    def __init__(self, limits: RateLimits, num_prompt_tokens: int, num_completions: int) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
-        self.num_completions = num_completions
+    def __init__(self, limits: RateLimits, num_prompt_tokens: int, tracer: Tracer | None) -> None:
         self._limits = limits
+        self._tracer = tracer
         self._record = current_record()
         if self._record is not None:
             self._record.num_prompt_tokens += num_prompt_tokens
 
     def note(self, update: RequestUpdate) -> None:
-        """Count the tokens of an update: for the log, and for the key's limit."""
+        """Count the tokens of an update, for the log and for the key's limit; the last one is traced."""
         num_tokens = sum(len(choice.token_ids) for choice in update.choices)
         self._limits.take(num_tokens=num_tokens)
         if self._record is not None:
             self._record.num_generated_tokens += num_tokens
+            if self._tracer is not None and update.metrics is not None:
+                reasons = [choice.finish_reason for choice in update.choices if choice.finish_reason is not None]
+                self._tracer.write(self._record, update.metrics, reasons)
 
 
 class Admission:
@@ -49,7 +52,11 @@ class Admission:
     """
 
     def __init__(
-        self, options: ServerOptions, supervisor: Supervisor, clock: Callable[[], float] = time.monotonic
+        self,
+        options: ServerOptions,
+        supervisor: Supervisor,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
         self.num_requests = 0
         self.num_refused: Counter[str] = Counter()
@@ -63,6 +70,7 @@ class Admission:
         self._held: Counter[str] = Counter()
         self._limits: dict[str, RateLimits] = {}
         self._throughput = Throughput(clock)
+        self._tracer = tracer
 
     # --- What the routes call -------------------------------------------------------------------
 
@@ -86,7 +94,7 @@ class Admission:
         self._hold(caller, num_prompt_tokens, num_completions)
         try:
             with _deadline(self._options.request_timeout_s):
-                yield Place(limits, num_prompt_tokens, num_completions)
+                yield Place(limits, num_prompt_tokens, self._tracer)
         finally:
             self._hold(caller, -num_prompt_tokens, -num_completions)
 

@@ -53,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False
         self._is_in_headers = True
         self._is_in_body = False
+        self._is_in_message = False
         self._framing_bytes = 0
         self._header_bytes = 0
         self._num_chunks = 0
@@ -101,6 +102,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or refusals.MALFORMED)
             return
+        self._watch_reading()
         if self._is_in_headers and self._framing_bytes > MAX_HEADER_BYTES:
             self._refuse(refusals.HEADERS_TOO_LARGE)
         elif self._framing_bytes > MAX_FRAMING_BYTES:
@@ -109,7 +111,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._is_in_headers = True
+        self._is_in_headers = self._is_in_message = True
         self._framing_bytes = self._header_bytes = self._num_chunks = 0
 
     def on_url(self, url: bytes) -> None:
@@ -149,8 +151,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there."""
         self._stop_read_timer()
-        self._is_in_body = False
+        self._is_in_body = self._is_in_message = False
         self._is_in_headers = True
+        self._framing_bytes = 0
         super().on_message_complete()
 
     def _check_headers(self) -> None:
@@ -180,6 +183,7 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         self.transport.write(refusal.response())
         self._linger()
@@ -197,6 +201,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
+
+    def _watch_reading(self) -> None:
+        """The next request may begin in the same piece of input as the last one ended in."""
+        if self._is_in_message and self._read_timer is None and not self._is_deaf:
+            self._start_read_timer()
 
     def _start_read_timer(self) -> None:
         self._read_timer = self.loop.call_later(self.READ_TIMEOUT_S, self._on_read_timeout)
@@ -229,6 +238,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
+        self._watch_reading()
         if self.transport.get_write_buffer_size():
             self._start_write_timer()
 

@@ -107,6 +107,11 @@ class FrontEnd:
                 f"{max_model_len}: shorten the prompt"
             )
 
+    @property
+    def template(self) -> str | None:
+        """The source of the chat template: the operator's, else the model's."""
+        return self.chat_template or self.tokenizer.chat_template
+
     def max_prompt_len(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
         """How many tokens of a prompt are kept; None: all. -1 keeps what leaves room for `max_tokens`.
 

@@ -20,6 +20,7 @@ from quire.errors import ConfigError, QuireError
 from quire.server.app import make_app
 from quire.server.connection import Connection
 from quire.server.gate import wrap
+from quire.server.logs import use_format
 from quire.server.options import ServerOptions
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
@@ -41,6 +42,7 @@ def serve(
 
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
+    use_format(options.log_format)
     with bind(options.host, options.port) as listener:
         asyncio.run(_Service(listener, engine_options, options).run(on_ready))
 

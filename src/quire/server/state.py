@@ -1,5 +1,6 @@
 """What the routes of one server share. Made by `app.py`, found by routes with `state_of`."""
 
+import os
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -9,6 +10,7 @@ from quire.server.health import Health
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
+from quire.server.tracing import Tracer
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class ServerState:
     health: Health = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.options, self.supervisor)
+        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ))
         self.metrics = Metrics(self.options, self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor, self.admission)
 

@@ -38,7 +38,7 @@ def test_each_way_to_ask_for_a_form() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {**NAMED, "type": "json_object"}}, "response_format.json_schema"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
+        ({"response_format": {**NAMED, "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
         ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
@@ -55,6 +55,12 @@ REQUESTS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": MODEL, "prompt": ["a", "b"]},
     "/v1/responses": {"model": MODEL, "input": "a"},
+}
+
+FREE_TEXT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"response_format": {"type": "text"}},
+    "/v1/completions": {"response_format": {"type": "text"}},
+    "/v1/responses": {"text": {"format": {"type": "text"}}},
 }
 
 
@@ -82,6 +88,7 @@ async def test_a_form_that_cannot_be_enforced_is_named_as_it_came(path: str) -> 
     async with requests_to(app) as client:
         for asked, param in (
             ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+            ({"structured_outputs": {"regex": "("}, **FREE_TEXT[path]}, "structured_outputs.regex"),
             ({"structured_outputs": {"json": broken}}, "structured_outputs.json"),
             ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ):

@@ -1,10 +1,11 @@
 """Media types and bodies that are not what they should be: an error of the client's, never of the server's."""
 
 import json
+import threading
 
 import pytest
 
-from quire.server.routes.body import LARGE_BYTES
+from quire.server.routes.body import LARGE_BYTES, json_answer
 from tests.server.fake_engine import CHAT, assert_error, in_loop, make_server, requests_to
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"]
@@ -56,3 +57,18 @@ async def test_a_large_body_is_read_the_same_way() -> None:
     async with requests_to(app) as client:
         response = await client.post("/tokenize", json={"prompt": "x", "unknown": "y" * LARGE_BYTES})
         assert_error(response, 400, "unknown_parameter", "unknown")
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+@in_loop
+async def test_a_large_answer_is_written_beside_the_event_loop(is_large: bool) -> None:
+    app, _ = make_server()
+    threads: list[int] = []
+
+    def write() -> dict[str, int]:
+        threads.append(threading.get_ident())
+        return {"a": 1}
+
+    answer = await json_answer(app.state.quire.supervisor.front_end, write, is_large=is_large)
+    assert json.loads(bytes(answer.body)) == {"a": 1}
+    assert (threads[0] != threading.get_ident()) == is_large

@@ -30,6 +30,8 @@ BOUNDS_S: dict[str, Sequence[float]] = {
 }
 """Upper bounds of the buckets of each histogram of `Statistics`."""
 COUNT_CACHED_EVERY_S = 1.0
+FEW_BLOCKS = 4096
+"""So few free blocks are counted in less than a millisecond: then also whenever the engine comes to rest."""
 
 
 class Meter:
@@ -134,7 +136,8 @@ class Meter:
         statistics.num_waiting = scheduler.num_waiting
         statistics.num_blocks = scheduler.blocks.pool.num_usable
         statistics.num_free_blocks = scheduler.blocks.num_free
-        if now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S or not scheduler.has_unfinished:
+        at_rest = statistics.num_blocks <= FEW_BLOCKS and not scheduler.has_unfinished
+        if at_rest or now_s >= self._cached_counted_s + COUNT_CACHED_EVERY_S:
             self._cached_counted_s = now_s
             statistics.num_cached_blocks = scheduler.blocks.count_cached()
         # Blocks may have been taken since these were counted.

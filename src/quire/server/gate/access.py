@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.caller import ANONYMOUS, SCOPE_KEY
 from quire.server.errors import ApiError
-from quire.server.gate.headers import header_value, with_headers
+from quire.server.gate.authentication import bearer_token
+from quire.server.gate.headers import OPEN_PATHS, header_value, with_headers
 from quire.server.request_record import RequestRecord, set_current_record
 from quire.server.state import ServerState
 
@@ -39,10 +40,18 @@ class Access:
         set_current_record(record)
         started = time.perf_counter()
         status = CLIENT_LEFT
-        has_ended = False
+        has_left = has_ended = False
+
+        async def receive_watched() -> Message:
+            nonlocal has_left
+            message = await receive()
+            has_left = has_left or message["type"] == "http.disconnect"
+            return message
 
         async def send_named(message: Message) -> None:
             nonlocal status, has_ended
+            if has_left and status == CLIENT_LEFT:
+                return  # whatever is made of it, nobody reads it
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = with_headers(message, self._headers(scope, record))
@@ -51,11 +60,11 @@ class Access:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive_watched, send_named)
         except Exception as error:
-            if status == CLIENT_LEFT:
-                await ApiError.of(error).response()(scope, receive, send_named)
-            elif not has_ended:
+            if status == CLIENT_LEFT and not has_left:
+                await ApiError.of(error).response()(scope, receive_watched, send_named)
+            elif not (has_ended or has_left):
                 # Half an answer is out: only a broken connection can say so.
                 raise
         finally:
@@ -69,7 +78,9 @@ class Access:
     def _note(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", None)
         self._state.metrics.http_request(scope["method"], route, status, duration_s)
-        if ACCESS_LOG.isEnabledFor(logging.INFO):
+        # Probes come all day, and say nothing as long as all is well.
+        level = logging.DEBUG if record.path in OPEN_PATHS and status < 400 else logging.INFO
+        if ACCESS_LOG.isEnabledFor(level):
             fields: dict[str, object] = {
                 "method": record.method,
                 "path": record.path,
@@ -80,17 +91,16 @@ class Access:
                 "key": record.client_id or "-",
                 "request_id": record.request_id,
             }
-            ACCESS_LOG.info("request", extra={"fields": fields})
+            ACCESS_LOG.log(level, "request", extra={"fields": fields})
 
 
 def new_record(scope: Scope) -> RequestRecord:
-    """The record of a request that has just come. Its id is the client's, where that is short and plain."""
+    """The record of a request that has just come. Its id is the client's, where that is short, plain and no key."""
+    token = (bearer_token(scope) or b"").decode("latin-1")
     given = header_value(scope, b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
+    request_id = f"req-{uuid.uuid4().hex}"
+    if given is not None and _REQUEST_ID.fullmatch(given) and given.decode("ascii") != token:
         request_id = given.decode("ascii")
-    else:
-        request_id = f"req-{uuid.uuid4().hex}"
+    path = scope["path"].replace(token, "[key]") if token else scope["path"]
     traces = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in _TRACE_HEADERS]
-    return RequestRecord(
-        request_id, scope["method"], scope["path"][:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4])
-    )
+    return RequestRecord(request_id, scope["method"], path[:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4]))

@@ -11,10 +11,10 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
 from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
+from quire.server.protocol.tools import MAX_TOOLS, AnswerToolCall, ToolCall, ToolCallDelta, ToolChoice, Tools
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
-MAX_TOOLS = 128
 MAX_DOCUMENTS = 256
 MAX_TEMPLATE_VARIABLES = 64
 RESERVED_VARIABLES = frozenset({
@@ -44,7 +44,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     refusal: str | None = None
     reasoning: str | None = None
@@ -74,6 +74,9 @@ class ChatRequest(ChoiceFields):
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
     modalities: list[Literal["text"]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    """Unset: "auto"."""
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -90,7 +93,17 @@ class ChatRequest(ChoiceFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
         check_variables(self.chat_template_kwargs)
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        demands = self.tool_choice not in (None, "none", "auto")
+        if demands and self.tools is None:
+            raise FieldError("tool_choice", "tool_choice demands a call, but there are no tools")
+        has_form = self.structured_outputs is not None
+        has_form |= self.response_format is not None and self.response_format.type != "text"
+        if demands and has_form:
+            raise FieldError("tool_choice", "tool_choice demands a call, and the answer can have no other form besides")
 
 
 def check_variables(variables: dict[str, Any] | None) -> None:
@@ -134,6 +147,7 @@ class AnswerMessage(Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
 
 
 class ChatChoice(Answer):
@@ -142,7 +156,7 @@ class ChatChoice(Answer):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 
@@ -167,6 +181,7 @@ class Delta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Answer):
@@ -175,7 +190,7 @@ class ChatChunkChoice(Answer):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

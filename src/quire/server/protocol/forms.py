@@ -97,4 +97,5 @@ def renaming(names: dict[str, str]) -> Iterator[None]:
 
 def schema_field(response_format: ResponseFormat | None) -> dict[str, str]:
     """Names for `renaming`: a schema that came as `response_format` is called by that name."""
-    return {} if response_format is None else {"structured_outputs": "response_format.json_schema.schema"}
+    has_schema = response_format is not None and response_format.json_schema is not None
+    return {"structured_outputs": "response_format.json_schema.schema"} if has_schema else {}

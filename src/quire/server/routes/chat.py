@@ -8,16 +8,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.server.caller import Caller, caller_of
-from quire.server.errors import JsonResponse
-from quire.server.generation import collect, until_disconnect
+from quire.server.generation import Finished, collect, until_disconnect
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.chat import ChatRequest
-from quire.server.routes.body import check_model, read_body
+from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.routes.chat_job import ChatJob, prepare_chat
 from quire.server.routes.chat_stream import stream_chat
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream
+from quire.server.tools import read_message
 from quire.server.usage import timings, usage
 
 router = APIRouter()
@@ -34,19 +34,29 @@ async def create_chat_completion(request: Request) -> Response:
     job = await front_end.run(prepare_chat, front_end, body, caller)
     if body.stream:
         return EventStream(stream_chat(state, job, caller))
-    return JsonResponse(await until_disconnect(request.receive, _answer(state, job, caller)))
+    return await until_disconnect(request.receive, _answer(state, job, caller))
 
 
-async def _answer(state: ServerState, job: ChatJob, caller: Caller) -> dict[str, Any]:
+async def _answer(state: ServerState, job: ChatJob, caller: Caller) -> Response:
     (finished,) = await collect(state, [job.request], caller)
+    is_large = bool(job.body.logprobs) or job.body.prompt_logprobs is not None
+    return await json_answer(state.supervisor.front_end, lambda: _written(state, job, finished), is_large=is_large)
+
+
+def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, Any]:
     writer = job.logprob_writer(state.supervisor.front_end)
     choices = []
     for choice in finished.choices:
+        said, finish_reason = {"content": choice.text}, choice.finish_reason
+        if job.tool_use is not None:
+            said, finish_reason = read_message(job.tool_use, choice.text, choice.finish_reason)
+        if job.opening:
+            said["content"] = job.opening + (said["content"] or "")
         written: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": job.opening + choice.text, "refusal": None},
+            "message": {"role": "assistant", "refusal": None, **said},
             "logprobs": None if writer is None else writer.chat(choice.logprobs or []),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if job.body.return_token_ids:

@@ -15,6 +15,7 @@ from quire.server.generation import generate
 from quire.server.routes.chat_job import ChatJob
 from quire.server.state import ServerState
 from quire.server.streaming import DONE, TextEvent, event
+from quire.server.tools import ToolReader
 from quire.server.usage import timings, usage
 
 
@@ -43,7 +44,9 @@ class _Chunks:
         self._has_usage = options is not None and bool(options.include_usage)
         self._counts_always = self._has_usage and options is not None and bool(options.continuous_usage_stats)
         self._has_ids = bool(body.return_token_ids)
-        self._is_plain = self._writer is None and not self._has_ids and not self._counts_always
+        self._readers: dict[int, ToolReader] = {}
+        has_extras = self._writer is not None or self._has_ids or self._counts_always
+        self._is_plain = not has_extras and job.tool_use is None
         self._head = {
             "id": job.answer_id,
             "object": "chat.completion.chunk",
@@ -86,21 +89,32 @@ class _Chunks:
         return found.encode(choice.text)
 
     def _full(self, choice: ChoiceUpdate) -> bytes:
-        if not choice.token_ids and not choice.text:
+        if self._job.tool_use is None:
+            deltas = [{"content": choice.text}] if choice.token_ids or choice.text else []
+        else:
+            reader = self._readers.setdefault(choice.index, ToolReader(self._job.tool_use))
+            deltas = reader.deltas(choice.text, ends=choice.finish_reason is not None)
+        if not deltas and choice.token_ids and (self._writer is not None or self._has_ids):
+            deltas = [{"content": ""}]
+        if not deltas:
             return b""
-        written: dict[str, Any] = {"index": choice.index, "delta": {"content": choice.text}}
+        # What belongs to the tokens goes with the first of several events.
+        written: dict[str, Any] = {"index": choice.index, "delta": deltas[0]}
         if self._writer is not None:
             written["logprobs"] = self._writer.chat(choice.logprobs or [])
         if self._has_ids:
             written["token_ids"] = choice.token_ids
-        return self._chunk(written, {})
+        others = [self._chunk({"index": choice.index, "delta": delta}, {}) for delta in deltas[1:]]
+        return b"".join([self._chunk(written, {}), *others])
 
     def _end(self, choice: ChoiceUpdate, update: RequestUpdate) -> bytes:
         is_last = update.finished and choice is update.choices[-1] and not self._has_usage
+        reader = self._readers.get(choice.index)
+        reason = choice.finish_reason if reader is None else reader.finish_reason(choice.finish_reason)
         end = {
             "index": choice.index,
             "delta": {},
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reason,
             "stop_reason": choice.stop_reason,
         }
         return self._chunk(end, self._timings() if is_last else {})

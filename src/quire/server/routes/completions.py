@@ -13,14 +13,13 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.caller import Caller, caller_of
-from quire.server.errors import JsonResponse
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import Finished, collect, generate, new_id, timestamp, until_disconnect
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.protocol.forms import form_of, renaming, schema_field
-from quire.server.routes.body import check_model, read_body
+from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import DONE, EventStream, TextEvent, event
 from quire.server.usage import timings, usage
@@ -28,6 +27,8 @@ from quire.types import PositionLogprobs
 from quire.types import Request as EngineRequest
 
 router = APIRouter()
+SEVERAL = 64
+"""Answers to more prompts are written in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ async def create_completion(request: Request) -> Response:
     job = await front_end.run(_prepare, front_end, body, caller)
     if body.stream:
         return EventStream(_stream(state, job, caller))
-    return JsonResponse(await until_disconnect(request.receive, _answer(state, job, caller)))
+    return await until_disconnect(request.receive, _answer(state, job, caller))
 
 
 def _prepare(front_end: FrontEnd, body: CompletionRequest, caller: Caller) -> CompletionJob:
@@ -162,8 +163,14 @@ class _ChoiceWriter:
 # --- The whole answer -------------------------------------------------------------------------
 
 
-async def _answer(state: ServerState, job: CompletionJob, caller: Caller) -> dict[str, Any]:
+async def _answer(state: ServerState, job: CompletionJob, caller: Caller) -> Response:
     results = await collect(state, job.requests, caller)
+    has_logprobs = job.body.logprobs is not None or job.body.prompt_logprobs is not None
+    is_large = has_logprobs or len(results) > SEVERAL
+    return await json_answer(state.supervisor.front_end, lambda: _written(state, job, results), is_large=is_large)
+
+
+def _written(state: ServerState, job: CompletionJob, results: list[Finished]) -> dict[str, Any]:
     choices = [
         choice
         for prompt_index, finished in enumerate(results)

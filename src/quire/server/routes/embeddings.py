@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request, Response
 
 from quire.sampling_params import PoolingParams
 from quire.server.caller import Caller, caller_of
-from quire.server.errors import ApiError, JsonResponse
+from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
-from quire.server.generation import collect, new_id, until_disconnect
+from quire.server.generation import Finished, collect, new_id, until_disconnect
 from quire.server.protocol.embedding import EmbeddingRequest
-from quire.server.routes.body import check_model, read_body
+from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -32,7 +32,7 @@ async def create_embeddings(request: Request) -> Response:
     state.admission.check_room(caller, len(body.inputs))
     front_end = state.supervisor.front_end
     requests = await front_end.run(_prepare, front_end, body, caller)
-    return JsonResponse(await until_disconnect(request.receive, _answer(state, body, requests, caller)))
+    return await until_disconnect(request.receive, _answer(state, body, requests, caller))
 
 
 def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
@@ -57,8 +57,15 @@ def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> lis
 
 async def _answer(
     state: ServerState, body: EmbeddingRequest, requests: list[EngineRequest], caller: Caller
-) -> dict[str, Any]:
+) -> Response:
     results = await collect(state, requests, caller)
+    front_end = state.supervisor.front_end
+    return await json_answer(front_end, lambda: _written(state, body, requests, results), is_large=len(results) > 8)
+
+
+def _written(
+    state: ServerState, body: EmbeddingRequest, requests: list[EngineRequest], results: list[Finished]
+) -> dict[str, Any]:
     write = base64_of if body.encoding_format == "base64" else list
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     return {

@@ -13,13 +13,13 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.caller import Caller, caller_of
-from quire.server.errors import ApiError, JsonResponse
+from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
-from quire.server.generation import collect, generate, new_id, timestamp, until_disconnect
+from quire.server.generation import Finished, collect, generate, new_id, timestamp, until_disconnect
 from quire.server.logprobs import LogprobWriter
-from quire.server.protocol.forms import form_of, renaming
+from quire.server.protocol.forms import form_of, renaming, schema_field
 from quire.server.protocol.responses import InputMessage, ResponsesRequest
-from quire.server.routes.body import check_model, read_body
+from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import EventStream, event
 from quire.types import Request as EngineRequest
@@ -120,7 +120,7 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         events = _Events(job)
         return EventStream(_stream(state, job, events, caller), events.failed)
-    return JsonResponse(await until_disconnect(request.receive, _answer(state, job, caller)))
+    return await until_disconnect(request.receive, _answer(state, job, caller))
 
 
 def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model: str) -> ResponseJob:
@@ -133,8 +133,8 @@ def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model:
         writer = LogprobWriter(front_end.tokenizer, body.top_logprobs or 0, as_ids=False)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens)
     prompt = front_end.chat_prompt(_messages(body), max_len=max_len)
-    has_format = body.response_format is not None
-    with renaming({"logprobs": "top_logprobs"} | ({"structured_outputs": "text.format.schema"} if has_format else {})):
+    names = dict.fromkeys(schema_field(body.response_format), "text.format.schema")
+    with renaming({"logprobs": "top_logprobs", **names}):
         chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
         request = front_end.prepare(
             new_id("resp"),
@@ -165,8 +165,13 @@ def _status(choice: ChoiceUpdate) -> str:
     return "incomplete" if choice.finish_reason == "length" else "completed"
 
 
-async def _answer(state: ServerState, job: ResponseJob, caller: Caller) -> dict[str, Any]:
+async def _answer(state: ServerState, job: ResponseJob, caller: Caller) -> Response:
     (finished,) = await collect(state, [job.request], caller)
+    front_end = state.supervisor.front_end
+    return await json_answer(front_end, lambda: _written(job, finished), is_large=job.writer is not None)
+
+
+def _written(job: ResponseJob, finished: Finished) -> dict[str, Any]:
     (choice,) = finished.choices
     status = _status(choice)
     item = job.item(status, [text_part(choice.text, job.logprobs(choice))])

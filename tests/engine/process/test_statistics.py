@@ -1,0 +1,135 @@
+"""The meter against loads whose numbers are known."""
+
+import pytest
+
+from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.messages import Histogram, Statistics
+from quire.engine.process.statistics import BOUNDS_S, Meter
+from quire.sampling_params import SamplingParams
+from tests.engine.builders import make_engine
+
+
+def drive(engine, meter: Meter, *, check=lambda statistics: None, max_steps: int = 10_000) -> Statistics:
+    deltas = DeltaEncoder()
+    for _ in range(max_steps):
+        if not engine.has_unfinished_requests():
+            break
+        check(meter.take([deltas.encode(output) for output in engine.step()]))
+    return meter.take([])
+
+
+def add(engine, name: str, prompt: list[int], **params) -> None:
+    engine.add_request(
+        name, prompt, SamplingParams(**({"max_tokens": 5, "ignore_eos": True, "temperature": 0} | params))
+    )
+
+
+def count(statistics: Statistics, name: str) -> int:
+    return sum(statistics.histograms[name].counts)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_known_load_gives_known_numbers(streams: bool) -> None:
+    engine, _ = make_engine()
+    meter = Meter(engine)
+    for number in range(6):
+        prompt = [number + 1] * 10
+        params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
+        engine.submit(engine.input_processor.prepare(f"r{number}", prompt, params, streams=streams))
+    seen = []
+    found = drive(engine, meter, check=lambda item: seen.append((item.num_running, item.num_free_blocks)))
+    assert (found.num_prompt_tokens, found.num_generated_tokens) == (60, 30)
+    assert found.num_computed_tokens == 60 + 6 * 4
+    assert found.num_finished == {"length": 6}
+    assert (found.num_looked_up_tokens, found.num_cached_tokens, found.num_preemptions) == (60, 0, 0)
+    assert (found.num_running, found.num_waiting, found.num_running_prompt_tokens) == (0, 0, 0)
+    assert max(running for running, _ in seen) == 6
+    assert min(free for _, free in seen) < found.num_blocks == found.num_free_blocks == 199
+    assert found.num_cached_blocks == 6 * 3, "13 of 15 tokens are computed and fill 3 blocks of 4"
+    assert found.num_steps == count(found, "step_prefill") + count(found, "step_decode")
+    assert count(found, "time_to_first_token") == count(found, "queue") == count(found, "request") == 6
+    assert count(found, "inter_token") == 6 * 4
+    assert found.num_lost_events == 0
+
+
+def test_a_prefix_is_looked_up_and_found() -> None:
+    engine, _ = make_engine()
+    meter = Meter(engine)
+    for name in ("first", "second"):
+        add(engine, name, list(range(1, 18)))
+        drive(engine, meter)
+    found = meter.take([])
+    assert (found.num_looked_up_tokens, found.num_cached_tokens) == (34, 16)
+
+
+def test_each_completion_of_n_ends_once() -> None:
+    engine, _ = make_engine()
+    meter = Meter(engine)
+    add(engine, "three", [1, 2, 3], n=3, temperature=1)
+    found = drive(engine, meter)
+    assert found.num_finished == {"length": 3}
+    assert found.num_generated_tokens == 15
+    assert (found.num_prompt_tokens, found.num_running_prompt_tokens) == (3, 0)
+
+
+def test_preemptions_count_and_their_prompts_do_not_count_twice() -> None:
+    engine, _ = make_engine(num_blocks=16, max_model_len=60)
+    meter = Meter(engine)
+    for number in range(4):
+        add(engine, f"r{number}", [number + 1] * 8, max_tokens=20)
+    found = drive(engine, meter)
+    assert found.num_preemptions > 0
+    assert (found.num_prompt_tokens, found.num_looked_up_tokens) == (32, 32)
+    assert found.num_finished == {"length": 4}
+    assert found.num_generated_tokens == 80
+
+
+def test_aborts_are_counted_and_leave_nothing() -> None:
+    engine, _ = make_engine()
+    meter = Meter(engine)
+    add(engine, "gone", [1] * 9, max_tokens=50)
+    deltas = DeltaEncoder()
+    meter.take([deltas.encode(output) for output in engine.step()])
+    engine.abort_request("gone")
+    found = drive(engine, meter)
+    assert found.num_finished == {"abort": 1}
+    assert found.num_running_prompt_tokens == 0
+    assert [meter._prompt_lens, meter._preempted, meter._last_token_s] == [{}, set(), {}]
+
+
+def test_events_before_the_meter_do_not_count() -> None:
+    engine, _ = make_engine()
+    add(engine, "warm-up", [1] * 9)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert Meter(engine).take([]).num_prompt_tokens == 0
+
+
+def test_what_fell_out_of_the_log_is_counted_as_lost() -> None:
+    engine, _ = make_engine(options={"max_num_events": 4})
+    meter = Meter(engine)
+    add(engine, "r", [1] * 9, max_tokens=10)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert meter.take([]).num_lost_events == engine.events.num_recorded - 4
+
+
+def test_requests_that_got_their_first_step_are_named_once() -> None:
+    engine, _ = make_engine(max_num_seqs=1)
+    meter = Meter(engine)
+    add(engine, "one", [1] * 4)
+    add(engine, "two", [2] * 4)
+    named: list[str] = []
+    drive(engine, meter, check=lambda _: named.extend(meter.admitted_ids))
+    assert named == ["one", "two"]
+
+
+def test_a_bucket_includes_its_upper_bound() -> None:
+    histogram = Histogram([0, 0, 0])
+    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
+        histogram.add((1.0, 2.0), value)
+    assert (histogram.counts, histogram.total) == ([2, 2, 1], 14.0)
+
+
+def test_bounds_rise() -> None:
+    assert all(list(bounds) == sorted(set(bounds)) for bounds in BOUNDS_S.values())

@@ -1,0 +1,166 @@
+import asyncio
+import io
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quire.server.gate.access import Access
+from quire.server.gate.keys import KeyRing
+from quire.server.logs import JsonFormatter, TextFormatter
+from quire.server.request_record import current_record
+from tests.server.gate.test_gate import ask
+from tests.server.served import CHAT, chat_body, make_state, serving
+
+SECRET = "sk-the-secret-key"
+BEARER = {"Authorization": f"Bearer {SECRET}"}
+
+
+@pytest.fixture(params=["text", "json"])
+def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
+    """What is logged at INFO, as the server writes it."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if request.param == "json" else TextFormatter())
+    logger = logging.getLogger("quire")
+    level, handlers = logger.level, logger.handlers[:]
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    yield stream
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+def through(app: object, headers: list[tuple[bytes, bytes]]) -> tuple[int, dict[str, str], bytes]:
+    return asyncio.run(ask(Access(app, make_state()), "GET", "/", headers))
+
+
+async def ok(scope, receive, send) -> None:
+    assert current_record() is not None
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("given", [b"a", b"trace-1.2_3", b"x" * 128])
+def test_a_plain_request_id_is_kept(given: bytes) -> None:
+    assert through(ok, [(b"x-request-id", given)])[1]["x-request-id"] == given.decode()
+
+
+@pytest.mark.parametrize(
+    "given", [b"", b"a b", b"x" * 129, b"a\r\nSet-Cookie: b", b"\x1b[31m", b"\xc3\xa9", b"a/b", b"x" * (1 << 20)]
+)
+def test_any_other_is_replaced(given: bytes) -> None:
+    found = through(ok, [(b"x-request-id", given)])[1]["x-request-id"]
+    assert found.startswith("req-")
+    assert len(found) == 36
+
+
+def test_two_ids_are_none() -> None:
+    assert through(ok, [(b"x-request-id", b"a"), (b"x-request-id", b"b")])[1]["x-request-id"].startswith("req-")
+
+
+def test_an_exception_becomes_an_answer_that_tells_nothing() -> None:
+    async def broken(scope, receive, send) -> None:
+        raise ValueError("secrets at 0x7f00")
+
+    status, headers, body = through(broken, [])
+    assert status == 500
+    assert b"secrets" not in body
+    assert "x-request-id" in headers
+
+
+def test_an_exception_in_the_middle_of_an_answer_breaks_it_off() -> None:
+    async def broken(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError("too late")
+
+    with pytest.raises(ValueError, match="too late"):
+        through(broken, [])
+
+
+def test_one_line_per_request_with_counts_and_names(log: io.StringIO) -> None:
+    async def main() -> None:
+        async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+            await served.chat(headers=BEARER | {"X-Request-Id": "id-7"}, text="the prompt")
+            await served.answer("GET", f"{CHAT}?api_key={SECRET}", headers=BEARER)
+
+    asyncio.run(main())
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 2
+    for word in ("POST", CHAT, "200", "ann", "id-7"):
+        assert word in lines[0]
+    if lines[0].startswith("{"):
+        found = json.loads(lines[0])
+        assert (found["status"], found["generated_tokens"], found["key"]) == (200, 4, "ann")
+        assert found["prompt_tokens"] > 10
+    assert "405" in lines[1]
+
+
+INJECTIONS = [
+    "/a%0d%0aINFO%20quire.access:%20forged",
+    "/%1b%5b31m%1b%5d0;owned%07",
+    "/%e2%80%ae%e2%80%a8",
+    "/%00%7f",
+    "/" + "a" * 5000,
+    "/%22%20status=200",
+    "/%ff%fe",
+    f"/v1/models?key={SECRET}",
+    f"/v1/models/{SECRET}",
+    f"/v1/models?token=Bearer%20{SECRET}",
+]
+
+
+@pytest.mark.parametrize("header", ["User-Agent", "X-Request-Id", "Referer", "traceparent"])
+def test_clients_write_no_lines_of_their_own_into_the_log(log: io.StringIO, header: str) -> None:
+    async def main() -> int:
+        num_requests = 0
+        async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+            for path in INJECTIONS:
+                for value in ("a\tb", SECRET, "\x9b31m", "i" * 20_000, "status=200 key=root"):
+                    await served.answer("GET", path, headers=BEARER | {header: value})
+                    num_requests += 1
+            await served.chat(headers=BEARER, text="a prompt that nobody may read \x1b[31m")
+            return num_requests + 1
+
+    num_requests = asyncio.run(main())
+    text = log.getvalue()
+    assert len(text.splitlines()) == num_requests
+    assert SECRET not in text
+    assert "nobody may read" not in text
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert max(map(len, text.splitlines())) < 1000
+
+
+def test_keys_and_prompts_stay_out_of_errors(log: io.StringIO) -> None:
+    async def main() -> None:
+        async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+            for body in (b"{", b'{"model": 1}', b'{"model": "scripted", "messages": "a prompt nobody may read"}'):
+                answer = await served.answer("POST", CHAT, headers=BEARER, body=body)
+                assert SECRET.encode() not in answer.body
+                assert answer.status == 400
+
+    asyncio.run(main())
+    assert SECRET not in log.getvalue()
+    assert "nobody may read" not in log.getvalue()
+
+
+def test_a_client_that_leaves_before_its_answer_is_noted_and_its_work_ends() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            served.executor.in_step = lambda step: time.sleep(0.02)
+            body = json.dumps(chat_body(max_tokens=100, ignore_eos=True)).encode()
+            _, writer = await served.connect()
+            writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
+            writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            await asyncio.sleep(0.2)
+            assert served.server_requests() == 1
+            writer.close()
+            await served.until_idle()
+            page = (await served.answer("GET", "/metrics")).body.decode()
+            assert re.search(r'quire_http_requests_total{.*status="499"} 1', page)
+            assert 'quire_requests_total{finish_reason="abort"} 1' in page
+
+    asyncio.run(main())

@@ -1,0 +1,53 @@
+from typing import Any
+
+import pytest
+
+from quire.server.errors import ApiError
+from quire.server.protocol.chat import ChatRequest
+from quire.server.protocol.validation import validate
+from tests.server.fake_engine import CHAT, MESSAGES
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"regex": "a"}}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0.function"),
+    ],
+)
+def test_refuses(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        validate(ChatRequest, {**CHAT, **fields})
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", NAMED, None])
+def test_takes(choice: Any) -> None:
+    assert validate(ChatRequest, {**CHAT, "tools": [TOOL], "tool_choice": choice})
+
+
+def test_a_choice_that_demands_nothing_needs_no_tools() -> None:
+    assert validate(ChatRequest, {**CHAT, "tool_choice": "auto"})
+
+
+def test_a_call_and_its_result_are_messages() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+    ]
+    assert validate(ChatRequest, {**CHAT, "messages": turns})

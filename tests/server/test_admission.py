@@ -1,0 +1,259 @@
+"""Admission: who waits, who is sent away, and that every place is given back."""
+
+import asyncio
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Statistics
+from quire.server.admission import Admission
+from quire.server.caller import ANONYMOUS, Caller
+from quire.server.errors import ApiError
+from quire.server.options import ServerOptions
+from tests.server.served import Answer, serving
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make(
+    *, max_num_seqs: int = 2, statistics: Statistics | None = None, **options: object
+) -> tuple[Admission, SimpleNamespace, Clock]:
+    """Admission in front of an engine that says what we want."""
+    client = SimpleNamespace(statistics=statistics or Statistics())
+    engine = SimpleNamespace(is_ready=True, client=client, options=SimpleNamespace(max_num_seqs=max_num_seqs))
+    clock = Clock()
+    return Admission(ServerOptions(**({"request_timeout_s": 0.0} | options)), engine, clock), client, clock
+
+
+def refused(admission: Admission, caller: Caller = ANONYMOUS, tokens: int = 1, n: int = 1) -> ApiError:
+    with pytest.raises(ApiError) as caught, admission.enter(caller, tokens, n):
+        pass
+    return caught.value
+
+
+def test_seats_and_queue_together_are_the_limit() -> None:
+    admission, _, _ = make(max_num_seqs=2, max_queued_requests=3)
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(admission.enter(ANONYMOUS, 1, 1))
+        error = refused(admission)
+        assert (error.status, error.code) == (429, "queue_full")
+        assert int(error.headers()["Retry-After"]) >= 1
+        with pytest.raises(ApiError):
+            admission.check_room(ANONYMOUS, 1)
+    assert admission.num_requests == admission.num_waiting == 0
+    with admission.enter(ANONYMOUS, 1, 1):
+        admission.check_room(ANONYMOUS, 1)
+
+
+def test_n_counts_as_n() -> None:
+    admission, _, _ = make(max_num_seqs=2, max_queued_requests=3)
+    with admission.enter(ANONYMOUS, 1, 4):
+        assert refused(admission, n=2).status == 429
+        with admission.enter(ANONYMOUS, 1, 1):
+            pass
+    error = refused(admission, n=1_000_000)
+    assert (error.status, error.param) == (400, "n"), "waiting would not help"
+
+
+def test_a_full_engine_has_no_seats_left() -> None:
+    admission, client, _ = make(max_num_seqs=100, max_queued_requests=2)
+    client.statistics = Statistics(num_running=1, num_waiting=2)
+    with admission.enter(ANONYMOUS, 1, 3):
+        assert admission.num_waiting == 2
+        assert refused(admission).code == "queue_full"
+
+
+def test_prompt_tokens_that_wait_are_bounded() -> None:
+    admission, client, _ = make(max_num_seqs=100, max_queued_tokens=1000)
+    with admission.enter(ANONYMOUS, 900, 1):
+        assert refused(admission, tokens=101).code == "queue_full"
+        client.statistics = Statistics(num_running=1, num_running_prompt_tokens=900)
+        with admission.enter(ANONYMOUS, 101, 1):
+            assert admission.num_waiting_tokens == 101
+
+
+def test_one_long_prompt_alone_may_exceed_the_bound() -> None:
+    admission, _, _ = make(max_queued_tokens=10)
+    with admission.enter(ANONYMOUS, 5000, 1):
+        assert refused(admission).status == 429
+
+
+def test_the_wait_is_what_waits_over_how_fast_the_engine_is() -> None:
+    admission, client, clock = make(max_num_seqs=1, max_queued_requests=1)
+    client.statistics = Statistics(
+        num_running=1, num_waiting=1, num_computed_tokens=1000, busy_s=10.0, num_generated_tokens=400,
+        num_finished={"stop": 4}, num_running_prompt_tokens=0,
+    )  # fmt: skip
+    clock.now_s += 5
+    with admission.enter(ANONYMOUS, 300, 1), admission.enter(ANONYMOUS, 500, 1):
+        # 800 prompt tokens and one completion of 100 on average, at 100 tokens/s.
+        assert refused(admission).headers()["Retry-After"] == "9"
+
+
+def test_one_key_cannot_fill_the_queue_while_others_are_known() -> None:
+    ann, bob = Caller("ann"), Caller("bob")
+    admission, _, _ = make(max_num_seqs=2, max_queued_requests=10)
+    with admission.enter(bob, 1, 1):
+        pass
+    with contextlib.ExitStack() as stack:
+        for _ in range(9):
+            stack.enter_context(admission.enter(ann, 1, 1))
+        assert "this key" in refused(admission, ann).message
+        with admission.enter(bob, 1, 3):
+            pass
+
+
+def test_requests_per_minute_are_per_key() -> None:
+    ann, bob = Caller("ann"), Caller("bob")
+    admission, _, clock = make(requests_per_minute=2)
+    for _ in range(2):
+        with admission.enter(ann, 1, 1):
+            pass
+    error = refused(admission, ann)
+    assert (error.status, error.code, error.headers()) == (429, "rate_limit_exceeded", {"Retry-After": "30"})
+    with pytest.raises(ApiError):
+        admission.check_room(ann, 1)
+    with admission.enter(bob, 1, 1):
+        pass
+    clock.now_s += 30
+    with admission.enter(ann, 1, 1):
+        pass
+
+
+def test_tokens_per_minute_count_what_is_generated() -> None:
+    admission, _, clock = make(tokens_per_minute=100)
+    with admission.enter(ANONYMOUS, 40, 1) as place:
+        place.note(RequestUpdate("a", [ChoiceUpdate(0, "", [1] * 50)]))
+    assert dict(admission.rate_limit_headers(ANONYMOUS))[b"x-ratelimit-remaining-tokens"] == b"10"
+    assert refused(admission, tokens=20).code == "rate_limit_exceeded"
+    clock.now_s += 6
+    with admission.enter(ANONYMOUS, 20, 1):
+        pass
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    admission, _, _ = make(max_num_seqs=1, max_queued_requests=1, requests_per_minute=2)
+    with admission.enter(ANONYMOUS, 1, 2):
+        refused(admission)
+        with pytest.raises(ApiError):
+            admission.check_room(ANONYMOUS, 1)
+    with admission.enter(ANONYMOUS, 1, 1):
+        refused(admission)
+    assert admission.num_refused == {"queue_full": 2, "rate_limit_exceeded": 1}
+
+
+@pytest.mark.parametrize("error", [ValueError, GeneratorExit, asyncio.CancelledError])
+def test_a_place_is_given_back_however_it_ends(error: type[BaseException]) -> None:
+    admission, _, _ = make()
+    with pytest.raises(error), admission.enter(ANONYMOUS, 7, 2):
+        raise error
+    assert (admission.num_requests, admission.num_waiting_tokens) == (0, 0)
+
+
+def test_a_request_that_takes_too_long_ends_with_an_error() -> None:
+    admission, _, _ = make(request_timeout_s=0.05)
+
+    async def main() -> None:
+        with pytest.raises(ApiError) as caught, admission.enter(ANONYMOUS, 1, 1):
+            await asyncio.sleep(60)
+        assert (caught.value.status, caught.value.code) == (504, "request_timeout")
+        await asyncio.sleep(0)  # the task is no longer being cancelled
+        assert admission.num_requests == 0
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_from_outside_stays_one() -> None:
+    admission, _, _ = make(request_timeout_s=60)
+
+    async def work() -> None:
+        with admission.enter(ANONYMOUS, 1, 1):
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert admission.num_requests == 0
+
+    asyncio.run(main())
+
+
+def slowly(step_s: float):
+    """What a scripted engine does in each step."""
+    return lambda step: time.sleep(step_s)
+
+
+def test_overload_is_answered_at_once_and_what_was_let_in_finishes() -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
+            served.executor.in_step = slowly(0.005)
+            answers = await asyncio.gather(*(served.chat(max_tokens=20, ignore_eos=True) for _ in range(60)))
+            by_status: dict[int, list[Answer]] = {}
+            for answer in answers:
+                by_status.setdefault(answer.status, []).append(answer)
+            assert set(by_status) == {200, 429}
+            assert len(by_status[200]) >= 12
+            assert all(answer.json["usage"]["completion_tokens"] == 20 for answer in by_status[200])
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in by_status[429])
+            await served.until_idle()
+            assert (await served.chat()).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_turn_never_comes_is_answered_503(stream: bool) -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
+            served.executor.in_step = slowly(0.02)
+            first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
+            await asyncio.sleep(0.05)
+            answer = await served.chat(stream=stream)
+            assert (answer.status, answer.code) == (503, "queue_timeout")
+            assert (await first).json["usage"]["completion_tokens"] == 60
+            await served.until_idle()
+            assert (await served.chat()).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_request_over_time_ends_and_frees_its_blocks() -> None:
+    async def main() -> None:
+        async with serving(request_timeout_s=0.2) as served:
+            served.executor.in_step = slowly(0.02)
+            answer = await served.chat(max_tokens=100, ignore_eos=True)
+            assert (answer.status, answer.code) == (504, "request_timeout")
+            stream = await served.chat(max_tokens=100, ignore_eos=True, stream=True)
+            assert stream.status == 200
+            assert b'"code":"request_timeout"' in stream.body
+            await served.until_idle()
+            served.supervisor.the_client.engine.scheduler.check_integrity()
+            assert served.supervisor.the_client.engine.scheduler.num_running == 0
+
+    asyncio.run(main())
+
+
+def test_limits_are_told_in_headers() -> None:
+    async def main() -> None:
+        async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
+            answer = await served.chat()
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+            assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+            await served.chat()
+            refused = await served.chat()
+            assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+            assert (await served.answer("GET", "/health/live")).status == 200
+
+    asyncio.run(main())

@@ -1,0 +1,313 @@
+"""Limits of a connection, over real sockets. Times are shortened; what is asserted is who is cut off, not when."""
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from quire.server import connection as limits
+from quire.server.connection import Connection
+from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
+
+HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def post(body: bytes, *headers: bytes, path: bytes = CHAT.encode()) -> bytes:
+    lines = [b"POST " + path + b" HTTP/1.1", b"Host: localhost", *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def refused_as(data: bytes, status: int, code: str) -> None:
+    """Send bytes; the answer has OpenAI's shape, and the server goes on serving."""
+
+    async def main() -> None:
+        async with serving() as served:
+            answer = Answer(await served.raw(data))
+            assert (answer.status, answer.code) == (status, code)
+            assert answer.headers["content-type"] == "application/json"
+            assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+            assert (await served.answer("GET", "/version")).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"GET /version HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"GET /version HTTP/1.1\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    ],
+    ids=["no HTTP", "space in a name", "NUL", "version", "no host", "two hosts", "TLS"],
+)
+def test_what_is_no_valid_request_is_refused(data: bytes) -> None:
+    refused_as(data, 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+        (b"Transfer-Encoding: chunked", b"Content-Length: 2"),
+        (b"Content-Length: 2", b"Content-Length: 3"),
+        (b"Content-Length: 2", b"Content-Length: 2"),
+        (b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"),
+        (b"Transfer-Encoding: gzip, chunked",),
+        (b"Transfer-Encoding: xchunked",),
+        (b"Content-Length: -1",),
+        (b"Content-Length: 0x2",),
+        (b"Content-Length: 99999999999999999999999",),
+    ],
+)
+def test_two_ways_to_read_a_length_are_none(headers: tuple[bytes, ...]) -> None:
+    refused_as(post(b"2\r\n{}\r\n0\r\n\r\n", *headers), 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"X: " + b"a" * (limits.MAX_HEADER_BYTES + 1) + b"\r\n",
+        b"".join(b"X-%d: a\r\n" % number for number in range(limits.MAX_HEADERS)),
+        b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(40)),
+    ],
+    ids=["one long", "too many", "large together"],
+)
+def test_headers_are_bounded(headers: bytes) -> None:
+    refused_as(HEAD + headers + b"\r\n", 431, "headers_too_large")
+
+
+def test_a_header_without_an_end_is_not_collected() -> None:
+    refused_as(HEAD + b"X: " + b"a" * (8 << 20), 431, "headers_too_large")
+
+
+def test_a_url_is_bounded() -> None:
+    refused_as(b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, "url_too_long")
+
+
+def test_as_many_headers_as_allowed_pass() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            headers = {f"X-{number}": "a" * 200 for number in range(limits.MAX_HEADERS - 2)}
+            assert (await served.answer("GET", "/version", headers=headers)).status == 200
+
+    asyncio.run(main())
+
+
+def test_a_body_in_tiny_chunks_is_refused() -> None:
+    chunks = b"1\r\na\r\n" * (limits.MAX_CHUNKS + 1)
+    refused_as(post(chunks, b"Transfer-Encoding: chunked"), 400, "too_many_chunks")
+
+
+def test_a_chunk_with_much_behind_its_size_is_refused() -> None:
+    data = b"1;" + b"a" * (4 * limits.MAX_FRAMING_BYTES) + b"\r\na\r\n0\r\n\r\n"
+    refused_as(post(data, b"Transfer-Encoding: chunked"), 400, "too_many_chunks")
+
+
+def test_a_chunked_body_is_read() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            body = json.dumps(chat_body()).encode()
+            chunks = b"".join(
+                b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)
+            )
+            data = post(chunks + b"0\r\n\r\n", b"Transfer-Encoding: chunked", b"Content-Type: application/json",
+                        b"Connection: close")  # fmt: skip
+            answer = Answer(await served.raw(data))
+            assert (answer.status, answer.json["usage"]["completion_tokens"]) == (200, 4)
+
+    asyncio.run(main())
+
+
+def test_trailers_do_not_become_headers() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            body = json.dumps(chat_body()).encode()
+            chunk = b"%x\r\n%s\r\n0\r\nX-Request-Id: from-the-trailer\r\n\r\n" % (len(body), body)
+            answer = Answer(
+                await served.raw(post(chunk, b"Transfer-Encoding: chunked", b"Content-Type: application/json",
+                                      b"Connection: close"))
+            )  # fmt: skip
+            assert answer.status == 200
+            assert answer.headers["x-request-id"] != "from-the-trailer"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [HEAD, b"GET /ver", post(b'{"mod', b"Content-Length: 100"), post(b"5\r\nab", b"Transfer-Encoding: chunked")],
+    ids=["headers", "request line", "body", "chunk"],
+)
+def test_a_request_that_never_ends_is_answered_408(data: bytes) -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.3) as connection:
+            async with serving(connection=connection) as served:
+                answer = Answer(await served.raw(data))
+                assert (answer.status, answer.code) == (408, "request_timeout")
+                assert served.server_requests() == 0
+
+    asyncio.run(main())
+
+
+def test_drops_of_input_do_not_prolong_the_time() -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.5) as connection:
+            async with serving(connection=connection) as served:
+                for drop in (b"X: a\r\n", b"\r\n"):
+                    reader, writer = await served.connect()
+                    writer.write(HEAD if drop.startswith(b"X") else drop)
+                    received = asyncio.create_task(reader.read())
+                    for _ in range(200):
+                        if received.done():
+                            break
+                        writer.write(drop)
+                        await asyncio.sleep(0.02)
+                    assert Answer(await received).status == 408
+                    writer.close()
+
+    asyncio.run(main())
+
+
+def test_stray_bytes_behind_a_request_do_not_cost_its_answer() -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.1, KEEP_ALIVE_S=0.3) as connection:
+            async with serving(connection=connection) as served:
+                served.executor.in_step = lambda step: time.sleep(0.1)
+                body = json.dumps(chat_body()).encode()
+                length = b"Content-Length: %d" % len(body)
+                answer = Answer(await served.raw(post(body, length, b"Content-Type: application/json") + b"\r\nGET"))
+                assert answer.status == 200
+
+    asyncio.run(main())
+
+
+def test_a_connection_serves_several_requests() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            data = await served.raw((HEAD + b"\r\n") * 3 + HEAD + b"Connection: close\r\n\r\n")
+            assert data.count(b"HTTP/1.1 200 OK") == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "tail", [b"POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"GET /version HT"]
+)
+def test_a_request_begun_behind_another_must_end_too(tail: bytes) -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.2) as connection:
+            async with serving(connection=connection) as served:
+                data = await served.raw(HEAD + b"\r\n" + tail, timeout_s=10)
+                assert data.count(b"HTTP/1.1 200 OK") == 1
+                assert data.count(b"HTTP/1.1 408") == 1
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def main() -> None:
+        with quick(KEEP_ALIVE_S=0.2) as connection:
+            async with serving(connection=connection) as served:
+                assert (await served.raw(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(main())
+
+
+def test_a_flood_of_pipelined_requests_is_cut() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            await served.raw((HEAD + b"\r\n") * 5000)
+            assert (await served.answer("GET", "/version")).status == 200
+            assert sum(served.state.metrics._http.values()) < 100
+
+    asyncio.run(main())
+
+
+def test_an_upgrade_is_answered_as_an_ordinary_request() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            data = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"\x81\x85garbage"
+            assert Answer(await served.raw(data)).status == 200
+
+    asyncio.run(main())
+
+
+async def _unread(served: Served, max_tokens: int) -> socket.socket:
+    """A client that asks for a stream and never reads it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", served.port))
+    body = json.dumps(chat_body(stream=True, max_tokens=max_tokens, n=8, ignore_eos=True)).encode()
+    await loop.sock_sendall(client, post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json"))
+    return client
+
+
+def test_a_reader_who_takes_nothing_is_cut_and_others_are_not_kept_waiting() -> None:
+    scheduler = {"max_model_len": 1024, "num_blocks": 4000, "max_num_seqs": 64}
+
+    async def main() -> None:
+        cuts = []
+
+        class Counted(Connection):
+            WRITE_TIMEOUT_S = 1.0
+
+            def _on_write_timeout(self) -> None:
+                cuts.append(self.transport.get_write_buffer_size())
+                super()._on_write_timeout()
+
+        async with serving(connection=Counted, scheduler=scheduler) as served:
+            clients = [await _unread(served, 900) for _ in range(2)]
+            for _ in range(5):
+                answer = await served.chat(stream=True)
+                assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
+                buffered = [item.transport.get_write_buffer_size() for item in served.server.server_state.connections]
+                assert max(buffered, default=0) < 128 << 10
+            await served.until_idle()
+            assert len(cuts) == 2
+            assert min(cuts) > 0
+            for client in clients:
+                client.close()
+
+    asyncio.run(main())
+
+
+def test_idle_connections_do_not_hinder_others() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            idle = [await served.connect() for _ in range(200)]
+            assert all([(await served.chat()).status == 200 for _ in range(4)])
+            for _, writer in idle:
+                writer.close()
+            for _ in range(100):
+                if not served.server.server_state.connections:
+                    break
+                await asyncio.sleep(0.02)
+            assert not served.server.server_state.connections
+
+    asyncio.run(main())
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with serving() as served:
+            held = [await served.connect() for _ in range(3)]
+            for _ in range(100):
+                if len(served.server.server_state.connections) == 3:
+                    break
+                await asyncio.sleep(0.01)
+            answer = Answer(await served.raw(HEAD + b"\r\n"))
+            assert (answer.status, answer.code) == (503, "too_many_connections")
+            for _, writer in held:
+                writer.close()
+
+    asyncio.run(main())

@@ -1,0 +1,185 @@
+"""What `deploy/` says about the server is true: metrics, routes, options, variables. Nothing is started here."""
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from quire.config import EngineOptions
+from quire.engine.process.messages import Statistics
+from quire.server.gate.headers import OPEN_PATHS
+from quire.server.options import ServerOptions
+from tests.server.gate.test_gate import ROUTES
+from tests.server.served import make_state
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana/quire.json").read_text())
+ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes/quire.yaml").read_text()))
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+UNIT = (DEPLOY / "systemd/quire.service").read_text()
+OPTIONS = {item.name for kind in (EngineOptions, ServerOptions) for item in fields(kind)}
+
+
+def queries() -> Iterator[str]:
+    for panel in DASHBOARD["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    for group in ALERTS["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+
+
+def sample_lines() -> list[str]:
+    """What /metrics shows after something of every kind has happened."""
+    state = make_state()
+    client = state.supervisor.client
+    client.statistics = Statistics(num_finished={"stop": 1})
+    state.admission.num_refused["queue_full"] += 1
+    state.metrics.http_request("GET", "/version", 200, 0.1)
+    return [line for line in state.metrics.render().decode().splitlines() if not line.startswith("#")]
+
+
+def names_in(query: str) -> set[str]:
+    return set(re.findall(r"\bquire_\w+", query))
+
+
+def labels_in(query: str) -> set[str]:
+    return {name.strip() for group in re.findall(r"by \(([^)]*)\)", query) for name in group.split(",")}
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_queries_name_metrics_and_labels_that_exist(query: str) -> None:
+    lines = sample_lines()
+    assert query.count("(") == query.count(")")
+    assert names_in(query)
+    labels: set[str] = set()
+    for name in names_in(query):
+        found = [line for line in lines if re.match(rf"{name}[ {{]", line)]
+        assert found, name
+        labels |= set(re.findall(r'(\w+)="', found[0]))
+    assert labels_in(query) <= labels
+
+
+def test_counters_are_rated_and_gauges_are_not() -> None:
+    for query in queries():
+        for name in names_in(query):
+            is_rated = bool(re.search(rf"(rate|increase)\({name}[\[{{]", query))
+            if name.endswith("_bucket"):
+                assert is_rated, query
+            if not name.endswith(("_total", "_bucket")):
+                assert not is_rated, query
+
+
+def test_panels_do_not_overlap_and_use_the_provisioned_source() -> None:
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
+    cells = set()
+    for panel in DASHBOARD["panels"]:
+        assert panel["datasource"]["uid"] == source["uid"]
+        at = panel["gridPos"]
+        new = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & new
+        cells |= new
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_every_mounted_file_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"]
+    assert (DEPLOY / COMPOSE["services"]["quire"]["build"]["context"] / "deploy/Dockerfile").exists()
+
+
+def test_compose_opens_ports_to_this_machine_only() -> None:
+    for service in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_prometheus_scrapes_with_the_key_that_compose_gives_it() -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"][0]
+    assert ("GET", scrape["metrics_path"]) in ROUTES
+    secret = Path(scrape["authorization"]["credentials_file"]).name
+    assert secret in COMPOSE["secrets"]
+    assert secret in COMPOSE["services"]["prometheus"]["secrets"]
+    host, port = scrape["static_configs"][0]["targets"][0].split(":")
+    assert host in COMPOSE["services"]
+    assert f"EXPOSE {port}" in DOCKERFILE
+
+
+def test_probes_ask_for_routes_that_need_no_key() -> None:
+    containers = [
+        item["spec"]["template"]["spec"]["containers"][0] for item in KUBERNETES if item["kind"] == "Deployment"
+    ]
+    paths = {containers[0][f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    paths |= set(re.findall(r"/health/\w+", DOCKERFILE))
+    assert paths == set(OPEN_PATHS)
+    assert {("GET", path) for path in paths} <= set(ROUTES)
+
+
+def test_kubernetes_names_fit_together() -> None:
+    by_kind = {item["kind"]: item for item in KUBERNETES}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert by_kind["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert by_kind["Deployment"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    claim = next(item for item in pod["spec"]["volumes"] if "persistentVolumeClaim" in item)
+    assert claim["persistentVolumeClaim"]["claimName"] == by_kind["PersistentVolumeClaim"]["metadata"]["name"]
+    assert {item["name"] for item in container["volumeMounts"]} == {item["name"] for item in pod["spec"]["volumes"]}
+    assert pod["spec"]["terminationGracePeriodSeconds"] > ServerOptions().drain_timeout_s
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()], ids=lambda path: path.name
+)
+def test_options_and_variables_are_known(path: Path) -> None:
+    text = path.read_text()
+    for name in re.findall(r"\bQUIRE_([A-Z_]+)", text):
+        assert name.lower() in OPTIONS | {"api_key", "cache_dir"}, name
+    commands = [line for line in text.splitlines() if re.search(r"quire serve|args: |ENTRYPOINT", line)]
+    for line in commands:
+        for flag in re.findall(r"--([a-z][a-z-]+)", line):
+            assert flag.replace("-", "_") in OPTIONS, flag
+
+
+def test_the_image_is_not_root_and_serves() -> None:
+    lines = DOCKERFILE.splitlines()
+    last_stage = lines[max(at for at, line in enumerate(lines) if line.startswith("FROM")) :]
+    users = [line.split()[1] for line in last_stage if line.startswith("USER")]
+    assert users == ["10001"]
+    assert any(line.startswith("HEALTHCHECK") for line in last_stage)
+    assert last_stage[-1] == 'ENTRYPOINT ["quire", "serve"]'
+    for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, flags=re.MULTILINE):
+        assert all((DEPLOY.parent / name).exists() for name in copied.split())
+
+
+def test_the_unit_file(tmp_path: Path) -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment]
+    parser.read_string(UNIT)
+    service = parser["Service"]
+    assert service["DynamicUser"] == service["NoNewPrivileges"] == "yes"
+    assert float(service["TimeoutStopSec"]) > ServerOptions().drain_timeout_s
+    assert service["Type"] == "notify", "the server says READY=1 once the model is loaded"
+    credential = service["LoadCredential"].split(":")[0]
+    assert f"${{CREDENTIALS_DIRECTORY}}/{credential}" in service["ExecStart"]
+    if shutil.which("systemd-analyze") is None:
+        return
+    # The command has to exist for the check, and is not installed where it will be.
+    path = tmp_path / "quire.service"
+    path.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", UNIT))
+    command = ["systemd-analyze", "verify", "--man=no", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "quire.service" in line]
+    assert complaints == []

@@ -1,0 +1,53 @@
+from dataclasses import fields
+
+import pytest
+
+from quire.config import EngineOptions
+from quire.errors import ConfigError
+from quire.server.options import ServerOptions
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", -1), ("port", 65_536), ("port", True), ("port", "80"),
+        ("drain_timeout_s", -1), ("queue_timeout_s", float("nan")), ("request_timeout_s", float("inf")),
+        ("request_timeout_s", True), ("max_body_bytes", 0), ("max_queued_requests", -1), ("max_queued_tokens", 1.5),
+        ("requests_per_minute", 0), ("tokens_per_minute", False), ("log_format", "xml"), ("metrics_names", "all"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ServerOptions(**{name: value})
+
+
+def test_the_defaults_are_bounded_and_local() -> None:
+    options = ServerOptions()
+    assert options.is_local
+    assert not options.insecure
+    assert (options.allowed_hosts, options.allowed_origins, options.api_key_file) == ((), (), None)
+    assert options.max_body_bytes == 4 << 20
+    assert min(options.max_queued_requests, options.max_queued_tokens, options.queue_timeout_s) > 0
+    assert options.request_timeout_s > 0
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("LocalHost", True), ("0.0.0.0", False), ("::", False),
+     ("10.0.0.1", False), ("example.org", False), ("", False), ("localhost.example", False)],
+)  # fmt: skip
+def test_what_is_local(host: str, is_local: bool) -> None:
+    assert ServerOptions(host=host).is_local is is_local
+
+
+def test_no_option_holds_a_key() -> None:
+    assert [item.name for item in fields(ServerOptions) if "key" in item.name] == ["api_key_file"]
+
+
+def test_every_option_has_help() -> None:
+    assert all(len(item.metadata["help"]) > 10 for item in fields(ServerOptions))
+
+
+def test_the_model_is_called_as_chosen_or_as_loaded() -> None:
+    assert ServerOptions().model_name(EngineOptions(model="a")) == "a"
+    assert ServerOptions(served_model_name="b").model_name(EngineOptions(model="a")) == "b"

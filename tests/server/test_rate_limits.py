@@ -1,0 +1,67 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.server.options import ServerOptions
+from quire.server.rate_limits import Bucket, RateLimits
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_bucket_fills_up_within_a_minute() -> None:
+    clock = Clock()
+    bucket = Bucket(60, clock)
+    bucket.take(60)
+    assert (bucket.level, bucket.wait_s(1)) == (0, 1)
+    clock.now_s = 30
+    assert (bucket.level, bucket.wait_s(60)) == (30, 30)
+    clock.now_s = 1e6
+    assert bucket.level == 60
+
+
+def test_what_is_more_than_a_bucket_holds_waits_for_it_to_be_full() -> None:
+    clock = Clock()
+    bucket = Bucket(10, clock)
+    assert bucket.wait_s(1000) == 0
+    bucket.take(1000)
+    assert bucket.wait_s(1) == 60 * 991 / 10
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    clock = Clock()
+    bucket = Bucket(10, clock)
+    bucket.take(10)
+    clock.now_s = -100
+    assert bucket.level == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 30)), max_size=100))
+def test_no_minute_lets_more_through_than_two_buckets(uses: list[tuple[float, int]]) -> None:
+    clock = Clock()
+    bucket = Bucket(20, clock)
+    taken: list[tuple[float, int]] = []
+    for pause_s, amount in uses:
+        clock.now_s += pause_s
+        if bucket.wait_s(amount) == 0 and amount <= 20:
+            bucket.take(amount)
+            taken.append((clock.now_s, amount))
+    for start_s, _ in taken:
+        assert sum(amount for at_s, amount in taken if start_s <= at_s < start_s + 60) <= 40
+
+
+def test_the_slower_of_two_limits_counts() -> None:
+    limits = RateLimits(ServerOptions(requests_per_minute=60, tokens_per_minute=60), Clock())
+    limits.take(num_requests=60, num_tokens=30)
+    assert limits.wait_s(1) == 1
+    assert limits.wait_s(50) == 20
+    assert dict(limits.headers())[b"x-ratelimit-reset-tokens"] == b"30.000s"
+
+
+def test_no_limit_is_no_header() -> None:
+    limits = RateLimits(ServerOptions(), Clock())
+    limits.take(num_requests=10**9, num_tokens=10**9)
+    assert (limits.wait_s(10**9), limits.headers()) == (0, [])

@@ -1,0 +1,51 @@
+from quire.engine.process.messages import Statistics
+from quire.server.throughput import DEFAULT_WAIT_S, MAX_WAIT_S, Throughput
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def after(tokens: int, busy_s: float) -> Statistics:
+    return Statistics(num_computed_tokens=tokens, busy_s=busy_s)
+
+
+def test_nothing_computed_is_no_speed() -> None:
+    throughput = Throughput(Clock())
+    assert throughput.tokens_per_s(Statistics()) is None
+    assert throughput.wait_s(Statistics(), 10_000, 10) == DEFAULT_WAIT_S
+
+
+def test_idle_time_does_not_count() -> None:
+    clock = Clock()
+    throughput = Throughput(clock)
+    throughput.note(after(0, 0.0))
+    clock.now_s = 1000
+    assert throughput.tokens_per_s(after(500, 5.0)) == 100
+
+
+def test_the_last_half_minute_counts_more_than_what_was_before() -> None:
+    clock = Clock()
+    throughput = Throughput(clock)
+    for second in range(100):
+        clock.now_s = second
+        # It becomes ten times faster after 60 s.
+        throughput.note(after(second * 10 if second < 60 else 600 + (second - 60) * 100, float(second)))
+    assert throughput.tokens_per_s(after(600 + 4000, 100.0)) == 100
+
+
+def test_another_engine_begins_from_zero() -> None:
+    clock = Clock()
+    throughput = Throughput(clock)
+    throughput.note(after(10_000, 10.0))
+    clock.now_s = 5
+    assert throughput.tokens_per_s(after(50, 1.0)) == 50
+
+
+def test_waits_are_bounded() -> None:
+    throughput = Throughput(Clock())
+    assert throughput.wait_s(after(1, 100.0), 10**9, 0) == MAX_WAIT_S
+    assert throughput.wait_s(after(10**9, 1.0), 1, 0) == DEFAULT_WAIT_S

@@ -1,0 +1,184 @@
+"""Tools in a chat, from the request to the calls of the answer."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from quire.server.tools import messages_with_tools, plan_tools, read_message
+from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
+from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
+
+PATH = "/v1/chat/completions"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Weather of a city", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALL = '{"name": "weather", "arguments": {"city": "Orléans"}}'
+BOTH = f'[{CALL}, {{"name": "now", "arguments": {{}}}}]'
+KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
+LONG = {"num_blocks": 2000, "max_model_len": 2048, "max_num_batched_tokens": 2048}
+"""The description of tools is longer than the context of the other tests."""
+
+
+async def ask(text: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+    """The choice of a whole answer, those of a streamed one, and what the engine was sent."""
+    app, engine = make_server(next_token=saying(text), **LONG)
+    async with requests_to(app) as client:
+        body = {**CHAT, "tools": TOOLS, **fields}
+        whole = await client.post(PATH, json=body)
+        assert whole.status_code == 200, whole.text
+        ChatCompletion.model_validate(whole.json())
+        streamed = chunks((await client.post(PATH, json={**body, "stream": True})).text)
+    for chunk in streamed:
+        ChatCompletionChunk.model_validate(chunk)
+    return whole.json()["choices"][0], [chunk["choices"][0] for chunk in streamed], engine.submitted[0]
+
+
+def joined(choices: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and names and arguments of the calls, of a stream."""
+    content, calls = "", {}
+    for choice in choices:
+        content += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            found = calls.setdefault(call["index"], ["", ""])
+            found[0] += call["function"].get("name", "")
+            found[1] += call["function"]["arguments"]
+    return content, [(name, arguments) for name, arguments in calls.values()]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"return_token_ids": True}], ids=str)
+@in_loop
+async def test_calls_whole_and_streamed(fields: dict[str, Any]) -> None:
+    whole, streamed, request = await ask(BOTH, **fields)
+    message = whole["message"]
+    assert (message["content"], whole["finish_reason"]) == (None, "tool_calls")
+    called = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+    assert called == [("weather", {"city": "Orléans"}), ("now", {})]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    content, calls = joined(streamed)
+    assert (content, [(name, json.loads(arguments)) for name, arguments in calls]) == ("", called)
+    assert streamed[-1]["finish_reason"] == "tool_calls"
+    assert sum(len(choice.get("token_ids", ())) for choice in streamed) == len(whole.get("token_ids", ()))
+    assert "Weather of a city" in bytes(token for token in request.prompt_token_ids if token < 256).decode()
+    assert request.sampling.structured_outputs is None
+
+
+@in_loop
+async def test_an_answer_without_a_call_is_text() -> None:
+    whole, streamed, _ = await ask("It is sunny.")
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("It is sunny.", "stop")
+    assert "tool_calls" not in whole["message"]
+    assert joined(streamed) == ("It is sunny.", [])
+
+
+@in_loop
+async def test_an_unknown_name_is_text() -> None:
+    text = '{"name": "other", "arguments": {}}'
+    whole, streamed, _ = await ask(text)
+    assert whole["message"]["content"] == joined(streamed)[0] == text
+
+
+@in_loop
+async def test_no_tools_if_none_is_the_choice() -> None:
+    whole, _, request = await ask(CALL, tool_choice="none")
+    assert whole["message"]["content"] == CALL
+    assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+@in_loop
+async def test_a_demanded_call_is_a_form_of_the_answer(choice: Any, reason: str) -> None:
+    text = CALL if choice is NAMED else f"[{CALL}]"
+    whole, streamed, request = await ask(text, tool_choice=choice)
+    assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == reason
+    assert "weather" in request.sampling.structured_outputs.text
+    assert ("now" in request.sampling.structured_outputs.text) == (choice == "required")
+
+
+@in_loop
+async def test_one_call_only() -> None:
+    whole, streamed, _ = await ask(BOTH, parallel_tool_calls=False)
+    assert len(whole["message"]["tool_calls"]) == 1
+    assert [name for name, _ in joined(streamed)[1]] == ["weather"]
+
+
+@in_loop
+async def test_a_call_that_is_cut_off_ends_with_length() -> None:
+    whole, streamed, _ = await ask(CALL, max_tokens=40)
+    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "length"
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == joined(streamed)[1][0][1]
+
+
+@in_loop
+async def test_wrong_choices_are_refused() -> None:
+    app, engine = make_server(**LONG)
+    async with requests_to(app) as client:
+        other = {"type": "function", "function": {"name": "other"}}
+        response = await client.post(PATH, json={**CHAT, "tools": TOOLS, "tool_choice": other})
+        assert_error(response, 400, "invalid_parameter", "tool_choice")
+        response = await client.post(PATH, json={**CHAT, "tools": [*TOOLS, TOOLS[0]]})
+        assert response.status_code == 400
+        broken = {"type": "function", "function": {"name": "a", "parameters": {"type": "no such type"}}}
+        response = await client.post(PATH, json={**CHAT, "tools": [broken], "tool_choice": "required"})
+        assert_error(response, 400, "invalid_parameter", "tools")
+    assert engine.submitted == []
+
+
+def conversation() -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+
+
+def test_a_template_that_knows_tools_gets_arguments_as_objects() -> None:
+    messages = messages_with_tools(KNOWS_TOOLS, conversation(), TOOLS)
+    assert messages[0]["content"] == "Be brief."
+    assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
+
+
+def test_for_others_tools_are_told_and_calls_are_written_as_told() -> None:
+    system, _, assistant, _ = messages_with_tools(CHAT_TEMPLATE, conversation(), TOOLS)
+    assert system["content"].startswith("Be brief.\n\n")
+    assert '"weather"' in system["content"]
+    assert json.loads(assistant["content"]) == {"name": "weather", "arguments": {"city": "Rome"}}
+    assert "tool_calls" not in assistant
+    first, *_ = messages_with_tools(CHAT_TEMPLATE, conversation()[1:], TOOLS)
+    assert first["role"] == "system"
+    assert messages_with_tools(CHAT_TEMPLATE, conversation()[:2], None) == conversation()[:2]
+
+
+def test_the_form_that_the_template_teaches_is_read() -> None:
+    use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), TOOLS, "auto", is_parallel=True)
+    message, reason = read_message(use, f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
+    assert (message["content"], reason) == ("Let me see.", "tool_calls")
+    assert len(message["tool_calls"]) == 1
+
+
+@in_loop
+async def test_openais_client_reads_calls_and_sends_them_back() -> None:
+    app, _ = make_server(next_token=saying(CALL), **LONG)
+    async with listening(app) as url:
+        settings: dict[str, Any] = {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}
+        async with openai.AsyncOpenAI(**settings) as client:
+            asked: dict[str, Any] = {"model": "tiny", "messages": [*CHAT["messages"]], "tools": TOOLS}
+            message = (await client.chat.completions.create(**asked)).choices[0].message
+            asked["messages"] += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "ok"}]
+            again = await client.chat.completions.create(**asked)
+            # This helper of the client takes strict tools only.
+            asked["tools"] = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+            async with client.chat.completions.stream(**asked) as stream:
+                async for _ in stream:
+                    pass
+                streamed = (await stream.get_final_completion()).choices[0].message
+    for answer in (message, again.choices[0].message, streamed):
+        assert json.loads(answer.tool_calls[0].function.arguments) == {"city": "Orléans"}
