@@ -23,7 +23,7 @@ from quire.weights.sources import resolve_source
 def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     output = output_of()
-    configure_logging(output)
+    configure_logging(output, "INFO")  # one line per request
     from quire.server.options import ServerOptions
 
     options = ServerOptions(**chosen_server_options(values))

@@ -81,9 +81,9 @@ class Generation:
         }
 
 
-def configure_logging(output: Output) -> None:
-    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else warnings; `-vv` shows everything."""
-    default = "DEBUG" if output.verbosity >= 2 else "ERROR" if output.verbosity < 0 else "WARNING"
+def configure_logging(output: Output, usual: str = "WARNING") -> None:
+    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else from level `usual` on; `-vv` shows everything."""
+    default = "DEBUG" if output.verbosity >= 2 else "ERROR" if output.verbosity < 0 else usual
     level = os.environ.get("QUIRE_LOGGING_LEVEL", default).upper()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))

@@ -13,7 +13,7 @@ from quire.config import EngineOptions
 from quire.engine.process.child import Channel, serve
 from quire.engine.process.client import EngineClient, RequestStream
 from quire.engine.process.messages import RequestUpdate, Submit
-from quire.errors import EngineDeadError, ModelNotFoundError, QueueFullError
+from quire.errors import DuplicateRequestError, EngineDeadError, ModelNotFoundError, QueueFullError
 from quire.sampling_params import SamplingParams
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
@@ -80,6 +80,16 @@ def test_many_requests_at_once_get_their_own_texts() -> None:
             assert sum(len(choice.token_ids) for update in updates for choice in update.choices) == index + 1
 
     play(scenario)
+
+
+def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        stream = client.submit(submission())
+        with pytest.raises(DuplicateRequestError, match="'r' is in use"):
+            client.submit(submission())
+        assert text_of(await read(stream)) == "hello"
+
+    play(scenario, next_token=saying("hello"))
 
 
 def test_a_slow_reader_gets_all_of_it_in_fewer_pieces() -> None:

@@ -36,7 +36,7 @@ from quire.engine.process.messages import (
     Updates,
     frame,
 )
-from quire.errors import EngineDeadError
+from quire.errors import DuplicateRequestError, EngineDeadError
 
 REAP_CHECK_S = 0.01
 KILL_AFTER_S = 5.0
@@ -162,8 +162,13 @@ class EngineClient:
         return len(self._streams)
 
     def submit(self, request: Submit) -> RequestStream:
-        """Send a request; its updates come through what is returned. Raises: EngineDeadError."""
+        """Send a request; its updates come through what is returned.
+
+        Raises: EngineDeadError; DuplicateRequestError while another request has this id.
+        """
         self._check_alive()
+        if request.request_id in self._streams:
+            raise DuplicateRequestError(f"request id '{request.request_id}' is in use by a running request")
         stream = RequestStream(request.request_id)
         self._streams[request.request_id] = stream
         self._send(request)
