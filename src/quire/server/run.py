@@ -22,6 +22,7 @@ from quire.server.connection import Connection
 from quire.server.gate import wrap
 from quire.server.logs import use_format
 from quire.server.options import ServerOptions
+from quire.server.registration import registered
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
 
@@ -43,7 +44,8 @@ def serve(
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
     use_format(options.log_format)
-    with bind(options.host, options.port) as listener:
+    name = options.model_name(engine_options)
+    with bind(options.host, options.port) as listener, registered(_url(listener), name):
         asyncio.run(_Service(listener, engine_options, options).run(on_ready))
 
 
@@ -110,7 +112,7 @@ class _Service:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
                 starting.result()
-                on_ready(self._url())
+                on_ready(_url(self._listener))
                 _notify("READY=1")
                 await stopping
             await self._drain()
@@ -147,9 +149,10 @@ class _Service:
         while self._state.admission.num_requests and loop.time() < deadline and not self._stop_now.is_set():
             await asyncio.sleep(DRAIN_CHECK_S)
 
-    def _url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _notify(message: str) -> None:
