@@ -330,3 +330,15 @@ def test_a_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
 def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:
     with pytest.raises(MemoryCapacityError, match="of memory are missing"):
         resolved(replace(CPU, available_memory_bytes=270_000_000 + BLOCK_BYTES))
+
+
+def test_who_wants_interactivity_gets_short_steps_on_cpus() -> None:
+    config = resolved(performance_mode="interactivity")
+    assert config.scheduler.prefill_tokens_per_decode == 3
+    (decision,) = [item for item in config.decisions if item.name == "prefill_tokens_per_decode"]
+    assert "performance_mode=interactivity" in decision.reason
+    for others in (
+        resolved(), resolved(GPU, performance_mode="interactivity"),
+        resolved(performance_mode="interactivity", enable_chunked_prefill=False),
+    ):  # fmt: skip
+        assert others.scheduler.prefill_tokens_per_decode is None

@@ -23,6 +23,7 @@ KV_SCALE_BYTES = {**dict.fromkeys(DTYPES, 0), "int8": 4}
 """Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 POLICIES = ("fcfs", "priority", "sjf")
+PERFORMANCE_MODES = ("throughput", "interactivity")
 DEFAULT_MAX_NUM_SEQS = 256
 MAX_NUM_EVENTS = 2**31 - 1
 MAX_NUM_SEQS = 65_536
@@ -73,6 +74,10 @@ class EngineOptions:
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
     max_long_partial_prefills: int = option(1, "of these, prompts above long_prefill_token_threshold")
     long_prefill_token_threshold: int = option(0, "longer prompts are long: at most so many tokens a step; 0: off")
+    performance_mode: str = option(
+        "throughput", "interactivity, on CPUs: prompts take small shares of steps in which others generate",
+        choices=PERFORMANCE_MODES,
+    )  # fmt: skip
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
     max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
@@ -166,6 +171,8 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
+    prefill_tokens_per_decode: int | None = None
+    """Of a step in which requests generate, prompts get so many tokens per such request, but 32 in all; None: all."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None

@@ -75,6 +75,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         max_num_partial_prefills=options.max_num_partial_prefills,
         max_long_partial_prefills=options.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
+        prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
@@ -225,6 +226,14 @@ def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: l
     return model_len
 
 
+def _resolve_prefill_share(options: EngineOptions, device: str, decisions: list[Decision]) -> int | None:
+    if options.performance_mode == "throughput" or device != "cpu" or not options.enable_chunked_prefill:
+        return None
+    reason = "performance_mode=interactivity: a step with prompts in it takes about 4 times as long as one without"
+    decisions.append(Decision("prefill_tokens_per_decode", "3", reason))
+    return 3
+
+
 def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list[Decision]) -> int:
     threshold, num_partial = options.long_prefill_token_threshold, options.max_num_partial_prefills
     if threshold or num_partial == 1:
@@ -236,15 +245,9 @@ def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list
 
 
 def _memory_for_kv(
-    options: EngineOptions,
-    hardware: Hardware,
-    model: ModelConfig,
-    dtype: str,
-    weights: int,
-    num_tokens: int,
-    *,
-    uses_plan: bool,
-) -> _Memory:
+    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int,
+    *, uses_plan: bool,
+) -> _Memory:  # fmt: skip
     """How much memory is left for KV. Raises MemoryCapacityError when the weights alone do not fit."""
     if hardware.device == "cpu":
         usable, activations = hardware.available_memory_bytes, 0

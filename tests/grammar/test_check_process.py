@@ -178,7 +178,7 @@ def test_others_wait_no_longer_than_the_deadline() -> None:
     process = CheckProcess(deadline_s=1.0)
     process.check(GOOD)
     process._turn.acquire()  # as another thread's grammar does
-    with pytest.raises(QueueFullError, match="within 1 s"):
+    with pytest.raises(QueueFullError, match="within 4 s"):
         process.check(GOOD)
     process._turn.release()
     assert isinstance(process.check(GOOD), str)
@@ -187,7 +187,7 @@ def test_others_wait_no_longer_than_the_deadline() -> None:
 
 def test_a_process_that_got_no_time_to_compute_refuses_nothing() -> None:
     """On a machine that is too busy a good grammar must not be called a bad one."""
-    process = CheckProcess(deadline_s=1.0)
+    process = CheckProcess(deadline_s=4.0)
     process.check(GOOD)
     child = process._process
     assert child is not None

@@ -2,8 +2,10 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from quire.config import SchedulerConfig
 from quire.errors import CapacityError, InvalidParameterError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler import step_plan
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SequenceUpdate
 from tests.fakes import chain_all, token_after
@@ -23,6 +26,14 @@ _FIRST = [_RANDOM.randrange(VOCAB_SIZE) for _ in range(30)]
 # The second base shares eight tokens with the first, the third none.
 BASES = [_FIRST, _FIRST[:8] + _FIRST[20:], [_RANDOM.randrange(VOCAB_SIZE) for _ in range(30)]]
 MAX_STEPS = 4000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_shares() -> Iterator[None]:
+    """Prompts here are as long as the smallest share of a step that prompts get."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_plan, "MIN_PREFILL_TOKENS", 2)
+        yield
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_num_partial_prefills=draw(st.integers(1, 3)),
         max_long_partial_prefills=draw(st.integers(1, 2)),
         long_prefill_token_threshold=draw(st.integers(0, 8)) if chunked else 0,
+        prefill_tokens_per_decode=draw(st.sampled_from((None, 1, 3))) if chunked else None,
         policy=draw(st.sampled_from(["fcfs", "priority", "sjf"])),
     )
 

@@ -1,4 +1,7 @@
+import pytest
+
 from quire.scheduler.step_plan import Share, StepPlan
+from quire.types import Request
 from tests.scheduler.builders import make_config, make_request
 
 
@@ -15,6 +18,38 @@ def test_the_budget_is_spent_and_refunded() -> None:
 def test_the_threshold_cuts_chunks() -> None:
     plan = StepPlan(make_config(long_prefill_token_threshold=4))
     assert [plan.chunk_len(num_left) for num_left in (3, 4, 5, 500)] == [3, 4, 4, 4]
+
+
+def running(num_left: int) -> Request:
+    request = make_request(f"with {num_left} left", 100)
+    request.num_computed_tokens = 100 - num_left
+    return request
+
+
+@pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 32), (10, 32), (11, 33), (100, 300)])
+def test_prompts_get_a_share_of_a_step_in_which_others_generate(num_decodes: int, expected: int) -> None:
+    plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
+    plan.limit_prefill([running(1)] * num_decodes + [running(70)])
+    assert plan.chunk_len(500) == expected
+    assert plan.chunk_len(1) == 1
+
+
+def test_the_share_is_one_for_all_prompts_and_never_for_generation() -> None:
+    plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
+    plan.limit_prefill([running(1)])
+    plan.add(Share(make_request("a"), 1, catches_up=True))
+    plan.add(Share(make_request("b"), 20, catches_up=False))
+    assert (plan.chunk_len(100), plan.chunk_len(1)) == (12, 1)
+    plan.add(Share(make_request("c"), 12, catches_up=False))
+    assert (plan.chunk_len(100), plan.chunk_len(1)) == (0, 1)
+    plan.remove("b")
+    assert plan.chunk_len(100) == 20
+
+
+def test_without_that_wish_prompts_may_fill_a_step() -> None:
+    plan = StepPlan(make_config(max_num_batched_tokens=512))
+    plan.limit_prefill([running(1)])
+    assert plan.chunk_len(500) == 500
 
 
 def test_partial_prompts_are_counted_and_long_ones_apart() -> None:

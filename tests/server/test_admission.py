@@ -53,6 +53,18 @@ def test_seats_and_queue_together_are_the_limit() -> None:
         admission.check_room(ANONYMOUS, 1)
 
 
+def test_those_sent_away_are_told_to_come_back_one_after_another() -> None:
+    # 100 tokens a second, 50 per completion: each takes half a second.
+    statistics = Statistics(num_computed_tokens=1000, num_generated_tokens=500, busy_s=10.0, num_finished={"stop": 10})
+    admission, _, clock = make(max_num_seqs=1, max_queued_requests=1, statistics=statistics)
+    with admission.enter(ANONYMOUS, 1, 1), admission.enter(ANONYMOUS, 1, 1):
+        hints = [refused(admission).retry_after_s for _ in range(9)]
+        assert hints == sorted(hints)
+        assert hints[8] - hints[3] == pytest.approx(2.5)
+        clock.now_s += 1000
+        assert refused(admission).retry_after_s == pytest.approx(hints[0])
+
+
 def test_n_counts_as_n() -> None:
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=3)
     with admission.enter(ANONYMOUS, 1, 4):

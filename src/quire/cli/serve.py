@@ -27,7 +27,8 @@ def serve_command(model: str | None, **values: Any) -> None:
     from quire.server.options import ServerOptions
 
     options = ServerOptions(**chosen_server_options(values))
-    engine = EngineOptions.from_kwargs(model, **chosen_engine_options(values))
+    # Several people watch several answers: none shall stand still for another's prompt.
+    engine = EngineOptions.from_kwargs(model, **{"performance_mode": "interactivity", **chosen_engine_options(values)})
     with show_progress(output) as progress:
         # A model that is not there must be reported before an engine process is started for it.
         resolve_source(engine.model, revision=engine.revision, progress=progress)

@@ -224,6 +224,7 @@ class Scheduler:
     # --- Parts of a step ------------------------------------------------------------------------
 
     def _run_all(self, plan: StepPlan) -> None:
+        plan.limit_prefill(self._requests.running)
         self._continue_running(tuple(self._requests.running), plan)
         if plan.num_preempted == 0:
             self._admit_waiting(plan)
@@ -247,9 +248,9 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:  # preempted in this step
                 continue
             num_left = request.num_tokens - request.num_computed_tokens
-            if num_left == 0:  # its next token is not chosen yet
-                continue
             num_tokens = plan.chunk_len(num_left)
+            if num_tokens == 0:  # its next token is not chosen yet, or prompts have had their share
+                continue
             copies = self._allocate_or_preempt(request, num_tokens, plan)
             if copies is not None:
                 self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
@@ -286,7 +287,7 @@ class Scheduler:
         if num_tokens < num_left:
             if not plan.allows_long_partial(request):
                 return Admission.OVERTAKEN
-            if not plan.allows_partial():
+            if not num_tokens or not plan.allows_partial():
                 return Admission.BLOCKED
         num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
         if not self.blocks.fits(request, hit, num_reserved):

@@ -4,10 +4,14 @@ Next to read: `scheduler.py`, which fills it, and `executor_view.py`, which turn
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.config import SchedulerConfig
 from quire.types import BlockCopy, Request
+
+MIN_PREFILL_TOKENS = 32
+"""Beside however few requests that generate: fewer rows would not use the CPU's products well."""
 
 
 class Admission(enum.Enum):
@@ -43,27 +47,39 @@ class StepPlan:
         self._config = config
         self._num_partial = 0
         self._num_long_partial = 0
+        self._prefill_budget = config.max_num_batched_tokens
         self.budget = config.max_num_batched_tokens
         self.free_seats = 0
         self.shares: dict[str, Share] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0
 
+    def limit_prefill(self, running: Iterable[Request]) -> None:
+        """Keep the step short for those who generate in it, if that is wanted."""
+        per_decode = self._config.prefill_tokens_per_decode
+        if per_decode is not None:
+            num_decodes = sum(request.num_tokens - request.num_computed_tokens == 1 for request in running)
+            if num_decodes:
+                self._prefill_budget = max(MIN_PREFILL_TOKENS, per_decode * num_decodes)
+
     def chunk_len(self, num_left: int) -> int:
-        """How many of `num_left` tokens a request gets now."""
+        """How many of `num_left` tokens a request gets now; 0 where prompts have had their share of the step."""
         threshold = self._config.long_prefill_token_threshold
-        return min(num_left, self.budget, threshold) if threshold else min(num_left, self.budget)
+        given = min(num_left, self.budget, threshold) if threshold else min(num_left, self.budget)
+        return given if given <= 1 else min(given, self._prefill_budget)
 
     def add(self, share: Share) -> None:
         """Give a request its tokens."""
         self.shares[share.request.request_id] = share
         self.budget -= share.num_tokens
+        self._prefill_budget -= share.num_tokens if share.num_tokens > 1 else 0
 
     def remove(self, request_id: str) -> None:
         """Take a preempted request out, with its tokens and copies, if it was in."""
         share = self.shares.pop(request_id, None)
         if share is not None:
             self.budget += share.num_tokens
+            self._prefill_budget += share.num_tokens if share.num_tokens > 1 else 0
         self.num_preempted += 1
 
     def add_partial(self, request: Request, num_missing_blocks: int) -> None:

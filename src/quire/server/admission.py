@@ -6,7 +6,7 @@ running, as the engine last said. Knows no HTTP beyond the errors. Next to read:
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -70,6 +70,7 @@ class Admission:
         self._held: Counter[str] = Counter()
         self._limits: dict[str, RateLimits] = {}
         self._throughput = Throughput(clock)
+        self._returning = _Returning()
         self._tracer = tracer
 
     # --- What the routes call -------------------------------------------------------------------
@@ -136,7 +137,10 @@ class Admission:
 
     def _full(self, what: str) -> ApiError:
         statistics = self._statistics()
-        wait_s = self._throughput.wait_s(statistics, self.num_waiting_tokens, self.num_waiting)
+        # Those who were told to come back come first: with one time for all of them, most would be sent away again.
+        num_before = self._returning.count(self._clock())
+        wait_s = self._throughput.wait_s(statistics, self.num_waiting_tokens, self.num_waiting + num_before)
+        self._returning.add(self._clock() + wait_s)
         message = f"the server is busy: {what}; try again later"
         return self._refuse(ApiError(429, message, code="queue_full", retry_after_s=wait_s))
 
@@ -167,6 +171,23 @@ class Admission:
         statistics = statistics_of(self._supervisor)
         self._throughput.note(statistics)
         return statistics
+
+
+class _Returning:
+    """When clients that were sent away were told to come back; the last 10,000 of them."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=10_000)
+
+    def add(self, time_s: float) -> None:
+        """One more comes at this time."""
+        self._times_s.append(time_s)
+
+    def count(self, now_s: float) -> int:
+        """How many are still to come."""
+        while self._times_s and self._times_s[0] <= now_s:
+            self._times_s.popleft()
+        return len(self._times_s)
 
 
 def statistics_of(supervisor: Supervisor) -> Statistics:
