@@ -62,7 +62,6 @@ def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: 
             os.kill(client.pid, number)
         assert len(await tokens(client)) == 20
         running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
-        running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
         client.kill()
         with pytest.raises(EngineDeadError):
             await read(running)
