@@ -34,9 +34,10 @@ def test_a_cancel_storm_leaves_nothing_behind(server: Server) -> None:
     async def storm() -> None:
         await ask(server.url, HELLO)
         num_files = server.num_files()
-        bodies = [chat_body(f"Story {index}", 1900, stream=index % 2 == 0) for index in range(SEATS + QUEUE)]
+        # Fewer than there is room for: the place of the first may be given back a moment after its answer.
+        bodies = [chat_body(f"Story {index}", 1900, stream=index % 2 == 0) for index in range(QUEUE)]
         seen = await asyncio.gather(*(ask(server.url, body, Manners(hang_up_after_s=0.5)) for body in bodies))
-        assert all(item.hung_up for item in seen)
+        assert [(item.status, item.error) for item in seen if not item.hung_up] == []
         assert await server.seconds_until_idle() < math.inf
         assert (await ask(server.url, HELLO)).is_good
         assert (await server.metrics()).value("quire_requests_total", finish_reason="abort") > 0
