@@ -138,17 +138,21 @@ class InputProcessor:
         if self._tokenizer is None:
             raise PromptError("this engine has no tokenizer: give the prompt as token ids")
         text = parsed.text or ""
-        self._check_text_length(text, self._tokenizer)
+        self.check_text_length(text)
         token_ids = self._tokenizer.encode(text)
         if not token_ids:
             raise PromptError("the prompt is empty: its text has no tokens")
         return token_ids
 
-    def _check_text_length(self, text: str, tokenizer: Tokenizer) -> None:
-        """Refuse at once a text that is too long however it is cut: 10 MB would take 18 s to tokenise."""
-        max_model_len = self._config.scheduler.max_model_len
+    def check_text_length(self, text: str) -> None:
+        """Refuse at once a text that is too long however it is cut: 10 MB would take 18 s to tokenise.
+
+        Raises: ContextLengthError.
+        """
+        max_model_len, tokenizer = self._config.scheduler.max_model_len, self._tokenizer
         # Only where a token is a run of bytes: elsewhere one unknown token may stand for a text of any length.
-        if len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len or tokenizer.byte_decoding is None:
+        is_likely = len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len
+        if is_likely or tokenizer is None or tokenizer.byte_decoding is None:
             return
         fewest_tokens = -(-len(text) // tokenizer.max_token_chars)
         if fewest_tokens > max_model_len:

@@ -4,6 +4,7 @@ Next to read: `gate/keys.py`, where callers come from.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -19,6 +20,14 @@ class Caller:
 
     client_id: str = "anonymous"
     cache_salt: str = ""
+
+    def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
+        """What `InputProcessor.prepare` must know of a request of this caller; `cache_salt` is the request's own."""
+        return {
+            "priority": priority or 0,
+            "client_id": self.client_id,
+            "cache_salt": self.cache_salt + (cache_salt or ""),
+        }
 
 
 ANONYMOUS = Caller()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from quire.config import EngineConfig
-from quire.engine.input_processor import LIKELY_CHARS_PER_TOKEN, InputProcessor
+from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
-from quire.errors import ContextLengthError, InvalidParameterError, RequestError
+from quire.errors import InvalidParameterError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
@@ -88,24 +88,12 @@ class FrontEnd:
         """
         if isinstance(prompt, str):
             if max_len is None:
-                self._check_length(prompt)
+                self.input_processor.check_text_length(prompt)
             text, token_ids = prompt, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         else:
             text, token_ids = None, prompt
         num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
         return PromptTokens(text, token_ids[num_truncated:], num_truncated)
-
-    def _check_length(self, text: str) -> None:
-        """Tokenising takes seconds per megabyte: what cannot fit is refused before."""
-        max_model_len = self.config.scheduler.max_model_len
-        if self.tokenizer.byte_decoding is None or len(text) <= LIKELY_CHARS_PER_TOKEN * max_model_len:
-            return
-        fewest_tokens = -(-len(text) // self.tokenizer.max_token_chars)
-        if fewest_tokens > max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {len(text)} characters, so at least {fewest_tokens} tokens; the context holds "
-                f"{max_model_len}: shorten the prompt"
-            )
 
     @property
     def template(self) -> str | None:

@@ -73,9 +73,7 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
             new_id("chat"),
             prompt,
             front_end.sampling_params(chosen),
-            priority=body.priority or 0,
-            client_id=caller.client_id,
-            cache_salt=caller.cache_salt + (body.cache_salt or ""),
+            **caller.identity(body.priority, body.cache_salt),
         )
     answer_id = f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl")
     return ChatJob(body, answer_id, timestamp(), request, prompt, _opening(body), tool_use)

@@ -98,9 +98,7 @@ def _prepare(front_end: FrontEnd, body: CompletionRequest, caller: Caller) -> Co
                 new_id("cmpl"),
                 prompt,
                 params,
-                priority=body.priority or 0,
-                client_id=caller.client_id,
-                cache_salt=caller.cache_salt + (body.cache_salt or ""),
+                **caller.identity(body.priority, body.cache_salt),
             )
             for prompt in prompts
         ]

@@ -47,9 +47,7 @@ def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> lis
             new_id("embd"),
             front_end.prompt(text, add_special_tokens=body.add_special_tokens is not False, max_len=max_len),
             params,
-            priority=body.priority or 0,
-            client_id=caller.client_id,
-            cache_salt=caller.cache_salt,
+            **caller.identity(body.priority),
         )
         for text in body.inputs
     ]

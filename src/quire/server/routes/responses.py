@@ -140,9 +140,7 @@ def _prepare(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model:
             new_id("resp"),
             prompt,
             front_end.sampling_params(chosen),
-            priority=body.priority or 0,
-            client_id=caller.client_id,
-            cache_salt=caller.cache_salt + (body.cache_salt or ""),
+            **caller.identity(body.priority, body.cache_salt),
         )
     response_id = f"resp_{body.request_id}" if body.request_id else new_id("resp").replace("-", "_")
     return ResponseJob(body, response_id, new_id("msg").replace("-", "_"), timestamp(), model, request, writer)
