@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak.server import Server, serving
 from tests.cli.batch_inputs import by_id, request, write_lines
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.soak_client import Seen, ask, chat_body
-from benchmarks.soak_faults import cut_links
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak.client import Seen, ask, chat_body
+from benchmarks.soak.faults import cut_links
+from benchmarks.soak.server import Server, serving
 from tests.cli.tiny_directory import make_tiny_directory
 
 WORDS = ("one", "two", "three", "four")

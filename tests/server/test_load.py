@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak_client import Manners, ask, chat_body
-from benchmarks.soak_loads import HELLO, gathered, pool_pressure
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak.client import Manners, ask, chat_body
+from benchmarks.soak.loads import HELLO, gathered, pool_pressure
+from benchmarks.soak.server import Server, serving
 from tests.cli.tiny_directory import make_tiny_directory
 
 SEATS, QUEUE = 4, 60

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import soak
-from benchmarks.soak_row import Row, at_percent, slope
+from benchmarks.soak import __main__ as soak
+from benchmarks.soak.row import Row, at_percent, slope
 
 
 def test_rows() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak_client import Manners, Seen, ask, chat_body, get
+from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
 from tests.cli.stub_server import Answer, Handler, chunks, stub_server
 
 

@@ -5,7 +5,7 @@
     make soak, make faults
 
 One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
-not. Timings want a machine that does nothing else. Next to read: `soak_loads.py`, `soak_long.py`, `soak_faults.py`.
+not. Timings want a machine that does nothing else. Next to read: `loads.py`, `long.py`, `faults.py`.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks import soak_faults, soak_loads, soak_long
-from benchmarks.soak_row import Row
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak import faults, loads, long
+from benchmarks.soak.row import Row
+from benchmarks.soak.server import Server, serving
 
 HEADER = ("id", "what", "measured", "pass?")
 SEATS, QUEUE = 8, 32
@@ -41,22 +41,22 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
 
     queue = ("--max-queued-requests", str(QUEUE))
     return {
-        "L1": lambda: on_server(lambda server: soak_long.soak(server, duration_s=duration_s, seed=arguments.seed)),
+        "L1": lambda: on_server(lambda server: long.soak(server, duration_s=duration_s, seed=arguments.seed)),
         "L2": lambda: on_server(
-            lambda server: soak_long.overload(server, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)), *queue
+            lambda server: long.overload(server, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)), *queue
         ),
-        "L3": lambda: on_server(soak_loads.cancel_storm),
-        "L4": lambda: on_server(soak_loads.fairness),
-        "L5": lambda: on_server(soak_loads.slow_readers, "--max-num-seqs", "24"),
-        "L6": lambda: on_server(soak_loads.connections),
-        "L8": lambda: soak_loads.pool_pressure(model),
-        "F1": lambda: soak_faults.sigterm(model, repeat=repeat("F1")),
-        "F2": lambda: soak_faults.kill_engine(model, repeat=repeat("F2")),
-        "F3": lambda: soak_faults.failing_row(model, repeat=repeat("F3")),
-        "F4": lambda: soak_faults.stopped_engine(model),
-        "F5": lambda: soak_faults.cut_links(model, count=repeat("F5")),
-        "F8": lambda: soak_faults.suspended(model),
-        "F10": lambda: soak_faults.cannot_start(model),
+        "L3": lambda: on_server(loads.cancel_storm),
+        "L4": lambda: on_server(loads.fairness),
+        "L5": lambda: on_server(loads.slow_readers, "--max-num-seqs", "24"),
+        "L6": lambda: on_server(loads.connections),
+        "L8": lambda: loads.pool_pressure(model),
+        "F1": lambda: faults.sigterm(model, repeat=repeat("F1")),
+        "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
+        "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),
+        "F4": lambda: faults.stopped_engine(model),
+        "F5": lambda: faults.cut_links(model, count=repeat("F5")),
+        "F8": lambda: faults.suspended(model),
+        "F10": lambda: faults.cannot_start(model),
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The load table: what a server must bear. Each function is one row, against a server that runs.
 
-L1 and L2 are in `soak_long.py`. Next to read: `soak_client.py`, `soak_faults.py`.
+L1 and L2 are in `long.py`. Next to read: `client.py`, `faults.py`.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.soak_client import Manners, Seen, ask, chat_body, get
-from benchmarks.soak_row import Row, at_percent
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
+from benchmarks.soak.row import Row, at_percent
+from benchmarks.soak.server import Server, serving
 
 HELLO = chat_body("Say hello.", 8)
 LONG_TEXT = "the river runs to the sea and the wind carries the rain over the hills again "

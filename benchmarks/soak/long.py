@@ -1,6 +1,6 @@
 """The rows that take long: L1, a soak with clients of all kinds, and L2, far more than the server can do.
 
-Next to read: `soak_loads.py`.
+Next to read: `loads.py`.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.soak_client import POLITE, Manners, Seen, ask, chat_body
-from benchmarks.soak_loads import HELLO, background, gathered, prompt_of
-from benchmarks.soak_row import Row, at_percent, slope
-from benchmarks.soak_server import Server, probes
+from benchmarks.soak.client import POLITE, Manners, Seen, ask, chat_body
+from benchmarks.soak.loads import HELLO, background, gathered, prompt_of
+from benchmarks.soak.row import Row, at_percent, slope
+from benchmarks.soak.server import Server, probes
 
 DEADLINE_S = 120.0
 NUM_PARTS = 10

@@ -1,6 +1,6 @@
 """A real `quire serve` to be put under load: started, watched from outside, signalled, ended.
 
-Next to read: `soak_client.py`.
+Next to read: `client.py`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.soak_client import Seen, get
+from benchmarks.soak.client import Seen, get
 from quire.cli.top_metrics import Metrics
 
 START_S = 120.0

@@ -1,6 +1,6 @@
 """The fault table: what a server must survive. Each function is one row and starts the servers that it needs.
 
-Next to read: `soak_server.py`, `src/quire/engine/faults.py`.
+Next to read: `server.py`, `src/quire/engine/faults.py`.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.soak_client import Manners, Seen, ask, chat_body, get
-from benchmarks.soak_loads import HELLO, is_healthy
-from benchmarks.soak_row import Row
-from benchmarks.soak_server import Server, serving
+from benchmarks.soak.client import Manners, Seen, ask, chat_body, get
+from benchmarks.soak.loads import HELLO, is_healthy
+from benchmarks.soak.row import Row
+from benchmarks.soak.server import Server, serving
 
 KILLS_PER_SERVER = 4
 """The fifth within a minute ends the server, which is tested by itself."""

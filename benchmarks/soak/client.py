@@ -1,6 +1,6 @@
 """A client that may misbehave: hang up after a time or a number of bytes, read slowly, or send half a request.
 
-One connection per request. Times are of `time.perf_counter()`. Next to read: `soak_loads.py`.
+One connection per request. Times are of `time.perf_counter()`. Next to read: `loads.py`.
 """
 
 import asyncio
