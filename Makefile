@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 BIN := $(VENV)/bin
+CLIENTS := $(VENV)/clients
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
 CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
@@ -16,9 +17,9 @@ help:  ## list the targets
 run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 	@$(BIN)/quire run "$(PROMPT)"
 
-test: $(VENV)/.installed-dev  ## set everything up, then run the tests
+test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
-	$(BIN)/python -m pytest $(ARGS)
+	QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -66,4 +67,12 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need" >&2
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+# Clients whose pinned versions contradict Quire's have an environment of their own: tests/server/test_litellm.py.
+$(VENV)/.installed-clients: $(VENV)/bin/python constraints-clients.txt
+	@echo "installing LiteLLM beside Quire" >&2
+	@$(PYTHON) -m venv --clear --without-pip $(CLIENTS)
+	@$(BIN)/python -m pip --python $(CLIENTS)/bin/python install --disable-pip-version-check --quiet --no-compile \
+		-c constraints-clients.txt 'litellm[mcp]'
 	@touch $@

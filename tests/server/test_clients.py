@@ -1,4 +1,7 @@
-"""Clients that people use, unchanged: OpenAI's own, LangChain and LiteLLM, against a server on a real port."""
+"""Clients that people use, unchanged: OpenAI's own and LangChain, against a server on a real port.
+
+LiteLLM has a file of its own: `test_litellm.py`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -190,18 +193,3 @@ async def test_langchain_tools() -> None:
         model = chat(model=MODEL, base_url=url + "/v1", api_key="any").bind_tools([weather], tool_choice="required")
         (call,) = (await model.ainvoke("How is Rome?")).tool_calls
     assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
-
-
-@in_loop
-async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed")
-    async with serving() as (url, _):
-        settings = {"model": f"openai/{MODEL}", "api_base": url, "api_key": "any", "messages": MESSAGES}
-        answer = await litellm.acompletion(**settings, max_tokens=5)
-        assert answer.choices[0].message.content == TEXT[:5]
-        assert answer.usage.completion_tokens == 5
-        chunks = [chunk async for chunk in await litellm.acompletion(**settings, stream=True)]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
-        with pytest.raises(litellm.BadRequestError):
-            await litellm.acompletion(**settings, temperature=7)
