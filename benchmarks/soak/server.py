@@ -1,79 +1,25 @@
-"""A real `quire serve` to be put under load: started, watched from outside, signalled, ended.
+"""A real `quire serve` to be put under load, and what can be seen of it from outside.
 
-Next to read: `client.py`.
+Next to read: `client.py`, `../server_process.py`.
 """
 
 import asyncio
 import contextlib
-import os
-import re
-import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psutil
-
+from benchmarks.server_process import POLL_S, ServerProcess, quire_serve
 from benchmarks.soak.client import Seen, get
 from quire.cli.top_metrics import Metrics
 
-START_S = 120.0
-POLL_S = 0.02
 
-
-class Server:
-    """The process, its address and what it wrote to stderr. The model is called "soak"."""
+class Server(ServerProcess):
+    """A server whose model is called "soak"."""
 
     def __init__(self, model: str, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", "soak"]
-        # Keys of the user's shell would lock these clients out.
-        inherited = {name: value for name, value in os.environ.items() if name != "QUIRE_API_KEY"}
-        started_s = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, *arguments], stderr=subprocess.PIPE, text=True, env={**inherited, **(environment or {})}
-        )
-        self.lines: list[str] = []
-        self.url = ""
-        self._announced = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-        if not self._announced.wait(START_S) or not self.url:
-            self.kill()
-            raise RuntimeError(f"the server did not start: {self.stderr}")
-        self.start_s = time.monotonic() - started_s
-
-    @property
-    def stderr(self) -> str:
-        """What it wrote so far."""
-        return "".join(self.lines)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is there."""
-        return self.process.poll() is None
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(r"http://\S+", line)
-            if found and not self.url:
-                self.url = found[0]
-                self._announced.set()
-        self._announced.set()
-
-    def processes(self) -> list[psutil.Process]:
-        """Server and engine, as far as they are there."""
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self.process.pid)
-            return [process, *process.children(recursive=True)]
-        return []
-
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        return psutil.Process(self.process.pid).children()[0]
+        super().__init__(quire_serve(model, *arguments, name="soak"), environment)
 
     def resident_bytes(self) -> int:
         """Memory of server and engine."""
@@ -121,22 +67,11 @@ class Server:
                 return float("inf")
             await asyncio.sleep(POLL_S)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the server."""
-        self.process.send_signal(number)
-
     async def wait(self, limit_s: float = 60.0) -> int | None:
         """The exit code; None if it does not end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return await asyncio.to_thread(self.process.wait, limit_s)
         return None
-
-    def kill(self) -> None:
-        """End it at once; its engine ends with it."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.process.wait()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 # Its table of prices and its tokenizer would be fetched.
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
 
-import litellm  # noqa: E402
+import litellm
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -3,11 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -17,48 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
+from benchmarks.server_process import ServerProcess, quire_serve
 
 LIMIT_S = 60
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
 
-class Serving:
-    """The process, its address and what it wrote to stderr."""
+class Serving(ServerProcess):
+    """A server whose model is called `name`, and blocking requests to it."""
 
     def __init__(self, model: Path | str, *arguments: str, name: str = "tiny", **environment: str) -> None:
-        command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, "--served-model-name", name, *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        self.lines: list[str] = []
-        self._announced = threading.Event()
-        self.url = ""
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self._announced.wait(LIMIT_S)
-        assert self.url, self.stderr
-
-    @property
-    def stderr(self) -> str:
-        return "".join(self.lines)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(r"http://\S+", line)
-            if found:
-                self.url = found[0]
-                self._announced.set()
-        self._announced.set()
-
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
+        super().__init__(quire_serve(str(model), *arguments, name=name), environment)
 
     def get(self, path: str) -> int:
         """The status of a GET; 0 where nobody answers."""
@@ -87,10 +51,6 @@ class Serving:
             assert time.monotonic() < deadline, self.stderr
             time.sleep(0.02)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the server."""
-        self.process.send_signal(number)
-
     def wait(self) -> int:
         """The exit code."""
         return self.process.wait(LIMIT_S)
@@ -103,9 +63,7 @@ def serving(model: Path | str, *arguments: str, name: str = "tiny", **environmen
     try:
         yield server
     finally:
-        # Its engine ends with it.
-        server.process.kill()
-        server.process.wait()
+        server.kill()
 
 
 class RunningChat:

@@ -1,0 +1,117 @@
+"""A server in a process of its own: started, watched from outside, stopped for a while, signalled, ended.
+
+Quire's says by itself where it listens, once it is ready; of others the address is known and asked. Whoever wants to
+talk with it builds on this: `soak/server.py`, `served_sides.py`, `tests/server/serving.py`.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+START_S = 120.0
+POLL_S = 0.02
+_KEYS = ("QUIRE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
+
+
+def quire_serve(model: str, *arguments: str, name: str) -> list[str]:
+    """The command of a server on a free port."""
+    return [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", name, *arguments]
+
+
+class ServerProcess:
+    """The process, its address and what it wrote to stderr. `start_s`: how long until it was ready."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, url: str = "",
+        ready_path: str = "", start_s: float = START_S,
+    ) -> None:  # fmt: skip
+        """Start it and wait. Without `url` it writes its address when it is ready; else `ready_path` is asked.
+
+        Raises: RuntimeError, with what it wrote, if it ends or is not ready after `start_s` seconds.
+        """
+        # Keys of the user's shell would lock clients out.
+        inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
+        began_s = time.monotonic()
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**inherited, **(environment or {})},
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.url = url
+        self._announced = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        is_ready = self._answers(ready_path, start_s) if url else self._announced.wait(start_s) and bool(self.url)
+        if not is_ready:
+            self.kill()
+            raise RuntimeError(f"the server did not start: {' '.join(command)}\n{self.stderr}")
+        self.start_s = time.monotonic() - began_s
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote so far."""
+        return "".join(self.lines)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self.process.poll() is None
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"http://\S+", line)
+            if found and not self.url:
+                self.url = found[0]
+                self._announced.set()
+        self._announced.set()
+
+    def _answers(self, path: str, limit_s: float) -> bool:
+        end_s = time.monotonic() + limit_s
+        while self.is_running and time.monotonic() < end_s:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + path, timeout=limit_s):
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def processes(self) -> list[psutil.Process]:
+        """Server and engine, as far as they are there."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server."""
+        self.process.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop it where it stands, with all its processes."""
+        for process in self.processes():
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        for process in self.processes():
+            process.resume()
+
+    def kill(self) -> None:
+        """End it at once, with all its processes."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
