@@ -11,7 +11,7 @@ import pytest
 from quire.cli import batch_run
 from quire.cli.batch_files import AnswerFile, read_requests
 from quire.cli.batch_run import BatchCounts, BatchRun
-from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_address import ServerUnreachableError
 from quire.cli.server_client import client_settings
 from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
 from tests.cli.stub_server import Answer, Handler, stub_server

@@ -99,6 +99,15 @@ def test_bad_usage(arguments: tuple[str, ...], message: str) -> None:
     assert message in result.stderr
 
 
+def test_address_and_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub_server(answer) as server:
+        monkeypatch.setenv("QUIRE_URL", server.url.removeprefix("http://") + "/v1")
+        monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+        monkeypatch.setenv("OPENAI_API_KEY", "mine")
+        assert call("bench", "serve", "-c", "1", "--requests", "1").exit_code == 0
+    assert {headers["Authorization"] for _, headers, _ in server.requests} == {"Bearer mine"}
+
+
 def test_no_server() -> None:
     with stub_server(answer) as server:
         url = server.url

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from quire.cli.load_client import Answer, Endpoint, ServerUnreachableError, StreamClient
+from quire.cli.load_client import Answer, Endpoint, StreamClient
+from quire.cli.server_address import ServerUnreachableError
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
 
 BODY = {"model": "tiny", "messages": [], "stream": True}
@@ -83,6 +84,24 @@ def test_nobody_there() -> None:
     client = StreamClient(Endpoint.parse(url, "/v1/chat/completions"))
     with pytest.raises(ServerUnreachableError, match="quire serve"):
         asyncio.run(client.ask(BODY))
+
+
+def test_other_servers_end_lines_otherwise_and_do_not_count() -> None:
+    events = (
+        b': ping\r\n\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
+        b'data:{"choices":[{"delta":{"content":"b"}}]}\r\n\r\ndata: [DONE]\r\n\r\n'
+    )
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Content-Length", str(len(events)))
+        handler.end_headers()
+        handler.wfile.write(events)
+
+    with stub_server(answer) as server:
+        (seen,) = ask(server)
+    assert (seen.text, seen.num_tokens, len(seen.chunk_times), seen.error) == ("ab", 2, 2, None)
 
 
 @pytest.mark.parametrize("url", ["https://x", "ftp://x", "http://", ""])

@@ -1,4 +1,4 @@
-"""Addresses, keys, and what becomes of a server's errors."""
+"""Keys, proxies, and what becomes of a server's errors."""
 
 import json
 import time
@@ -7,36 +7,14 @@ from typing import Any
 
 import pytest
 
-from quire.cli.load_client import ServerUnreachableError
-from quire.cli.server_client import ServerAnswerError, ServerClient, api_key, base_url, client_settings
+from quire.cli.server_address import ServerUnreachableError
+from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 
-@pytest.mark.parametrize(
-    ("url", "base"),
-    [
-        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
-        ("http://host/v1/", "http://host"),
-        ("https://host:1/models/v1", "https://host:1/models"),
-        ("http://[::1]:8000", "http://[::1]:8000"),
-    ],
-)
-def test_addresses(url: str, base: str) -> None:
-    assert base_url(url) == base
-
-
-@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:99999", "http://[::1"])
-def test_no_addresses(url: str) -> None:
-    with pytest.raises(ServerUnreachableError, match="not the address"):
-        base_url(url)
-
-
-def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert api_key() == ""
     assert client_settings("host")["headers"] == {}
-    monkeypatch.setenv("OPENAI_API_KEY", "second")
-    assert api_key() == "second"
     monkeypatch.setenv("QUIRE_API_KEY", "first, other")
     assert client_settings("host")["headers"] == {"Authorization": "Bearer first"}
 

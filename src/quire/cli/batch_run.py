@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from quire.cli.batch_files import AnswerFile, BatchRequest, Line, answer_line, error_line, succeeded
-from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_address import ServerUnreachableError
 
 BUSY_STATUSES = (429, 503)
 MAX_WAIT_S = 60.0

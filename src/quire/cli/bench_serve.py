@@ -4,7 +4,6 @@ Works with any such server. Next to read: `load_run.py`.
 """
 
 import math
-import os
 import random
 import re
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.load_client import Endpoint
 from quire.cli.load_run import Load, LoadResult, highest_rate, median_tokens, put_load
 from quire.cli.output import Output
+from quire.cli.server_address import DEFAULT_URL, api_key
 from quire.cli.values import LengthList
 
 HELP = """Put load on a server and measure what its clients see.
@@ -99,7 +99,8 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
     short_help="Put load on a server and measure what its clients see.",
     examples=EXAMPLES,
 )
-@click.option("--url", default="http://127.0.0.1:8000", cls=GroupedOption, help="the server  [http://127.0.0.1:8000]")
+@click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
+              help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
 @click.option("--model", default="smollm2", metavar="name", cls=GroupedOption, help="the model's name there  [smollm2]")
 @click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
 @click.option("--rate", type=str, default="", metavar="r,…", cls=GroupedOption, help="requests per second, instead")
@@ -123,7 +124,7 @@ def bench_serve_command(
         raise click.UsageError("--concurrency, --rate and --sweep exclude each other")
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
-    endpoint = Endpoint.parse(url, "/v1/chat/completions", os.environ.get("QUIRE_API_KEY", "").split(",")[0])
+    endpoint = Endpoint.parse(url, "/v1/chat/completions", api_key())
     bodies = Bodies(model, num_words, num_generated, seed)
 
     def measure(load: Load) -> LoadResult:

@@ -15,7 +15,8 @@ from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_sampling, sampling_options
 from quire.cli.output import Output
-from quire.cli.server_client import DEFAULT_URL, ServerAnswerError, ServerClient
+from quire.cli.server_address import DEFAULT_URL
+from quire.cli.server_client import ServerAnswerError, ServerClient
 from quire.errors import PromptError
 from quire.sampling_params import SamplingParams
 

@@ -14,16 +14,9 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from quire.errors import QuireError
+from quire.cli.server_address import ServerUnreachableError, base_url
 
 READ_BYTES = 1 << 16
-
-
-class ServerUnreachableError(QuireError):
-    """There is no server at the address, or it does not speak HTTP."""
-
-    code = "server_unreachable"
-    exit_code = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +30,11 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, path: str, key: str = "") -> "Endpoint":
-        """From a base URL such as "http://127.0.0.1:8000" or "…/v1". Raises: ServerUnreachableError."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise ServerUnreachableError(f"--url {url!r} is not the address of an HTTP server: http://host:port")
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or 80, base + path, key)
+        """From a server's address as people write it. Raises: ServerUnreachableError."""
+        parts = urlsplit(base_url(url))
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ServerUnreachableError(f"--url {url!r}: load is put on plain HTTP only: http://host:port")
+        return cls(parts.hostname, parts.port or 80, parts.path + path, key)
 
 
 @dataclass(slots=True)
@@ -119,6 +111,8 @@ class StreamClient:
                 break
             parser.feed_data(data)
         answer.ended_s = time.perf_counter()
+        # Servers that do not count their tokens send one at a time.
+        answer.num_tokens = answer.num_tokens or len(answer.chunk_times)
         if not response.keeps_alive or answer.error is not None:
             self.close()
         return answer
@@ -177,13 +171,14 @@ class _Response:
             self._answer.retry_after_s = float(value)
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body: complete events are taken out of it."""
+        """Some of the body: complete lines are taken out of it; comments and blank lines say nothing."""
         self._body += body
         if self._is_stream:
-            *events, rest = bytes(self._body).split(b"\n\n")
+            *lines, rest = bytes(self._body).split(b"\n")
             self._body = bytearray(rest)
-            for item in events:
-                self._take_event(item)
+            for line in lines:
+                if line.startswith(b"data:"):
+                    self._take_event(line[5:].strip())
 
     def on_message_complete(self) -> None:
         """The answer has ended."""
@@ -191,8 +186,7 @@ class _Response:
         if not self._is_stream:
             self._answer.error = bytes(self._body[:500]).decode("utf-8", "replace")
 
-    def _take_event(self, item: bytes) -> None:
-        data = item.removeprefix(b"data: ")
+    def _take_event(self, data: bytes) -> None:
         if data == b"[DONE]":
             return
         chunk = self._decoder.decode(data)

@@ -11,7 +11,7 @@ import psutil
 
 from quire.byte_sizes import format_bytes
 from quire.cli.command import VerbCommand, output_of
-from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_address import ServerUnreachableError
 from quire.cli.server_client import ServerAnswerError, ServerClient
 from quire.cli.top_metrics import Metrics
 from quire.server.registration import ServerNote, find

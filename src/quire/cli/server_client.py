@@ -1,11 +1,10 @@
-"""How verbs speak to a server: its address, the key, and its errors as Quire's own. For people's pace, one at a time.
+"""How verbs speak to a server, with its errors as Quire's own. For people's pace, one at a time.
 
-`load_client.py` is for load. Knows no verb. Next to read: `chat_client.py`.
+`load_client.py` is for load. Knows no verb. Next to read: `server_address.py`, `chat_client.py`.
 """
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -13,16 +12,14 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from quire.cli.load_client import ServerUnreachableError
+from quire.cli.server_address import KEY_VARIABLES, ServerUnreachableError, api_key, base_url
 from quire.errors import QuireError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 10.0
 ANSWER_S = 600.0
 """A long prompt on a slow machine: nothing is sent before its first token."""
 MAX_MESSAGE = 500
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
 _EXIT_CODES = {400: 2, 401: 5, 403: 5, 404: 3, 405: 2, 413: 2, 415: 2, 422: 2}
 
 
@@ -49,28 +46,6 @@ class ServerAnswerError(QuireError):
         message = "".join(character if character.isprintable() else " " for character in message[:MAX_MESSAGE])
         hint = f"; set {KEY_VARIABLES[0]}" if status == 401 else ""
         return cls(status, f"the server answers {status}: {message}{hint}", code)
-
-
-def base_url(url: str) -> str:
-    """An address as people write it ("host:8000", "http://host:8000/v1") to one without the API's version.
-
-    Raises: ServerUnreachableError.
-    """
-    whole = url if "://" in url else f"http://{url}"
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(whole)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-    raise ServerUnreachableError(f"--url {url!r} is not the address of a server: http://host:port")
-
-
-def api_key() -> str:
-    """The user's key: the first of `QUIRE_API_KEY`, else `OPENAI_API_KEY`; empty without one."""
-    for name in KEY_VARIABLES:
-        key = os.environ.get(name, "").split(",")[0].strip()
-        if key:
-            return key
-    return ""
 
 
 def client_settings(url: str, *, read_s: float = ANSWER_S) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import click
 
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.output import Output, format_seconds
-from quire.cli.server_client import DEFAULT_URL, ServerAnswerError, ServerClient
+from quire.cli.server_address import DEFAULT_URL
+from quire.cli.server_client import ServerAnswerError, ServerClient
 from quire.cli.top_metrics import Load, Metrics, load_between
 
 HELP = """Watch a server: tokens per second, requests, KV cache, cache hits, latency.
