@@ -1,4 +1,4 @@
-"""What `peers.py` and `quality.py` have in common: options, and where results go."""
+"""What `peers.py`, `quality.py` and `served.py` have in common: options, and where results go."""
 
 import argparse
 import datetime

@@ -1,186 +1,160 @@
-"""What serving costs: the same closed loop of clients through `quire serve` and offline through the engine, by turns.
+"""What serving costs, and what peers' servers do: the same closed loop of clients for all, by turns.
 
-    python -m benchmarks.served [--clients 1,8,32] [--turns 3] [--words 100] [--generate 128]
+    python -m benchmarks.served [--sides quire,llama.cpp,vllm] [--clients 1,8,32] [--turns 3] [--generate 128]
 
-Both sides answer the same conversations, so many at once; when one ends, the next begins. Client, server and engine
-share the machine, as they do for a user. Then, idle: time to the first token of one request, and of the first ten
-after a start. With QUIRE_BENCH_LLAMA_CPP, llama.cpp's server takes a turn too. Next to read: `quire/cli/load_run.py`.
+The engine offline comes first: the others' shares are of its speed. All answer the same conversations, so many at
+once; when one ends, the next begins. Client, server and engine share the machine, as they do for a user; servers that
+wait for their turn are stopped. Then, idle: time to the first token of one request, and of Quire's first ten after a
+start. Peers that are not found are named with the reason. Next to read: `served_sides.py`; results: `README.md`.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import cpu_name, write_result
+from benchmarks.command_line import add_shared_options, cpu_name, finish_arguments, write_result
+from benchmarks.served_sides import RECIPES, Body, Offline, Side, running
+from benchmarks.side_specs import Skipped
 from quire import __version__
 from quire.cli.bench_serve import Bodies
-from quire.cli.load_client import Endpoint
-from quire.cli.load_run import Load, LoadResult, put_load
-from quire.engine.llm import LLM
-from quire.sampling_params import SamplingParams
+from quire.cli.load_run import LoadResult, percentile
 
-MAX_MODEL_LEN = 2048
-READY_TIMEOUT_S = 120.0
-Body = dict[str, Any]
+PERCENTS = (50, 95, 99)
+NUM_IDLE = 20
+IDLE_TOKENS = 4
+OURS = "quire serve"
 
 
-class Offline:
-    """The engine in this process."""
+class Report:
+    """Turns per number of clients and side, to a table as they come and JSON in the end."""
 
-    name = "offline"
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.skipped: list[dict[str, str]] = []
 
-    def __init__(self, model: str) -> None:
-        self._engine = LLM(model, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False).llm_engine
-        self._num_asked = 0
+    def skip(self, name: str, reason: str) -> None:
+        """A side takes no part, or no further."""
+        self.skipped.append({"name": name, "reason": reason})
+        print(f"without {name}: {reason}", file=sys.stderr)
 
-    def measure(self, num_clients: int, bodies: Sequence[Body]) -> tuple[float, list[float]]:
-        """Generated tokens per second, and the time to the first token of each request in seconds."""
-        engine = self._engine
-        waiting = iter(bodies)
-        started: dict[str, float] = {}
-        first: dict[str, float] = {}
-        num_tokens, begin = 0, time.perf_counter()
-
-        def ask() -> None:
-            body = next(waiting, None)
-            if body is None:
-                return
-            self._num_asked += 1
-            request_id = str(self._num_asked)
-            started[request_id] = time.perf_counter()
-            tokenizer = engine.get_tokenizer()
-            text = tokenizer.apply_chat_template(body["messages"])
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
-            params = SamplingParams(temperature=0, max_tokens=body["max_tokens"], ignore_eos=True)
-            engine.add_request(request_id, token_ids, params)
-
-        for _ in range(num_clients):
-            ask()
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                first.setdefault(output.request_id, time.perf_counter() - started[output.request_id])
-                if output.finished:
-                    num_tokens += len(output.outputs[0].token_ids)
-                    ask()
-        return num_tokens / (time.perf_counter() - begin), list(first.values())
+    def case(self, num_clients: int, turns: dict[str, list[LoadResult]]) -> None:
+        """All sides have had all turns with so many clients. The first side is what shares are of."""
+        if not self.rows:
+            print("clients  side            tok/s  of offline  Quire÷it  TTFT ms p50/p95/p99     ITL ms p50/p95/p99")
+        speeds = {name: statistics.median(turn.tokens_per_s for turn in found) for name, found in turns.items()}
+        for name, found in turns.items():
+            row = {
+                "clients": num_clients, "side": name, "tokens_per_s": [turn.tokens_per_s for turn in found],
+                "share": speeds[name] / next(iter(speeds.values())),
+                "quire_ratio": speeds[OURS] / speeds[name] if OURS in speeds else None,
+                **{f"{metric}_ms": percentiles(found, metric) for metric in ("ttft", "itl")},
+            }  # fmt: skip
+            self.rows.append(row)
+            print(line(row), flush=True)
 
 
-class Served:
-    """A server in a process of its own."""
+def percentiles(turns: Sequence[LoadResult], metric: str) -> dict[str, float]:
+    """Of all requests of all turns together."""
+    values = [value for turn in turns for value in turn.values_ms(metric)]
+    return {f"p{percent}": percentile(values, percent) for percent in PERCENTS}
 
-    def __init__(self, name: str, command: list[str], port: int, ready_path: str) -> None:
-        self.name = name
-        self._command = command
-        self._port = port
-        self._ready_path = ready_path
 
-    @contextmanager
-    def running(self) -> Iterator["Served"]:
-        """Start it and wait until it answers."""
-        with subprocess.Popen(self._command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    ratio = "–" if row["quire_ratio"] is None else f"{row['quire_ratio']:.2f}"
+    ttft = " / ".join(f"{value:.0f}" for value in row["ttft_ms"].values())
+    itl = " / ".join(f"{value:.1f}" for value in row["itl_ms"].values())
+    speed = statistics.median(row["tokens_per_s"])
+    begin = f"{row['clients']:7d}  {row['side']:12s} {speed:8.0f} {100 * row['share']:9.0f} %"
+    return f"{begin}  {ratio:>8}  {ttft:22s}  {itl}"
+
+
+@contextmanager
+def only(side: Side, sides: Sequence[Side]) -> Iterator[Side]:
+    """The others are stopped meanwhile: what they do while they wait costs this one nothing."""
+    side.resume()
+    try:
+        yield side
+    finally:
+        if len(sides) > 1:
+            side.pause()
+
+
+def measure_case(sides: list[Side], num_clients: int, turns: Sequence[list[Body]], report: Report) -> None:
+    """All turns with so many clients. A side that fails is reported and leaves. Mutates: `sides`."""
+    found: dict[str, list[LoadResult]] = {side.name: [] for side in sides}
+    for turn, bodies in enumerate(turns):
+        first = turn % len(sides)
+        for side in sides[first:] + sides[:first]:
             try:
-                self._wait(process)
-                yield self
-            finally:
-                process.terminate()
+                with only(side, sides):
+                    found[side.name].append(side.measure(num_clients, bodies))
+            except RuntimeError as error:
+                report.skip(side.name, str(error))
+                sides.remove(side)
+                del found[side.name]
+    report.case(num_clients, found)
 
-    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline and process.poll() is None:
+
+def idle_ms(side: Side, sides: Sequence[Side], bodies: Sequence[Body]) -> float:
+    """Time to the first token of one request at a time."""
+    with only(side, sides):
+        return statistics.median(side.measure(1, [body]).values_ms("ttft")[0] for body in bodies)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Start all sides, measure all cases; what goes into the file."""
+    report = Report()
+    model = arguments.model
+    bodies = Bodies(model, arguments.words, arguments.generate, seed=0, temperature=0)
+    short = Bodies(model, arguments.words, IDLE_TOKENS, seed=1, temperature=0)
+    sides: list[Side] = [Offline(model)]
+    first_ten: list[float] = []
+    with ExitStack() as stack:
+        for name in arguments.sides:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{self._ready_path}"):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise SystemExit(f"{self.name} does not start: {' '.join(self._command)}")
-
-    def measure(self, num_clients: int, bodies: Sequence[Body]) -> tuple[float, list[float]]:
-        """As `Offline.measure`, seen by the clients."""
-        endpoint = Endpoint.parse(f"http://127.0.0.1:{self._port}", "/v1/chat/completions")
-        result: LoadResult = put_load(endpoint, Load(concurrency=num_clients), bodies)
-        if len(result.good) < len(bodies):
-            failed = next(answer.error for answer in result.answers if answer.error is not None)
-            raise SystemExit(f"{self.name}: {len(bodies) - len(result.good)} requests failed: {failed}")
-        return result.tokens_per_s, [answer.time_to_first_s for answer in result.good]
+                if name not in RECIPES:
+                    raise Skipped(f"there is no side {name!r}; there are {', '.join(RECIPES)}")
+                side = stack.enter_context(running(RECIPES[name](model, arguments.threads, vars(arguments))))
+            except (Skipped, RuntimeError) as error:
+                report.skip(name, str(error))
+                continue
+            if side.name == OURS:
+                first_ten = [side.measure(1, short.take(1)).values_ms("ttft")[0] for _ in range(10)]
+            side.measure(8, short.take(8))
+            side.pause()
+            sides.append(side)
+        for num_clients in map(int, arguments.clients.split(",")):
+            requests = max(8, arguments.requests * num_clients)
+            measure_case(sides, num_clients, [bodies.take(requests) for _ in range(arguments.turns)], report)
+        idle = {side.name: idle_ms(side, sides, short.take(NUM_IDLE)) for side in sides}
+        settings = {side.name: dict(side.settings) for side in sides}
+    for name, milliseconds in idle.items():
+        print(f"time to first token, idle, {name}: {milliseconds:.1f} ms")
+    if first_ten:
+        print(f"{OURS}, the same right after its start: first {first_ten[0]:.1f} ms, tenth {first_ten[9]:.1f} ms")
+    return {
+        "schema": "quire.bench.served/1", "version": __version__, "cpu": cpu_name(), "model": model,
+        "num_threads": arguments.threads, "words": arguments.words, "generated": arguments.generate,
+        "settings": settings, "skipped": report.skipped, "rows": report.rows, "idle_ttft_ms": idle,
+        "first_ten_ttft_ms": first_ten,
+    }  # fmt: skip
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--words", type=int, default=100)
-    parser.add_argument("--generate", type=int, default=128)
-    parser.add_argument("--port", type=int, default=8017)
-    parser.add_argument("--json", type=Path, help="file to write  [benchmarks/results/DATE-CPU-served.json]")
-    parser.set_defaults(what="served")
-    arguments = parser.parse_args()
-    bodies = Bodies(arguments.model, arguments.words, arguments.generate, seed=0, temperature=0)
-    offline = Offline(arguments.model)
-    rows: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        server = stack.enter_context(_quire(arguments).running())
-        first_ten = [server.measure(1, bodies.take(1))[1][0] for _ in range(10)]
-        sides: list[Offline | Served] = [offline, server]
-        if (llama := _llama_cpp(arguments)) is not None:
-            sides.append(stack.enter_context(llama.running()))
-        for num_clients in map(int, arguments.clients.split(",")):
-            turns = [bodies.take(max(8, 3 * num_clients)) for _ in range(arguments.turns)]
-            rows += _row(sides, num_clients, turns)
-        idle = {
-            side.name: 1e3 * statistics.median(side.measure(1, bodies.take(1))[1][0] for _ in range(20))
-            for side in sides
-        }
-    for name, milliseconds in idle.items():
-        print(f"time to first token, idle, {name}: {milliseconds:.1f} ms")
-    print(f"the same right after the start: first {1e3 * first_ten[0]:.1f} ms, tenth {1e3 * first_ten[9]:.1f} ms")
-    result = {"rows": rows, "idle_ttft_ms": idle, "first_ten_ttft_ms": [1e3 * value for value in first_ten]}
-    about = {"schema": "quire.bench.served/1", "version": __version__, "cpu": cpu_name(), "model": arguments.model}
-    write_result({**about, **result}, arguments)
-
-
-def _row(sides: list[Offline | Served], num_clients: int, turns: list[list[Body]]) -> list[dict[str, Any]]:
-    speeds: dict[str, list[float]] = {side.name: [] for side in sides}
-    for turn, bodies in enumerate(turns):
-        for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
-            speeds[side.name].append(side.measure(num_clients, bodies)[0])
-    base = statistics.median(speeds[sides[0].name])
-    rows = []
-    for name, values in speeds.items():
-        median = statistics.median(values)
-        print(f"{num_clients:3d} clients  {name:16s} {median:7.0f} tok/s  {100 * median / base:4.0f} %", flush=True)
-        rows.append({"clients": num_clients, "side": name, "tokens_per_s": values, "share": median / base})
-    return rows
-
-
-def _quire(arguments: argparse.Namespace) -> Served:
-    command = [sys.executable, "-m", "quire", "serve", arguments.model, "--port", str(arguments.port)]
-    options = ["--max-model-len", str(MAX_MODEL_LEN), "--no-enable-prefix-caching"]
-    return Served("quire serve", [*command, *options], arguments.port, "/health/ready")
-
-
-def _llama_cpp(arguments: argparse.Namespace) -> Served | None:
-    interpreter = os.environ.get("QUIRE_BENCH_LLAMA_CPP")
-    if not interpreter:
-        print("llama.cpp's server: left out, QUIRE_BENCH_LLAMA_CPP names no interpreter")
-        return None
-    if subprocess.run([interpreter, "-c", "import llama_cpp.server.app"], capture_output=True).returncode:
-        print("llama.cpp's server: left out, that interpreter has no llama-cpp-python[server]")
-        return None
-    from quire.weights.sources import resolve_source
-
-    port = arguments.port + 1
-    command = [interpreter, "-m", "llama_cpp.server", "--model", str(resolve_source(arguments.model).path)]
-    return Served("llama.cpp", [*command, "--port", str(port), "--n_ctx", str(MAX_MODEL_LEN)], port, "/v1/models")
+    add_shared_options(parser, list(RECIPES), what="served")
+    parser.add_argument("--clients", default="1,8,32", help="at once  [%(default)s]")
+    parser.add_argument("--turns", type=int, default=3, help="of each side  [%(default)s]")
+    parser.add_argument("--requests", type=int, default=3, help="per client and turn, at least 8 in all  [%(default)s]")
+    parser.add_argument("--words", type=int, default=100, help="of a prompt  [%(default)s]")
+    parser.add_argument("--generate", type=int, default=128, help="tokens per answer  [%(default)s]")
+    arguments = finish_arguments(parser, None)
+    write_result(run(arguments), arguments)
 
 
 if __name__ == "__main__":

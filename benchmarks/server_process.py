@@ -48,10 +48,12 @@ class ServerProcess:
         self.lines: list[str] = []
         self.url = url
         self._announced = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
+        reader = threading.Thread(target=self._read, daemon=True)
+        reader.start()
         is_ready = self._answers(ready_path, start_s) if url else self._announced.wait(start_s) and bool(self.url)
         if not is_ready:
             self.kill()
+            reader.join(1)
             raise RuntimeError(f"the server did not start: {' '.join(command)}\n{self.stderr}")
         self.start_s = time.monotonic() - began_s
 

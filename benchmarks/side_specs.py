@@ -96,7 +96,7 @@ def make_spec(name: str, models: Models, interpreters: Mapping[str, Any]) -> Sid
             environment[key.removeprefix("env.")] = value
         else:
             options[key] = _value(value)
-    command = (_interpreter(base, kind, interpreters), "-m", kind.module)
+    command = (interpreter(base, kind, interpreters), "-m", kind.module)
     return SideSpec(name, command, str(models.path(weights)), options, environment)
 
 
@@ -107,7 +107,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _interpreter(base: str, kind: Kind, interpreters: Mapping[str, Any]) -> str:
+def interpreter(base: str, kind: Kind, interpreters: Mapping[str, Any]) -> str:
+    """The Python that has a kind's package. Raises: Skipped."""
     if kind.python is None:
         if importlib.util.find_spec(kind.package) is None:
             raise Skipped(f"{kind.package} is not installed here")
