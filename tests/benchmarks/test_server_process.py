@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+import time
 
 import psutil
 import pytest
@@ -21,6 +22,14 @@ def command(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(code), *arguments]
 
 
+def wait_until_stopped(server: ServerProcess, stopped: bool) -> None:
+    """Signals take effect a moment later."""
+    end_s = time.monotonic() + 60
+    while (psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED) != stopped:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def test_a_server_that_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", "the user's")
     server = ServerProcess(command(SERVER, "0"), {"MINE": "given"})
@@ -30,9 +39,9 @@ def test_a_server_that_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None
         assert server.stderr.startswith("key None given\n")
         assert server.start_s > 0
         server.pause()
-        assert psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED
+        wait_until_stopped(server, True)
         server.resume()
-        assert psutil.Process(server.process.pid).status() != psutil.STATUS_STOPPED
+        wait_until_stopped(server, False)
     finally:
         server.kill()
     assert not server.is_running
