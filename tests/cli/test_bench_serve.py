@@ -108,6 +108,24 @@ def test_address_and_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert {headers["Authorization"] for _, headers, _ in server.requests} == {"Bearer mine"}
 
 
+@pytest.mark.parametrize(("status", "exit_code"), [(401, 5), (404, 3), (503, 5)])
+def test_a_server_that_refuses_is_reported_as_by_other_verbs(status: int, exit_code: int) -> None:
+    def refuse(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_json(status, {"error": {"message": "because", "code": "the_code"}})
+
+    with stub_server(refuse) as server:
+        result = call("bench", "serve", "--url", server.url)
+    assert result.exit_code == exit_code
+    assert f"error[the_code]: the server answers {status}: because" in result.stderr
+
+
+def test_a_server_without_text_cannot_be_measured() -> None:
+    with stub_server(lambda handler, body: handler.send_events(chunks())) as server:
+        result = call("bench", "serve", "--url", server.url)
+    assert result.exit_code == 5
+    assert "it sent no text" in result.stderr
+
+
 def test_no_server() -> None:
     with stub_server(answer) as server:
         url = server.url

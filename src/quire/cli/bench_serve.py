@@ -12,11 +12,12 @@ import click
 
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.load_client import Endpoint
+from quire.cli.load_client import Answer, Endpoint
 from quire.cli.load_run import Load, LoadResult, highest_rate, median_tokens, put_load
 from quire.cli.output import Output
 from quire.cli.server_address import DEFAULT_URL, api_key
 from quire.cli.values import LengthList
+from quire.errors import QuireError
 
 HELP = """Put load on a server and measure what its clients see.
 
@@ -136,7 +137,7 @@ def bench_serve_command(
     table = _Table(output)
     warm_up = put_load(endpoint, Load(concurrency=1), bodies.take(1))
     if not warm_up.good:
-        raise click.UsageError(f"the server does not answer: {warm_up.answers[0].error}")
+        raise _refusal(warm_up.answers[0])
     if sweep:
         found = highest_rate(lambda value: _holds(measure(Load(rate=value)), slo), 1.0)
         table.end(slo, found)
@@ -147,6 +148,16 @@ def bench_serve_command(
     if not all(_holds(result, slo) for result in results):
         output.note(f"a limit is exceeded: {', '.join(map(str, slo))}", style="red")
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
+
+
+def _refusal(answer: Answer) -> QuireError:
+    """Why there is nothing to measure."""
+    from quire.cli.server_client import ServerAnswerError
+
+    reason = answer.error or "it sent no text"
+    if answer.status == 200:
+        return ServerAnswerError(200, f"the server does not answer: {reason}", "no_answer")
+    return ServerAnswerError.of(answer.status, reason.encode())
 
 
 def _rates(text: str) -> list[float]:

@@ -111,6 +111,7 @@ class StreamClient:
                 break
             parser.feed_data(data)
         answer.ended_s = time.perf_counter()
+        answer.status = answer.status or parser.get_status_code()
         # Servers that do not count their tokens send one at a time.
         answer.num_tokens = answer.num_tokens or len(answer.chunk_times)
         if not response.keeps_alive or answer.error is not None:
