@@ -5,7 +5,7 @@ Knows no HTTP and no tensors. Next to read: `generation.py`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.server.tools import Messages, Tools, messages_with_tools
 from quire.text.tokenizer import Tokenizer
+from quire.text.tool_calls.formats import uses_tools
 from quire.types import Request
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
@@ -56,24 +58,25 @@ class FrontEnd:
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_len: int | None = None,
     ) -> "PromptTokens":
-        """The prompt of a conversation. Raises: ChatTemplateError, PromptError, ContextLengthError.
+        """The prompt of a conversation. The template is given the tools if it knows of any, else the system message is.
 
         The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
+        Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
         text = self.tokenizer.apply_chat_template(
-            messages,
+            messages_with_tools(self.template, messages, tools),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=tools,
+            tools=tools if uses_tools(self.template) else None,
             chat_template=self.chat_template,
             **(variables or {}),
         )
