@@ -58,7 +58,7 @@ def test_refuses(fields: dict[str, Any], param: str) -> None:
 
 
 def test_a_hosted_tool_is_told_what_there_is() -> None:
-    with pytest.raises(ApiError, match="web_search is no tool of this server.*type function"):
+    with pytest.raises(ApiError, match=r"web_search is no tool of this server.*type function"):
         validate(ResponsesRequest, {**BODY, "tools": [{"type": "web_search", "search_context_size": "low"}]})
 
 

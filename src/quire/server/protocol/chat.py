@@ -20,6 +20,7 @@ from quire.server.protocol.tools import (
     ToolCallDelta,
     ToolChoice,
     Tools,
+    chat_tools,
     offer_of,
 )
 
@@ -108,7 +109,7 @@ class ChatRequest(ChoiceFields):
 
     def offer(self) -> Offer | None:
         """The tools that may be called. Raises: FieldError."""
-        tools = None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
+        tools = None if self.tools is None else chat_tools(self.tools)
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.model_dump()
         return offer_of(tools, choice, has_form=has_form(self.response_format, self.structured_outputs))
 

@@ -86,6 +86,11 @@ ToolChoice = Annotated[
 ]
 
 
+def chat_tools(tools: list[Tool]) -> list[dict[str, Any]]:
+    """As templates and parsers read them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """The tools that the model is told of, and the call that it must make: both as the chat API writes them."""
