@@ -83,7 +83,10 @@ async def stream_updates(
     data = writer.opening()
     async with aclosing(generate(state, requests, caller, streams=True)) as updates:
         async for index, update in updates:
-            data += writer.of(index, update)
+            if update.prompt_logprobs is None:
+                data += writer.of(index, update)
+            else:  # may be tens of thousands of numbers, and other streams would wait
+                data += await state.supervisor.front_end.run(writer.of, index, update)
             if data:
                 yield data
             data = b""

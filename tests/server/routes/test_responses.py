@@ -121,7 +121,10 @@ async def test_an_error_is_an_answer_before_the_first_event_and_an_event_after_i
 LONG = {"num_blocks": 2000, "max_model_len": 2048, "max_num_batched_tokens": 2048}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather"}
-TOOLS = [{**WEATHER, "description": "Weather of a city", "parameters": CITY, "strict": True}, {**WEATHER, "name": "now"}]
+TOOLS = [
+    {**WEATHER, "description": "Weather of a city", "parameters": CITY, "strict": True},
+    {**WEATHER, "name": "now"},
+]
 CALL = '{"name": "weather", "arguments": {"city": "Orléans"}}'
 
 

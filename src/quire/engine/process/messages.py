@@ -104,7 +104,8 @@ class ChoiceUpdate(msgspec.Struct, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, array_like=True):
-    """What one request got since the update before. `metrics` and `embedding` come with the last one.
+    """What one request got since the update before. `prompt_logprobs` come with the first, `metrics` and `embedding`
+    with the last one.
 
     `failure`: the request was refused, or the engine died; then it has no choices.
     """

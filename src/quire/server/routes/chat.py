@@ -75,8 +75,8 @@ def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, 
     times = timings(num_prompt, finished.num_generated, last)
     if times is not None:
         answer["timings"] = times
-    if last.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
+    if finished.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(finished.prompt_logprobs)
     if job.body.return_token_ids:
         answer["prompt_token_ids"] = job.request.prompt_token_ids
     return answer

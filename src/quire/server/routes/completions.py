@@ -186,7 +186,7 @@ def _written(state: ServerState, job: CompletionJob, results: list[Finished]) ->
 
 
 def _choices(job: CompletionJob, front_end: FrontEnd, prompt_index: int, finished: Finished) -> list[dict[str, Any]]:
-    of_prompt = finished.last.prompt_logprobs
+    of_prompt = finished.prompt_logprobs
     choices = []
     for choice in finished.choices:
         written = _ChoiceWriter(job, front_end, prompt_index, choice.index).write(choice, of_prompt)
@@ -208,6 +208,7 @@ class _Chunks:
         self._front_end = state.supervisor.front_end
         self._num_generated = 0
         self._num_cached = [0] * len(job.requests)
+        self._of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(job.requests)
         self._last = RequestUpdate("")
         self._has_usage = options is not None and bool(options.include_usage)
         self._counts_always = self._has_usage and options is not None and bool(options.continuous_usage_stats)
@@ -231,6 +232,8 @@ class _Chunks:
         """The chunks of what is new. Mutates: the count of tokens."""
         self._last = update
         self._num_cached[index] = update.num_cached_tokens
+        if update.prompt_logprobs is not None:
+            self._of_prompts[index] = update.prompt_logprobs
         data = b""
         for choice in update.choices:
             if not self._job.scores_only:
@@ -259,7 +262,7 @@ class _Chunks:
                 self._texts[key] = TextEvent(lambda text: self._content(writer.empty() | {"text": text}, {}))
         is_last = update.finished and choice is update.choices[-1] and not self._has_usage
         extra = self._job.timings(self._num_generated, update) if is_last else {}
-        return event(self._content(writer.write(choice, update.prompt_logprobs), extra))
+        return event(self._content(writer.write(choice, self._of_prompts[key[0]]), extra))
 
     def _content(self, choice: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         content = {**self._head, "choices": [choice], **extra}
