@@ -134,6 +134,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.arrival_time_s,
             streams,
             state.options.queue_timeout_s or None,
+            state.supervisor.front_end.checked_grammar(request),
         )
     )
     try:

@@ -32,7 +32,8 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 class Submit(msgspec.Struct, tag="submit", array_like=True):
     """One request, its prompt tokenised. `streams` is False where only the final update is wanted.
 
-    `queue_timeout_s`: how long it may wait for its first step.
+    `queue_timeout_s`: how long it may wait for its first step. `checked_grammar`: what a `FormChecker` made of the
+    form in `sampling`; None: it was not checked, or that was long ago.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     arrival_time_s: float | None = None
     streams: bool = True
     queue_timeout_s: float | None = None
+    checked_grammar: str | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):

@@ -212,9 +212,6 @@ class ResponseObject(Answer):
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
-    tools: FunctionTools | None = None
-    tool_choice: FunctionToolChoice | None = None
-    """Unset: "auto"."""
     max_tool_calls: int | None
     metadata: dict[str, Any]
     model: str
