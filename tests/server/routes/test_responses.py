@@ -8,11 +8,6 @@ from tests.engine.builders import saying
 from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to
 
 PATH = "/v1/responses"
-ORDER = [
-    "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
-    "response.output_text.delta", "response.output_text.done", "response.content_part.done",
-    "response.output_item.done",
-]  # fmt: skip
 
 
 async def ask(fields: dict[str, Any]) -> dict[str, Any]:
@@ -25,22 +20,6 @@ async def ask(fields: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-async def stream(fields: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
-    app, engine = make_server(next_token=saying("Hello wörld"), **settings)
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "stream": True, **fields})
-    assert response.status_code == 200, response.text
-    found = []
-    for name, data in events(response.text):
-        content = json.loads(data)
-        ResponseEvent.model_validate(content)
-        assert name == content["type"]
-        found.append(content)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert engine.num_requests == 0
-    return found
-
-
 @in_loop
 async def test_a_text() -> None:
     answer = await ask({"input": "hi"})
@@ -49,16 +28,6 @@ async def test_a_text() -> None:
     assert item["content"] == [{"type": "output_text", "text": "Hello wörld", "annotations": [], "logprobs": []}]
     assert answer["usage"]["output_tokens"] == 13
     assert answer["temperature"] == 0.5, "the model's recommendation"
-
-
-@in_loop
-async def test_instructions_and_messages_become_one_conversation() -> None:
-    app, engine = make_server(next_token=saying("x"))
-    turns = [{"role": "user", "content": [{"type": "input_text", "text": "b"}]}, {"role": "assistant", "content": "c"}]
-    async with requests_to(app) as client:
-        await client.post(PATH, json={"model": MODEL, "input": [*turns], "instructions": "a"})
-    # The template of the tests writes token 257 before each message and 258 at the end.
-    assert engine.submitted[0].prompt_token_ids == [257, 97, 257, 98, 257, 99, 258]
 
 
 @in_loop
@@ -73,47 +42,6 @@ async def test_log_probabilities() -> None:
     answer = await ask({"input": "hi", "top_logprobs": 1, "max_output_tokens": 2})
     logprobs = answer["output"][0]["content"][0]["logprobs"]
     assert [entry["token"] for entry in logprobs] == ["H", "e"]
-    found = await stream({"input": "hi", "top_logprobs": 1, "max_output_tokens": 2})
-    assert [event["logprobs"][0] for event in found if event["type"] == ORDER[4]] == logprobs
-
-
-@in_loop
-async def test_events_come_in_openais_order() -> None:
-    found = await stream({"input": "hi"})
-    kinds = [event["type"] for event in found]
-    assert list(dict.fromkeys(kinds)) == [*ORDER, "response.completed"]
-    assert [kinds.count(kind) for kind in ORDER] == [1, 1, 1, 1, 11, 1, 1, 1]
-    deltas = "".join(event["delta"] for event in found if event["type"] == ORDER[4])
-    last = found[-1]["response"]
-    assert deltas == found[-4]["text"] == last["output"][0]["content"][0]["text"] == "Hello wörld"
-    assert last["usage"]["output_tokens"] == 13
-    assert found[0]["response"]["status"] == "in_progress"
-    assert found[0]["response"]["usage"] is None
-    item_ids = {event["item_id"] for event in found if event.get("item_id")} | {last["output"][0]["id"]}
-    assert len(item_ids) == 1
-
-
-@in_loop
-async def test_an_incomplete_stream_says_so() -> None:
-    found = await stream({"input": "hi", "max_output_tokens": 1})
-    assert found[-1]["type"] == "response.incomplete"
-    assert found[-1]["response"]["status"] == "incomplete"
-
-
-@in_loop
-async def test_an_error_is_an_answer_before_the_first_event_and_an_event_after_it() -> None:
-    app, engine = make_server(next_token=saying("Hello"))
-    engine.executor.in_step = lambda step: engine.die() if step == 3 else None
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "input": "hi", "stream": True})
-        assert response.status_code == 200
-        *_, (name, data) = events(response.text)
-        response = await client.post(PATH, json={"model": MODEL, "input": "hi", "stream": True})
-        assert_error(response, 503, "engine_dead")
-    last = json.loads(data)
-    assert (name, last["response"]["status"]) == ("response.failed", "failed")
-    assert last["response"]["error"]["code"] == "engine_dead"
-    ResponseEvent.model_validate(last)
 
 
 # --- Functions --------------------------------------------------------------------------------
@@ -198,32 +126,6 @@ async def test_a_call_that_is_cut_off_is_incomplete() -> None:
     assert answer["status"] == answer["output"][0]["status"] == "incomplete"
     assert found[-1]["type"] == "response.incomplete"
     assert found[-1]["response"]["output"][0]["arguments"] == answer["output"][0]["arguments"]
-
-
-@in_loop
-async def test_a_conversation_with_calls_is_that_of_the_chat_api() -> None:
-    sent = {"call_id": "call_1", "name": "weather", "arguments": '{"city": "Rome"}'}
-    items = [
-        {"role": "user", "content": "?"},
-        {"type": "function_call", **sent},
-        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
-    ]
-    chat_tools = [{"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-                  for tool in TOOLS]  # fmt: skip
-    function = {"name": "weather", "arguments": sent["arguments"]}
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ]
-    app, engine = make_server(next_token=saying("x"), **LONG)
-    async with requests_to(app) as client:
-        await client.post(PATH, json={"model": MODEL, "input": items, "tools": TOOLS})
-        await client.post(
-            "/v1/chat/completions", json={"model": MODEL, "messages": messages, "tools": chat_tools}
-        )  # fmt: skip
-        token_ids = (await client.post("/tokenize", json={"messages": messages, "tools": chat_tools})).json()["tokens"]
-    assert engine.submitted[0].prompt_token_ids == engine.submitted[1].prompt_token_ids == token_ids
 
 
 @in_loop
