@@ -87,6 +87,11 @@ def test_nothing_is_offered(fields: dict[str, Any]) -> None:
     assert validate(ResponsesRequest, {**BODY, **fields}).offer() is None
 
 
+def test_a_call_can_be_sent_back_with_all_fields_of_openais_client() -> None:
+    call = {**CALL, "caller": None, "namespace": None}
+    assert validate(ResponsesRequest, {**BODY, "input": [TURN, call, RESULT]})
+
+
 def test_calls_belong_to_the_turn_before_them() -> None:
     second = {**CALL, "call_id": "call_2", "arguments": '{"zone": "UTC"}'}
     parts = [{"type": "input_text", "text": "13:00"}]

@@ -12,7 +12,7 @@ from quire.server.protocol.fields import UNSUPPORTED, known_names
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES
 
-ELSEWHERE = {"prompt", "response_format", "tools", "tool_choice"}
+ELSEWHERE = {"audio", "function_call", "prompt", "response_format", "tools", "tool_choice"}
 """Unsupported by some routes only."""
 
 

@@ -208,7 +208,7 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
         channel.send(Refused(Failure.of(error)))
         return error.exit_code
     channel.send(Ready(engine.config, engine.startup_times))
-    # The server now reads the tokenizer for itself: no request can come before that.
+    # The server that starts now reads the tokenizer for itself: no request comes before that.
     threading.Thread(target=engine.input_processor.grammars.warm_up, name="quire-grammars", daemon=True).start()
     try:
         EngineLoop(engine, channel).run()

@@ -61,7 +61,9 @@ class Message(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
     annotations: list[Any] | None = None
-    """Part of OpenAI's answers, which clients send back as they came."""
+    audio: None = None
+    function_call: None = None
+    """These three are part of OpenAI's answers, which clients send back as they came."""
 
     @model_validator(mode="after")
     def _check(self) -> "Message":

@@ -39,6 +39,7 @@ UNSUPPORTED = {
     "guided_regex": "use structured_outputs",
     "kv_transfer_params": "one engine computes the whole request",
     "length_penalty": "there is no beam search over HTTP; use n and top_p",
+    "logits_processors": "clients' code is not run; use logit_bias, bad_words or structured_outputs",
     "logprob_token_ids": "use logprobs with a number of likeliest tokens",
     "media_io_kwargs": "this server reads text only",
     "mm_processor_kwargs": "this server reads text only",

@@ -51,6 +51,9 @@ class InputFunctionCall(Body):
     arguments: str
     id: ItemId | None = None
     status: ItemStatus | None = None
+    caller: None = None
+    namespace: None = None
+    """These two are part of OpenAI's answers, which clients send back as they came."""
 
 
 class InputFunctionResult(Body):
