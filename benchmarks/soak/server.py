@@ -73,7 +73,8 @@ class Server:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        return psutil.Process(self.process.pid).children()[0]
+        children = psutil.Process(self.process.pid).children()
+        return next(child for child in children if "quire.engine.process.child" in child.cmdline())
 
     def resident_bytes(self) -> int:
         """Memory of server and engine."""

@@ -57,7 +57,8 @@ class Serving:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (child,) = [child for child in children if "quire.engine.process.child" in child.cmdline()]
         return child
 
     def get(self, path: str) -> int:
