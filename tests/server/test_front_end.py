@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -91,3 +92,21 @@ def test_tools_are_told_by_the_system_message_unless_the_template_does() -> None
     template = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
     assert front_end(chat_template=template).chat_prompt([*MESSAGES], tools=tools).text == "[now]hi"
     assert "The time" in (front_end().chat_prompt([*MESSAGES], tools=tools, max_len=10_000).text or "")
+
+
+@pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])
+def test_the_process_that_checks_forms_is_kept_only_where_there_can_be_any(
+    monkeypatch: pytest.MonkeyPatch, eos: tuple[int, ...], closed: int
+) -> None:
+    is_warm = threading.Event()
+    num_closed: list[int] = []
+    module = "quire.server.front_end."
+    monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "load_tokenizer", lambda *args: byte_tokenizer())
+    monkeypatch.setattr(module + "FormChecker.warm_up", lambda self: is_warm.set())
+    monkeypatch.setattr(module + "FormChecker.close", lambda self: num_closed.append(1))
+    config = make_config()
+    FrontEnd.load(replace(config, model=replace(config.model, eos_token_ids=eos)), None)
+    assert is_warm.wait(20)
+    assert len(num_closed) == closed
