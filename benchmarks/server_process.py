@@ -94,7 +94,8 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (child,) = [child for child in children if "quire.engine.process.child" in child.cmdline()]
         return child
 
     def signal(self, number: signal.Signals) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from quire.engine.input_processor import InputProcessor
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
+from quire.grammar.compiler import check_form
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
@@ -183,3 +185,30 @@ def test_without_a_tokenizer_only_ids_go() -> None:
     for params in ({"stop": "x"}, {"bad_words": ["x"]}):
         with pytest.raises(InvalidParameterError, match="no tokenizer"):
             processor.prepare("r", [1], SamplingParams(**params))
+
+
+def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
+    processor = make()
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[ab]{3}"))
+    _, made = processor.make_request("r", "hello", params)
+    assert (made.sampling, processor.grammars.num_bytes) == (params, 0)
+    assert processor.prepare("r", "hello", params).grammar is not None
+
+
+def test_a_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
+    processor = make()
+    grammar = check_form(StructuredOutputsParams(regex="[ab]{3}"))
+    # Only what came from the check is looked at: this regex has no meaning.
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(("))
+    prepared = processor.prepare("r", "hello", params, checked_grammar=grammar)
+    assert prepared.grammar is not None
+    assert prepared.grammar.start().allowed().tolist() == [97, 98]
+    del prepared
+    with pytest.raises(InvalidParameterError, match="unclosed group"):
+        make().prepare("r", "hello", params)
+
+
+def test_whether_texts_can_follow_a_grammar() -> None:
+    make().check_grammars()
+    with pytest.raises(InvalidParameterError, match="no tokenizer"):
+        InputProcessor(make_config(), None).check_grammars()

@@ -56,6 +56,30 @@ def test_the_vocabulary_is_made_with_the_first_grammar() -> None:
     assert made == [1]
 
 
+def test_warming_up_makes_the_vocabulary_before_the_first_grammar() -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(make_vocabulary())
+        return made[-1]
+
+    compiler = GrammarCompiler(make, check_process=CountingProcess(Refused("nobody may ask")))
+    compiler.warm_up()
+    assert "library_tokenizer" in made[0].__dict__
+    compiler.warm_up()
+    assert (len(made), compiler.num_bytes) == (1, 0)
+
+
+def test_warming_up_where_no_grammar_can_be_followed_does_nothing() -> None:
+    def refuse() -> Any:
+        raise InvalidParameterError("structured_outputs", "a form", "left out: no tokenizer")
+
+    compiler = GrammarCompiler(refuse)
+    compiler.warm_up()
+    with pytest.raises(InvalidParameterError, match="no tokenizer"):
+        compiler.compile(unique(1))
+
+
 def test_2000_schemas_stay_within_the_bound() -> None:
     compiler = GrammarCompiler(make_vocabulary, check_process=CheckProcess(deadline_s=120))
     for number in range(2000):
@@ -115,7 +139,7 @@ def test_a_refusal_names_the_field_the_value_and_the_reason() -> None:
 
 
 def test_a_form_is_checked_without_a_vocabulary() -> None:
-    check_form(StructuredOutputsParams(regex="a+"))
+    assert "a+" in check_form(StructuredOutputsParams(regex="a+"))
     with pytest.raises(InvalidParameterError, match=r"structured_outputs.regex .*unclosed group"):
         check_form(StructuredOutputsParams(regex="(a"))
     with pytest.raises(InvalidParameterError, match="too deep"):

@@ -84,6 +84,7 @@ class FakeEngine:
                 cache_salt=request.cache_salt,
                 arrival_time_s=request.arrival_time_s,
                 streams=request.streams,
+                checked_grammar=request.checked_grammar,
             )
             self.engine.submit(prepared)
         except QuireError as error:

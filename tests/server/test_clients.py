@@ -123,6 +123,104 @@ async def test_openai_responses() -> None:
     assert events[-1].type == "response.completed"
 
 
+FUNCTIONS: list[Any] = [
+    {"type": "function", "name": "weather", "description": "Weather of a city", "strict": True,
+     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+                    "additionalProperties": False}},
+]  # fmt: skip
+SAYS = 'Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+KNOWS_TOOLS = (
+    "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
+    "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
+)
+
+
+@asynccontextmanager
+async def calling() -> AsyncIterator[tuple[dict[str, Any], FakeEngine]]:
+    """The settings of a strict client whose model calls a function."""
+    app, engine = make_server(next_token=saying(SAYS), **LONG)
+    app.state.quire.supervisor.front_end.chat_template = KNOWS_TOOLS
+    async with listening(app) as url:
+        yield {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}, engine
+
+
+def check_call(output: list[Any]) -> None:
+    message, call = output
+    assert message.content[0].text == "Let me see."
+    assert (call.type, call.name, call.arguments, call.status) == (
+        "function_call", "weather", '{"city": "Rome"}', "completed",
+    )  # fmt: skip
+
+
+@in_loop
+async def test_openai_responses_with_functions() -> None:
+    def use(client: openai.OpenAI) -> Any:
+        asked: Any = {"model": MODEL, "tools": FUNCTIONS, "tool_choice": "auto"}
+        first = client.responses.create(input="How is Rome?", **asked)
+        result = {"type": "function_call_output", "call_id": first.output[1].call_id, "output": "sunny"}
+        again = client.responses.create(
+            input=[{"role": "user", "content": "How is Rome?"}, *first.output, result], **asked
+        )
+        with client.responses.create(input="hi", stream=True, **asked) as stream:
+            events = list(stream)
+        with client.responses.stream(input="hi", **asked) as helper:
+            kinds = [event.type for event in helper]
+            final = helper.get_final_response()
+        return first, again, events, kinds, final
+
+    async with calling() as (settings, engine):
+        with openai.OpenAI(**settings) as client:
+            first, again, events, kinds, final = await asyncio.to_thread(use, client)
+    for response in (first, again, events[-1].response, final):
+        check_call(response.output)
+        assert (response.tools[0].name, response.tool_choice) == ("weather", "auto")
+    assert "response.function_call_arguments.done" in kinds
+    arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(arguments) == '{"city": "Rome"}'
+    said = bytes(token for token in engine.submitted[1].prompt_token_ids if token < 256).decode()
+    assert said.endswith("userHow is Rome?assistantLet me see.toolsunny")
+
+
+@in_loop
+async def test_openai_async_responses_with_functions() -> None:
+    async with calling() as (settings, _), openai.AsyncOpenAI(**settings) as client:
+        asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS}
+        check_call((await client.responses.create(**asked)).output)
+        async for event in await client.responses.create(**asked, stream=True):
+            last = event
+        check_call(last.response.output)
+        async with client.responses.stream(**asked) as helper:
+            async for _ in helper:
+                pass
+            check_call((await helper.get_final_response()).output)
+        with pytest.raises(openai.BadRequestError, match="type function"):
+            await client.responses.create(**{**asked, "tools": [{"type": "web_search"}]})
+
+
+@in_loop
+async def test_langchain_responses_with_functions() -> None:
+    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
+
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return city
+
+    async with calling() as (settings, _):
+        model = chat(model=MODEL, base_url=settings["base_url"], api_key="any", use_responses_api=True)
+        model = model.bind_tools([weather])
+        answer = await model.ainvoke("How is Rome?")
+        (call,) = answer.tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+        again = await model.ainvoke([("human", "How is Rome?"), answer, result])
+        assert again.tool_calls[0]["name"] == "weather"
+        streamed = None
+        async for chunk in model.astream("How is Rome?"):
+            streamed = chunk if streamed is None else streamed + chunk
+        assert streamed is not None
+        assert streamed.tool_calls[0]["args"] == {"city": "Rome"}
+
+
 @in_loop
 async def test_openai_errors_have_their_classes_and_fields() -> None:
     def use(client: openai.OpenAI) -> Any:

@@ -1,9 +1,13 @@
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quire.errors import ContextLengthError, InvalidParameterError
+from quire.sampling_params import SamplingParams
 from quire.server.front_end import FrontEnd
+from quire.structured_outputs import StructuredOutputsParams
 from tests.engine.builders import byte_tokenizer, make_config
 from tests.server.fake_engine import MESSAGES, in_loop
 
@@ -61,3 +65,48 @@ async def test_work_runs_in_a_thread_and_raises_its_error_here() -> None:
     assert (await made.run(made.prompt, "a", max_len=1)).token_ids == [97]
     with pytest.raises(ContextLengthError):
         await made.run(made.prompt, "x" * 100_000)
+
+
+def test_a_form_is_checked_here_and_compiled_elsewhere() -> None:
+    made = front_end()
+    form = StructuredOutputsParams(json={"type": "object"})
+    request = made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=form))
+    grammar = made.checked_grammar(request)
+    assert grammar is not None
+    assert made.input_processor.grammars.num_bytes == 0, "nothing was compiled"
+    assert made.checked_grammar(made.prepare("s", made.prompt("a"), SamplingParams())) is None
+    with pytest.raises(InvalidParameterError, match="unclosed group"):
+        made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
+
+
+def test_a_form_is_refused_where_the_models_texts_can_follow_none() -> None:
+    config = make_config()
+    config = replace(config, model=replace(config.model, eos_token_ids=(10**6,)))
+    made = FrontEnd(config, byte_tokenizer(), None)
+    with pytest.raises(InvalidParameterError, match="no end-of-sequence token"):
+        made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+
+
+def test_tools_are_told_by_the_system_message_unless_the_template_does() -> None:
+    tools = [{"type": "function", "function": {"name": "now", "description": "The time"}}]
+    template = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
+    assert front_end(chat_template=template).chat_prompt([*MESSAGES], tools=tools).text == "[now]hi"
+    assert "The time" in (front_end().chat_prompt([*MESSAGES], tools=tools, max_len=10_000).text or "")
+
+
+@pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])
+def test_the_process_that_checks_forms_is_kept_only_where_there_can_be_any(
+    monkeypatch: pytest.MonkeyPatch, eos: tuple[int, ...], closed: int
+) -> None:
+    is_warm = threading.Event()
+    num_closed: list[int] = []
+    module = "quire.server.front_end."
+    monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "load_tokenizer", lambda *args: byte_tokenizer())
+    monkeypatch.setattr(module + "FormChecker.warm_up", lambda self: is_warm.set())
+    monkeypatch.setattr(module + "FormChecker.close", lambda self: num_closed.append(1))
+    config = make_config()
+    FrontEnd.load(replace(config, model=replace(config.model, eos_token_ids=eos)), None)
+    assert is_warm.wait(20)
+    assert len(num_closed) == closed

@@ -12,6 +12,7 @@ from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.front_end import PromptTokens
 from quire.server.generation import collect, generate, new_id, until_disconnect
 from quire.server.state import ServerState
+from quire.structured_outputs import StructuredOutputsParams
 from quire.types import Request
 from tests.engine.builders import saying
 from tests.server.fake_engine import FakeEngine, in_loop, make_server
@@ -125,3 +126,13 @@ async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
     assert await until_disconnect(receive, good()) == 5
     with pytest.raises(ApiError):
         await until_disconnect(receive, bad())
+
+
+@in_loop
+async def test_the_engine_is_told_what_the_check_of_a_form_found() -> None:
+    state, engine = make_state(next_token=saying("abc"))
+    form = StructuredOutputsParams(regex="[a-c]{3}")
+    await collect(state, requests(state, 1, structured_outputs=form), ANONYMOUS)
+    await collect(state, requests(state, 1), ANONYMOUS)
+    assert [request.checked_grammar is None for request in engine.submitted] == [False, True]
+    assert "[a-c]{3}" in (engine.submitted[0].checked_grammar or "")

@@ -115,3 +115,14 @@ def test_a_demanded_call(client: openai.OpenAI) -> None:
     )
     (call,) = answer.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
+    flat = [{"type": "function", **tool["function"]} for tool in tools]
+    response = client.responses.create(
+        model=MODEL,
+        input="How is the weather in Rome?",
+        tools=flat,
+        tool_choice={"type": "function", "name": "weather"},
+        max_output_tokens=60,
+        temperature=0,
+    )
+    (item,) = response.output
+    assert (item.type, item.name, item.arguments) == ("function_call", "weather", call.function.arguments)

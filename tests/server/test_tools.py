@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from quire.server.protocol.tools import Offer
 from quire.server.tools import messages_with_tools, plan_tools, read_message
 from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
 from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
@@ -158,7 +159,8 @@ def test_for_others_tools_are_told_and_calls_are_written_as_told() -> None:
 
 
 def test_the_form_that_the_template_teaches_is_read() -> None:
-    use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), TOOLS, "auto", is_parallel=True)
+    use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), Offer(TOOLS, "auto"), is_parallel=True)
+    assert use is not None
     message, reason = read_message(use, f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
     assert (message["content"], reason) == ("Let me see.", "tool_calls")
     assert len(message["tool_calls"]) == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.config import EngineConfig
-from quire.engine.grammar_vocabulary import make_vocabulary
+from quire.engine.grammar_vocabulary import check_vocabulary, make_vocabulary
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import CompiledGrammar, GrammarCompiler
@@ -76,11 +76,36 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_time_s: float | None = None,
         streams: bool = True,
+        checked_grammar: str | None = None,
     ) -> PreparedRequest:
         """Check everything and build the request with its `n - 1` siblings.
 
-        A grammar that was not seen before may take up to 2 s. Raises: RequestError of the matching kind; QueueFullError
-        while other grammars are compiled.
+        A grammar that was not seen before may take up to 2 s, but for a `checked_grammar`, which a `FormChecker` in
+        another process made of its form. Raises: as `make_request`; QueueFullError while other grammars are compiled.
+        """
+        text, request = self.make_request(
+            request_id, prompt, params, priority=priority, client_id=client_id, cache_salt=cache_salt,
+            arrival_time_s=arrival_time_s,
+        )  # fmt: skip
+        grammar = None
+        if request.sampling is not None and request.sampling.structured_outputs is not None:
+            grammar = self.grammars.compile(request.sampling.structured_outputs, checked_grammar)
+        return PreparedRequest(request, text, streams, grammar)
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams | None,
+        *,
+        priority: int = 0,
+        client_id: str = "",
+        cache_salt: str = "",
+        arrival_time_s: float | None = None,
+    ) -> tuple[str | None, Request]:
+        """The prompt's text, if there is one, and the request. Whether its form can be followed is not checked here.
+
+        Raises: RequestError of the matching kind.
         """
         if params is None:
             params = self.default_sampling_params
@@ -105,10 +130,11 @@ class InputProcessor:
         else:
             kind = type(params).__name__
             raise RequestError(f"params must be SamplingParams or PoolingParams, got {kind}")
-        grammar = None
-        if request.sampling is not None and request.sampling.structured_outputs is not None:
-            grammar = self.grammars.compile(request.sampling.structured_outputs)
-        return PreparedRequest(request, text, streams, grammar)
+        return text, request
+
+    def check_grammars(self) -> None:
+        """Raises: InvalidParameterError if this model's texts can follow no grammar."""
+        check_vocabulary(self._tokenizer, self._config.model.vocab_size, self._eos_token_ids)
 
     def tokenize(self, prompt: Any) -> tuple[str | None, list[int], str]:
         """Text (None if only ids were given), token ids and cache salt of a prompt. Raises: PromptError."""

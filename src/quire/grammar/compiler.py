@@ -9,6 +9,7 @@ Next to read: `matcher.py`.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -27,6 +28,8 @@ MATCHER_BYTES = 160 << 10
 """Of a matcher that no text has used. 70 to 145 KB measured for schemas of 1 to 20 properties."""
 MATCHER_BYTES_PER_BYTE = 32
 """More for each byte of the grammar's text: 284 KB measured for 5.7 KB."""
+
+WARM_UP_GRAMMAR = "start: /[a-z]{1,3}/"
 
 
 class CompiledGrammar:
@@ -91,9 +94,18 @@ class GrammarCompiler:
         """Estimated size of what is kept, at most `cache_bytes`."""
         return self._num_bytes
 
-    def compile(self, spec: StructuredOutputsParams) -> CompiledGrammar:
+    def warm_up(self) -> None:
+        """Make what the first grammar would wait for: 0.2 s, most of it with the interpreter's lock.
+
+        Nothing happens where texts can follow no grammar.
+        """
+        with suppress(InvalidParameterError, ValueError):
+            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary()).start().allowed()
+
+    def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar:
         """The grammar of a form. Who holds on to it finds it again, whatever else is kept.
 
+        checked: what `FormChecker.check` made of the form, where that was in another process that is trusted.
         Raises: InvalidParameterError with the reason or the deadline; QueueFullError if others' grammars take it all.
         """
         with self._lock:
@@ -101,26 +113,28 @@ class GrammarCompiler:
             if found is not None and spec in self._kept:
                 self._kept.move_to_end(spec)
         if found is None:
-            found = self._compile(spec)
+            found = self._compile(spec, checked)
         try:
             found.get_ready()
         except ValueError as error:
             raise _refusal(spec, str(error).partition("\n")[0][:200]) from None
         return found
 
-    def _compile(self, spec: StructuredOutputsParams) -> CompiledGrammar:
+    def _compile(self, spec: StructuredOutputsParams, checked: str | None) -> CompiledGrammar:
+        vocabulary = self._ready_vocabulary()
+        text = check_form(spec, self._check_process) if checked is None else checked
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
-            vocabulary = self._vocabulary
-        answer = (self._check_process or shared_check_process()).check(spec)
-        if isinstance(answer, Refused):
-            raise _refusal(spec, answer.reason)
-        with self._lock:
-            grammar = self._in_use.setdefault(spec, CompiledGrammar(answer, vocabulary))
+            grammar = self._in_use.setdefault(spec, CompiledGrammar(text, vocabulary))
             if spec not in self._kept:
                 self._keep(spec, grammar)
         return grammar
+
+    def _ready_vocabulary(self) -> Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+                _ = self._vocabulary.library_tokenizer
+            return self._vocabulary
 
     def _keep(self, spec: StructuredOutputsParams, grammar: CompiledGrammar) -> None:
         self._kept[spec] = grammar
@@ -130,14 +144,12 @@ class GrammarCompiler:
             self._num_bytes -= dropped.size_bytes
 
 
-def check_form(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> None:
-    """Whether a form can be enforced, without a vocabulary: for those who must know before the engine does.
-
-    Raises: as `GrammarCompiler.compile`.
-    """
+def check_form(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:
+    """The library's grammar for a form that can be enforced. Raises: as `GrammarCompiler.compile`."""
     answer = (process or shared_check_process()).check(spec)
     if isinstance(answer, Refused):
         raise _refusal(spec, answer.reason)
+    return answer
 
 
 def _refusal(spec: StructuredOutputsParams, reason: str) -> InvalidParameterError:

@@ -5,7 +5,8 @@ Knows no HTTP and no tensors. Next to read: `generation.py`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from quire.config import EngineConfig
 from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
+from quire.grammar.form_checker import FormChecker
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.server.tools import Messages, Tools, messages_with_tools
 from quire.text.tokenizer import Tokenizer
+from quire.text.tool_calls.formats import uses_tools
 from quire.types import Request
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
@@ -28,21 +32,31 @@ _R = TypeVar("_R")
 class FrontEnd:
     """The tokenizer and the limits of one model."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None, forms: FormChecker | None = None
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.input_processor = InputProcessor(config, tokenizer)
+        self._forms = forms or FormChecker()
         self._threads = ThreadPoolExecutor(2, "quire-text")
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
         """Read the tokenizer of the model that the engine has loaded. Raises: ModelError, ConfigError."""
-        options = config.options
+        options, forms = config.options, FormChecker()
+        # Its process is there before the tokenizer is, and nobody waits for it.
+        threading.Thread(target=forms.warm_up, name="quire-forms", daemon=True).start()
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-        return cls(config, tokenizer, chat_template)
+        front_end = cls(config, tokenizer, chat_template, forms)
+        try:
+            front_end.input_processor.check_grammars()
+        except InvalidParameterError:
+            forms.close()  # no form of this model's texts will ever be checked
+        return front_end
 
     def warm_up(self) -> None:
         """Do everything once that a first request would have to wait for: imports, the template, the tokenizer."""
@@ -56,24 +70,25 @@ class FrontEnd:
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_len: int | None = None,
     ) -> "PromptTokens":
-        """The prompt of a conversation. Raises: ChatTemplateError, PromptError, ContextLengthError.
+        """The prompt of a conversation. The template is given the tools if it knows of any, else the system message is.
 
         The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
+        Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
         text = self.tokenizer.apply_chat_template(
-            messages,
+            messages_with_tools(self.template, messages, tools),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=tools,
+            tools=tools if uses_tools(self.template) else None,
             chat_template=self.chat_template,
             **(variables or {}),
         )
@@ -119,7 +134,16 @@ class FrontEnd:
         self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
     ) -> Request:
         """Check all that can be wrong with a request. Raises: RequestError."""
-        return self.input_processor.prepare(request_id, prompt.token_ids, params, **identity).request
+        _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
+        if request.sampling is not None and request.sampling.structured_outputs is not None:
+            self.input_processor.check_grammars()
+            self._forms.check(request.sampling.structured_outputs)
+        return request
+
+    def checked_grammar(self, request: Request) -> str | None:
+        """What the check of a prepared request's form brought to light, which the engine then need not do again."""
+        form = None if request.sampling is None else request.sampling.structured_outputs
+        return None if form is None else self._forms.passed(form)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
 from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.state import ServerState
-from quire.types import Request
+from quire.types import PositionLogprobs, Request
 
 _R = TypeVar("_R")
 UPDATES_AHEAD = 16
@@ -30,10 +30,11 @@ UPDATES_AHEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All that one request got: its choices by index, and its last update."""
+    """All that one request got: its choices by index, its last update, and its prompt's log-probabilities."""
 
     choices: list[ChoiceUpdate]
     last: RequestUpdate
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
     @property
     def num_generated(self) -> int:
@@ -73,11 +74,16 @@ async def collect(state: ServerState, requests: Sequence[Request], caller: Calle
     """Compute prepared requests to their ends. Raises: as `generate`."""
     choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
     last: dict[int, RequestUpdate] = {}
+    of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(requests)
     async with aclosing(generate(state, requests, caller, streams=False)) as updates:
         async for index, update in updates:
             choices[index] |= {choice.index: choice for choice in update.choices}
             last[index] = update
-    return [Finished([found[key] for key in sorted(found)], last[index]) for index, found in enumerate(choices)]
+            of_prompts[index] = of_prompts[index] or update.prompt_logprobs
+    return [
+        Finished([found[key] for key in sorted(found)], last[index], of_prompts[index])
+        for index, found in enumerate(choices)
+    ]
 
 
 async def _numbered(updates: AsyncGenerator[RequestUpdate, None]) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
@@ -128,6 +134,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.arrival_time_s,
             streams,
             state.options.queue_timeout_s or None,
+            state.supervisor.front_end.checked_grammar(request),
         )
     )
     try:

@@ -7,15 +7,20 @@ cores that compute: what does not change is encoded once per request (`TextEvent
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.engine.process.messages import RequestUpdate
+from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
-from quire.server.generation import until_disconnect
+from quire.server.generation import generate, until_disconnect
+from quire.server.state import ServerState
+from quire.types import Request
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -50,6 +55,44 @@ class TextEvent:
 def error_event(error: ApiError) -> bytes:
     """How a stream that has begun tells of an error: OpenAI's error object, then the usual end."""
     return event(error.body()) + DONE
+
+
+class EventWriter(Protocol):
+    """Makes the bytes of one answer's events; `index` is the update's request among those of the answer."""
+
+    def opening(self) -> bytes:
+        """What stands before the first update."""
+        ...
+
+    def of(self, index: int, update: RequestUpdate) -> bytes:
+        """What an update brings."""
+        ...
+
+    def closing(self) -> bytes:
+        """What stands behind the last one."""
+        ...
+
+
+async def stream_updates(
+    state: ServerState, requests: Sequence[Request], caller: Caller, writer: EventWriter
+) -> AsyncGenerator[bytes, None]:
+    """Compute prepared requests, and write what comes as it comes. Raises: as `generate`.
+
+    The opening waits for the first update: until then an error is an ordinary answer.
+    """
+    data = writer.opening()
+    async with aclosing(generate(state, requests, caller, streams=True)) as updates:
+        async for index, update in updates:
+            if update.prompt_logprobs is None:
+                data += writer.of(index, update)
+            else:  # may be tens of thousands of numbers, and other streams would wait
+                data += await state.supervisor.front_end.run(writer.of, index, update)
+            if data:
+                yield data
+            data = b""
+    data += writer.closing()
+    if data:
+        yield data
 
 
 class EventStream(Response):

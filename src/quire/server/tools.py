@@ -1,4 +1,4 @@
-"""Tools of a chat: how the model is told of them, how its calls are read, and how a call is demanded.
+"""Tools of a conversation: how the model is told of them, how its calls are read, and how a call is demanded.
 
 Where the chat template knows tools it is given them, and calls are read in the form that it teaches. Elsewhere they are
 described in the system message, and earlier calls are written into the messages as the model was told to write them.
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.server.protocol.tools import Offer
+from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tool_calls.events import ContentDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
@@ -17,6 +19,8 @@ from quire.text.tool_calls.parser import ToolCallParser
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]]
+"""As the chat API writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,31 @@ class ToolUse:
     is_named: bool
     is_parallel: bool
 
+    def sampling_values(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that calls need. Raises: InvalidParameterError."""
+        chosen: dict[str, Any] = {}
+        if self.format.has_special_marker:
+            chosen["skip_special_tokens"] = False
+        if self.schema is not None:
+            chosen["structured_outputs"] = StructuredOutputsParams(json=self.schema)
+        return chosen
 
-def plan_tools(
-    template: str | None, tokenizer: Tokenizer, tools: list[dict[str, Any]], choice: Any, *, is_parallel: bool
-) -> ToolUse:
-    """What a request's `tools` and `tool_choice` (not "none") mean. Raises: InvalidParameterError."""
-    schema = tool_choice_schema(tools, choice, parallel_tool_calls=is_parallel)
+
+def plan_tools(template: str | None, tokenizer: Tokenizer, offer: Offer | None, *, is_parallel: bool) -> ToolUse | None:
+    """How the tools of a request are called; None without any. Raises: InvalidParameterError."""
+    if offer is None:
+        return None
+    schema = tool_choice_schema(offer.tools, offer.choice, parallel_tool_calls=is_parallel)
     form = GENERIC if schema is not None else choose_format(template, tokenizer)
-    return ToolUse(form, frozenset(tool_names(tools)), schema, isinstance(choice, Mapping), is_parallel)
+    return ToolUse(form, frozenset(tool_names(offer.tools)), schema, isinstance(offer.choice, Mapping), is_parallel)
 
 
-def messages_with_tools(template: str | None, messages: Messages, tools: list[dict[str, Any]] | None) -> Messages:
+def fields_of(use: ToolUse | None) -> dict[str, str]:
+    """Names for `renaming`: a form that a demanded call has is `tools` to the client."""
+    return {} if use is None or use.schema is None else {"structured_outputs": "tools"}
+
+
+def messages_with_tools(template: str | None, messages: Messages, tools: Tools | None) -> Messages:
     """Messages as the template can show them. Mutates: `messages`."""
     if uses_tools(template):
         for message in messages:
@@ -81,33 +99,39 @@ def _arguments(text: str) -> Any:
 
 
 class ToolReader:
-    """Reads one choice: from pieces of text to OpenAI's deltas."""
+    """Reads one choice: from pieces of text to calls and to the text beside them."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._parser = ToolCallParser(use.format, tool_names=use.names)
 
-    def deltas(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
+    def events(self, text: str, *, ends: bool) -> list[ToolEvent]:
         """What a piece of text made certain; `ends`: it is the last one."""
         events = self._parser.feed(text)
         if ends:
             events += self._parser.finish()
-        return [delta for event in events if (delta := self._delta(event)) is not None]
+        return [event for event in events if self._is_wanted(event)]
+
+    def deltas(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
+        """`events` as the chat API writes them."""
+        return [_delta(event) for event in self.events(text, ends=ends)]
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The reason that clients are told: calls are one, unless one tool was demanded by name."""
         has_called = self._parser.num_calls > 0 and not self._use.is_named
         return "tool_calls" if reason == "stop" and has_called else reason
 
-    def _delta(self, event: ToolEvent) -> dict[str, Any] | None:
-        if isinstance(event, ContentDelta):
-            return {"content": event.text}
-        if event.index > 0 and not self._use.is_parallel:
-            return None
-        if isinstance(event, ToolCallStart):
-            function = {"name": event.name, "arguments": ""}
-            return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
-        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    def _is_wanted(self, event: ToolEvent) -> bool:
+        return self._use.is_parallel or isinstance(event, ContentDelta) or event.index == 0
+
+
+def _delta(event: ToolEvent) -> dict[str, Any]:
+    if isinstance(event, ContentDelta):
+        return {"content": event.text}
+    if isinstance(event, ToolCallStart):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
 
 
 def read_message(use: ToolUse, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:

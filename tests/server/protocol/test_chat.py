@@ -45,4 +45,5 @@ def test_fields_without_effect_are_taken(field: dict[str, object]) -> None:
 
 def test_an_answer_can_be_sent_back_as_a_message() -> None:
     answer = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
-    assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], answer]})
+    for more in ({}, {"audio": None, "function_call": None, "annotations": None}):
+        assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], {**answer, **more}]})

@@ -35,9 +35,9 @@ def test_no_tokens_only_with_echo() -> None:
     assert validate(CompletionRequest, {**BODY, "max_tokens": 0, "echo": True})
 
 
-def test_log_probabilities_of_an_echo_are_not_streamed() -> None:
-    assert param_of_refusal(echo=True, logprobs=1, stream=True) == "echo"
-    assert validate(CompletionRequest, {**BODY, "echo": True, "stream": True})
+def test_prompt_logprobs_are_streamed_as_part_of_an_echo_only() -> None:
+    assert param_of_refusal(prompt_logprobs=1, stream=True) == "prompt_logprobs"
+    assert validate(CompletionRequest, {**BODY, "echo": True, "logprobs": 1, "stream": True})
 
 
 def test_a_suffix_is_refused() -> None:

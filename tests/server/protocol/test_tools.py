@@ -11,6 +11,11 @@ TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "
 NAMED = {"type": "function", "function": {"name": "now"}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -22,6 +27,9 @@ NAMED = {"type": "function", "function": {"name": "now"}}
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "other")}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("any", "now")}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("auto", "now")}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"regex": "a"}}, "tool_choice"),
@@ -37,6 +45,14 @@ def test_refuses(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("choice", ["none", "auto", "required", NAMED, None])
 def test_takes(choice: Any) -> None:
     assert validate(ChatRequest, {**CHAT, "tools": [TOOL], "tool_choice": choice})
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    offer = validate(ChatRequest, {**CHAT, "tools": [TOOL, other], "tool_choice": allowed(mode, "other")}).offer()
+    assert offer is not None
+    assert (offer.tools, offer.choice, offer.demands) == ([other], mode, mode == "required")
 
 
 def test_a_choice_that_demands_nothing_needs_no_tools() -> None:

@@ -134,6 +134,22 @@ async def test_a_streamed_echo() -> None:
     assert [streamed(found, index) for index in range(2)] == ["abHello wörld", "cdHello wörld"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"max_tokens": 0}, {"logprobs": 0}], ids=str)
+@in_loop
+async def test_a_streamed_echo_begins_with_the_prompts_log_probabilities(fields: dict[str, Any]) -> None:
+    fields = {"prompt": ["abc", "d"], "echo": True, "logprobs": 2, "max_tokens": 4, **fields}
+    whole = await ask(fields)
+    found = await stream(fields)
+    for choice in whole["choices"]:
+        mine = [part for chunk in found for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        first = mine[0]["logprobs"]
+        assert first["token_logprobs"][0] is None
+        assert "".join(first["tokens"]).startswith("abc" if choice["index"] < len(whole["choices"]) // 2 else "d")
+        for name, values in choice["logprobs"].items():
+            assert [value for part in mine for value in part["logprobs"][name]] == values
+
+
 @in_loop
 async def test_a_streamed_score() -> None:
     found = await stream({"prompt": "ab", "echo": True, "max_tokens": 0, "stream_options": {"include_usage": True}})

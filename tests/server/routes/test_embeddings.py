@@ -37,15 +37,28 @@ async def test_base64_has_the_same_numbers() -> None:
 
 
 @in_loop
-async def test_only_the_models_own_width() -> None:
+async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "input": "ab", "dimensions": 3})
-        assert "must be 8" in assert_error(response, 400, "invalid_parameter", "dimensions")
-        response = await client.post(PATH, json={"model": MODEL, "input": "ab", "dimensions": 8, "normalize": False})
-        assert response.status_code == 200
-    assert engine.submitted[0].pooling is not None
-    assert not engine.submitted[0].pooling.normalize
+        body = {"model": MODEL, "input": "ab"}  # its vector is (2, 98)
+
+        async def vector(**fields: Any) -> list[float]:
+            response = await client.post(PATH, json={**body, **fields})
+            assert response.status_code == 200, response.text
+            found: list[float] = response.json()["data"][0]["embedding"]
+            return found
+
+        assert await vector(dimensions=1) == [1.0]
+        assert await vector(dimensions=1, normalize=False) == [2.0]
+        assert await vector(dimensions=8, normalize=False) == [2.0, 98.0]
+        response = await client.post(PATH, json={**body, "dimensions": 9})
+        assert "at most 8" in assert_error(response, 400, "invalid_parameter", "dimensions")
+        packed = {**body, "dimensions": 1, "encoding_format": "base64"}
+        answer = (await client.post(PATH, json=packed)).json()["data"][0]["embedding"]
+    assert struct.unpack("<f", b64decode(answer)) == (1.0,)
+    assert [request.pooling is not None and request.pooling.normalize for request in engine.submitted[:3]] == [
+        True, False, False,
+    ]  # fmt: skip
 
 
 @in_loop

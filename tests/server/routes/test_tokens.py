@@ -45,3 +45,17 @@ async def test_refuses_other_models_and_unknown_tokens() -> None:
         assert_error(response, 400, "invalid_parameter", "tokens")
         response = await client.post("/tokenize", json={"prompt": "x" * 1_000_000})
         assert_error(response, 400, "context_length_exceeded")
+
+
+@in_loop
+async def test_tools_are_part_of_a_conversation() -> None:
+    app, _ = make_server(num_blocks=2000, max_model_len=2048)
+    tool = {"type": "function", "function": {"name": "now", "description": "What time it is"}}
+    async with requests_to(app) as client:
+        answer = (await client.post("/tokenize", json={"messages": MESSAGES, "tools": [tool]})).json()
+        text = (await client.post("/detokenize", json={"tokens": answer["tokens"]})).json()["prompt"]
+        assert "What time it is" in text
+        response = await client.post("/tokenize", json={"prompt": "hi", "tools": [tool]})
+        assert_error(response, 400, "invalid_parameter", "tools")
+        response = await client.post("/tokenize", json={"messages": MESSAGES, "tools": [tool, tool]})
+        assert_error(response, 400, "invalid_parameter", "tools[1].function.name")

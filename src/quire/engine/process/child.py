@@ -136,6 +136,7 @@ class EngineLoop:
                 cache_salt=message.cache_salt,
                 arrival_time_s=message.arrival_time_s,
                 streams=message.streams,
+                checked_grammar=message.checked_grammar,
             )
         except QuireError as error:
             self._put(_refusal(message.request_id, error))
@@ -207,6 +208,8 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
         channel.send(Refused(Failure.of(error)))
         return error.exit_code
     channel.send(Ready(engine.config, engine.startup_times))
+    # The server that starts now reads the tokenizer for itself: no request comes before that.
+    threading.Thread(target=engine.input_processor.grammars.warm_up, name="quire-grammars", daemon=True).start()
     try:
         EngineLoop(engine, channel).run()
     except EngineError as error:

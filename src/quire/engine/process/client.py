@@ -287,7 +287,7 @@ def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
         list(choices.values()),
         finished=second.finished,
         num_cached_tokens=second.num_cached_tokens,
-        prompt_logprobs=second.prompt_logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         embedding=second.embedding,
         metrics=second.metrics,
         failure=second.failure,

@@ -20,6 +20,7 @@ class DeltaEncoder:
         if isinstance(output, PoolingRequestOutput):
             return _pooling_update(output)
         sent = self._sent.get(output.request_id)
+        is_first = sent is None
         if sent is None:
             sent = self._sent[output.request_id] = [_Sent() for _ in output.outputs]
         choices = [
@@ -34,7 +35,7 @@ class DeltaEncoder:
             choices,
             finished=output.finished,
             num_cached_tokens=output.num_cached_tokens,
-            prompt_logprobs=output.prompt_logprobs if output.finished else None,
+            prompt_logprobs=output.prompt_logprobs if is_first else None,
             metrics=output.metrics,
         )
 

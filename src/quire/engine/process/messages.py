@@ -32,7 +32,8 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 class Submit(msgspec.Struct, tag="submit", array_like=True):
     """One request, its prompt tokenised. `streams` is False where only the final update is wanted.
 
-    `queue_timeout_s`: how long it may wait for its first step.
+    `queue_timeout_s`: how long it may wait for its first step. `checked_grammar`: what a `FormChecker` made of the
+    form in `sampling`; None: it was not checked, or that was long ago.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     arrival_time_s: float | None = None
     streams: bool = True
     queue_timeout_s: float | None = None
+    checked_grammar: str | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -104,7 +106,8 @@ class ChoiceUpdate(msgspec.Struct, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, array_like=True):
-    """What one request got since the update before. `metrics` and `embedding` come with the last one.
+    """What one request got since the update before. `prompt_logprobs` come with the first, `metrics` and `embedding`
+    with the last one.
 
     `failure`: the request was refused, or the engine died; then it has no choices.
     """

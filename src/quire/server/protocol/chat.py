@@ -11,7 +11,18 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
 from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
-from quire.server.protocol.tools import MAX_TOOLS, AnswerToolCall, ToolCall, ToolCallDelta, ToolChoice, Tools
+from quire.server.protocol.forms import has_form
+from quire.server.protocol.tools import (
+    MAX_TOOLS,
+    AnswerToolCall,
+    Offer,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    Tools,
+    chat_tools,
+    offer_of,
+)
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
@@ -50,7 +61,9 @@ class Message(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
     annotations: list[Any] | None = None
-    """Part of OpenAI's answers, which clients send back as they came."""
+    audio: None = None
+    function_call: None = None
+    """These three are part of OpenAI's answers, which clients send back as they came."""
 
     @model_validator(mode="after")
     def _check(self) -> "Message":
@@ -93,17 +106,14 @@ class ChatRequest(ChoiceFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
         check_variables(self.chat_template_kwargs)
-        self._check_tools()
+        self.offer()
         return self
 
-    def _check_tools(self) -> None:
-        demands = self.tool_choice not in (None, "none", "auto")
-        if demands and self.tools is None:
-            raise FieldError("tool_choice", "tool_choice demands a call, but there are no tools")
-        has_form = self.structured_outputs is not None
-        has_form |= self.response_format is not None and self.response_format.type != "text"
-        if demands and has_form:
-            raise FieldError("tool_choice", "tool_choice demands a call, and the answer can have no other form besides")
+    def offer(self) -> Offer | None:
+        """The tools that may be called. Raises: FieldError."""
+        tools = None if self.tools is None else chat_tools(self.tools)
+        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.model_dump()
+        return offer_of(tools, choice, has_form=has_form(self.response_format, self.structured_outputs))
 
 
 def check_variables(variables: dict[str, Any] | None) -> None:

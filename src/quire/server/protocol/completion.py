@@ -43,8 +43,6 @@ class CompletionRequest(ChoiceFields):
             )
         if self.best_of not in (None, 1, self.n or 1):
             raise FieldError("best_of", f"best_of={self.best_of} is not supported: leave it out, or make it equal to n")
-        if self.echo and self.logprobs is not None and self.stream:
-            raise FieldError("echo", "the log-probabilities of an echoed prompt cannot be streamed: leave out stream")
         if self.max_tokens == 0 and not self.echo:
             raise FieldError("max_tokens", "max_tokens must be at least 1; 0 scores the prompt and needs echo: true")
         return self

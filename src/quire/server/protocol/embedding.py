@@ -18,7 +18,7 @@ class EmbeddingRequest(IgnoredFields):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
-    """Only the model's own width."""
+    """At most the model's width: the first numbers of each vector, of length 1 again if they are normalised."""
     add_special_tokens: bool | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     normalize: bool | None = True

@@ -9,7 +9,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.chat import MAX_MESSAGES, MAX_PARTS
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
@@ -18,35 +17,20 @@ from quire.server.protocol.fields import (
     StreamOptions,
     text_or_list,
 )
-from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms
+from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms, has_form
+from quire.server.protocol.response_items import (
+    AllowedFunctions,
+    FunctionChoice,
+    FunctionTool,
+    FunctionToolChoice,
+    FunctionTools,
+    InputItems,
+    ItemStatus,
+    check_results,
+)
+from quire.server.protocol.tools import Offer, offer_of
 
 WITH_LOGPROBS = "message.output_text.logprobs"
-
-
-class InputPart(Body):
-    """One piece of a message's content: text of the user, or of an earlier answer."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-InputContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    Discriminator(text_or_list),
-]
-
-
-class InputMessage(Body):
-    """One turn, or an item of an earlier answer's output, as it came."""
-
-    type: Literal["message"] | None = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: InputContent
-    id: Annotated[str, Field(max_length=256)] | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: str | None = None
 
 
 class TextFormat(Body):
@@ -83,8 +67,7 @@ class ResponsesRequest(SamplingFields):
 
     model: ModelName
     input: Annotated[
-        Annotated[str, Field(min_length=1), Tag("<text>")]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), Tag("<list>")],
+        Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
         Discriminator(text_or_list),
     ]
     instructions: str | None = None
@@ -95,6 +78,9 @@ class ResponsesRequest(SamplingFields):
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
     store: Literal[False] | None = None
+    tools: FunctionTools | None = None
+    tool_choice: FunctionToolChoice | None = None
+    """Unset: "auto"."""
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INTEGER)
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
@@ -114,7 +100,20 @@ class ResponsesRequest(SamplingFields):
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
         check_forms(self.response_format, self.structured_outputs)
+        if not isinstance(self.input, str):
+            check_results(self.input)
+        if self.offer() is not None and self.wants_logprobs:
+            raise FieldError(
+                "top_logprobs", "log-probabilities belong to text, and an answer with tools may be a call: leave out "
+                'top_logprobs or the tools, or say tool_choice: "none"',
+            )  # fmt: skip
         return self
+
+    def offer(self) -> Offer | None:
+        """The tools that may be called. Raises: FieldError."""
+        tools = [tool.chat_tool() for tool in self.tools or ()]
+        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.chat_choice()
+        return offer_of(tools or None, choice, has_form=has_form(self.response_format, self.structured_outputs))
 
 
 # --- Answers ----------------------------------------------------------------------------------
@@ -144,13 +143,24 @@ class OutputText(Answer):
 
 
 class OutputMessage(Answer):
-    """The one item of an answer's output."""
+    """Text that the model says."""
 
     type: Literal["message"]
     id: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class OutputFunctionCall(Answer):
+    """A call that the model makes; `arguments` is JSON as text. Its result is sent back with the same `call_id`."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
 
 
 class IncompleteDetails(Answer):
@@ -205,7 +215,7 @@ class ResponseObject(Answer):
     max_tool_calls: int | None
     metadata: dict[str, Any]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputFunctionCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, Any]
@@ -213,8 +223,8 @@ class ResponseObject(Answer):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
-    tools: list[Any]
+    tool_choice: str | FunctionChoice | AllowedFunctions
+    tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
     truncation: str
@@ -231,10 +241,12 @@ class ResponseEvent(Answer):
     output_index: int | None = None
     content_index: int | None = None
     item_id: str | None = None
-    item: OutputMessage | None = None
+    item: OutputMessage | OutputFunctionCall | None = None
     part: OutputText | None = None
     delta: str | None = None
     text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
     logprobs: list[OutputLogprob] | None = None
     code: str | None = None
     message: str | None = None

@@ -11,6 +11,7 @@ from quire.server.protocol.answers import Answer
 from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_variables
 from quire.server.protocol.fields import MAX_TOKEN_IDS, ModelName, TokenId
+from quire.server.protocol.tools import Tools
 
 
 class TokenizeRequest(Body):
@@ -23,6 +24,8 @@ class TokenizeRequest(Body):
     """Unset: true for a prompt; false for messages, whose template writes them."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
+    tools: Tools | None = None
+    """With messages: what the model is told of them is part of the prompt."""
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
     return_token_strs: bool | None = False
 
@@ -30,6 +33,8 @@ class TokenizeRequest(Body):
     def _check(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
+        if self.tools is not None and self.messages is None:
+            raise FieldError("tools", "tools go with messages: a prompt is taken as it is")
         if self.continue_final_message and self.add_generation_prompt:
             raise FieldError(
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"

@@ -14,9 +14,9 @@ from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.chat import ChatRequest
 from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.routes.chat_job import ChatJob, prepare_chat
-from quire.server.routes.chat_stream import stream_chat
+from quire.server.routes.chat_stream import ChatChunks
 from quire.server.state import ServerState, state_of
-from quire.server.streaming import EventStream
+from quire.server.streaming import EventStream, stream_updates
 from quire.server.tools import read_message
 from quire.server.usage import timings, usage
 
@@ -33,7 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
     front_end = state.supervisor.front_end
     job = await front_end.run(prepare_chat, front_end, body, caller)
     if body.stream:
-        return EventStream(stream_chat(state, job, caller))
+        return EventStream(stream_updates(state, [job.request], caller, ChatChunks(state, job)))
     return await until_disconnect(request.receive, _answer(state, job, caller))
 
 
@@ -75,8 +75,8 @@ def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, 
     times = timings(num_prompt, finished.num_generated, last)
     if times is not None:
         answer["timings"] = times
-    if last.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
+    if finished.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(finished.prompt_logprobs)
     if job.body.return_token_ids:
         answer["prompt_token_ids"] = job.request.prompt_token_ids
     return answer

@@ -12,9 +12,7 @@ from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.forms import form_of, renaming, schema_field
-from quire.server.tools import ToolUse, messages_with_tools, plan_tools
-from quire.structured_outputs import StructuredOutputsParams
-from quire.text.tool_calls.formats import uses_tools
+from quire.server.tools import ToolUse, fields_of, plan_tools
 from quire.types import Request
 
 
@@ -49,26 +47,23 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
         chosen["max_tokens"] = max_tokens
     if body.logprobs:
         chosen["logprobs"] = body.top_logprobs or 0
-    tools = None
-    if body.tools is not None and body.tool_choice != "none":
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    tool_use = None if tools is None else _tool_use(front_end, body, tools)
-    if tool_use is not None and tool_use.format.has_special_marker:
-        chosen["skip_special_tokens"] = False
+    offer = body.offer()
+    tool_use = plan_tools(
+        front_end.template, front_end.tokenizer, offer, is_parallel=body.parallel_tool_calls is not False
+    )
     prompt = front_end.chat_prompt(
-        messages_with_tools(front_end.template, template_messages(body.messages), tools),
-        tools=tools if uses_tools(front_end.template) else None,
+        template_messages(body.messages),
+        tools=None if offer is None else offer.tools,
         add_generation_prompt=add_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
         variables={**(body.chat_template_kwargs or {}), "documents": body.documents},
         add_special_tokens=bool(body.add_special_tokens),
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
     )
-    names = {"logprobs": "top_logprobs", **schema_field(body.response_format)}
-    if tool_use is not None and tool_use.schema is not None:
-        names["structured_outputs"] = "tools"
-    with renaming(names):
-        chosen["structured_outputs"] = _form(body, tool_use)
+    with renaming({"logprobs": "top_logprobs", **schema_field(body.response_format), **fields_of(tool_use)}):
+        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
+        if tool_use is not None:
+            chosen |= tool_use.sampling_values()
         request = front_end.prepare(
             new_id("chat"),
             prompt,
@@ -77,18 +72,6 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
         )
     answer_id = f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl")
     return ChatJob(body, answer_id, timestamp(), request, prompt, _opening(body), tool_use)
-
-
-def _tool_use(front_end: FrontEnd, body: ChatRequest, tools: list[dict[str, Any]]) -> ToolUse:
-    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.model_dump()
-    is_parallel = body.parallel_tool_calls is not False
-    return plan_tools(front_end.template, front_end.tokenizer, tools, choice, is_parallel=is_parallel)
-
-
-def _form(body: ChatRequest, tool_use: ToolUse | None) -> StructuredOutputsParams | None:
-    if tool_use is not None and tool_use.schema is not None:
-        return StructuredOutputsParams(json=tool_use.schema)
-    return form_of(body.response_format, body.structured_outputs)
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:

@@ -5,13 +5,9 @@ event that says why. Most requests want text and nothing else: their chunks are 
 Next to read: `../streaming.py`.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.server.caller import Caller
-from quire.server.generation import generate
 from quire.server.routes.chat_job import ChatJob
 from quire.server.state import ServerState
 from quire.server.streaming import DONE, TextEvent, event
@@ -19,20 +15,7 @@ from quire.server.tools import ToolReader
 from quire.server.usage import timings, usage
 
 
-async def stream_chat(state: ServerState, job: ChatJob, caller: Caller) -> AsyncGenerator[bytes, None]:
-    """The events of one request. Raises: as `generate`."""
-    chunks = _Chunks(state, job)
-    data = chunks.opening()
-    async with aclosing(generate(state, [job.request], caller, streams=True)) as updates:
-        async for _, update in updates:
-            data += chunks.of(update)
-            if data:
-                yield data
-            data = b""
-    yield chunks.closing()
-
-
-class _Chunks:
+class ChatChunks:
     """Makes the events of one answer and counts its tokens."""
 
     def __init__(self, state: ServerState, job: ChatJob) -> None:
@@ -61,7 +44,7 @@ class _Chunks:
         delta = {"role": "assistant", "content": self._job.opening}
         return b"".join(self._chunk({"index": i, "delta": delta}, extra) for i in range(self._job.body.n or 1))
 
-    def of(self, update: RequestUpdate) -> bytes:
+    def of(self, index: int, update: RequestUpdate) -> bytes:
         """The chunks of what is new. Mutates: the count of tokens."""
         self._last = update
         data = b""

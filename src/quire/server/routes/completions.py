@@ -4,8 +4,6 @@ With `echo` a choice begins with its prompt; the prompt's log-probabilities then
 Next to read: `../generation.py`, `../logprobs.py`.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +12,14 @@ from fastapi import APIRouter, Request, Response
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.caller import Caller, caller_of
 from quire.server.front_end import FrontEnd, PromptTokens
-from quire.server.generation import Finished, collect, generate, new_id, timestamp, until_disconnect
+from quire.server.generation import Finished, collect, new_id, timestamp, until_disconnect
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.protocol.forms import form_of, renaming, schema_field
 from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
-from quire.server.streaming import DONE, EventStream, TextEvent, event
+from quire.server.streaming import DONE, EventStream, TextEvent, event, stream_updates
 from quire.server.usage import timings, usage
 from quire.types import PositionLogprobs
 from quire.types import Request as EngineRequest
@@ -70,7 +68,7 @@ async def create_completion(request: Request) -> Response:
     front_end = state.supervisor.front_end
     job = await front_end.run(_prepare, front_end, body, caller)
     if body.stream:
-        return EventStream(_stream(state, job, caller))
+        return EventStream(stream_updates(state, job.requests, caller, _Chunks(state, job)))
     return await until_disconnect(request.receive, _answer(state, job, caller))
 
 
@@ -188,7 +186,7 @@ def _written(state: ServerState, job: CompletionJob, results: list[Finished]) ->
 
 
 def _choices(job: CompletionJob, front_end: FrontEnd, prompt_index: int, finished: Finished) -> list[dict[str, Any]]:
-    of_prompt = finished.last.prompt_logprobs
+    of_prompt = finished.prompt_logprobs
     choices = []
     for choice in finished.choices:
         written = _ChoiceWriter(job, front_end, prompt_index, choice.index).write(choice, of_prompt)
@@ -201,16 +199,6 @@ def _choices(job: CompletionJob, front_end: FrontEnd, prompt_index: int, finishe
 # --- Streams ----------------------------------------------------------------------------------
 
 
-async def _stream(state: ServerState, job: CompletionJob, caller: Caller) -> AsyncGenerator[bytes, None]:
-    chunks = _Chunks(state, job)
-    async with aclosing(generate(state, job.requests, caller, streams=True)) as updates:
-        async for prompt_index, update in updates:
-            data = chunks.of(prompt_index, update)
-            if data:
-                yield data
-    yield chunks.closing()
-
-
 class _Chunks:
     """Makes the events of one answer and counts its tokens."""
 
@@ -220,6 +208,7 @@ class _Chunks:
         self._front_end = state.supervisor.front_end
         self._num_generated = 0
         self._num_cached = [0] * len(job.requests)
+        self._of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(job.requests)
         self._last = RequestUpdate("")
         self._has_usage = options is not None and bool(options.include_usage)
         self._counts_always = self._has_usage and options is not None and bool(options.continuous_usage_stats)
@@ -235,15 +224,21 @@ class _Chunks:
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         self._texts: dict[tuple[int, int], TextEvent] = {}
 
-    def of(self, prompt_index: int, update: RequestUpdate) -> bytes:
+    def opening(self) -> bytes:
+        """Nothing: a choice's first event brings its text."""
+        return b""
+
+    def of(self, index: int, update: RequestUpdate) -> bytes:
         """The chunks of what is new. Mutates: the count of tokens."""
         self._last = update
-        self._num_cached[prompt_index] = update.num_cached_tokens
+        self._num_cached[index] = update.num_cached_tokens
+        if update.prompt_logprobs is not None:
+            self._of_prompts[index] = update.prompt_logprobs
         data = b""
         for choice in update.choices:
             if not self._job.scores_only:
                 self._num_generated += len(choice.token_ids)
-            key = (prompt_index, choice.index)
+            key = (index, choice.index)
             plain = self._texts.get(key)
             if plain is not None and choice.finish_reason is None:
                 data += plain.encode(choice.text) if choice.text else b""
@@ -267,7 +262,7 @@ class _Chunks:
                 self._texts[key] = TextEvent(lambda text: self._content(writer.empty() | {"text": text}, {}))
         is_last = update.finished and choice is update.choices[-1] and not self._has_usage
         extra = self._job.timings(self._num_generated, update) if is_last else {}
-        return event(self._content(writer.write(choice, update.prompt_logprobs), extra))
+        return event(self._content(writer.write(choice, self._of_prompts[key[0]]), extra))
 
     def _content(self, choice: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         content = {**self._head, "choices": [choice], **extra}

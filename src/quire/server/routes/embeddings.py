@@ -3,6 +3,7 @@
 Next to read: `../generation.py`.
 """
 
+import math
 import sys
 from array import array
 from base64 import b64encode
@@ -37,8 +38,8 @@ async def create_embeddings(request: Request) -> Response:
 
 def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
     width = front_end.config.model.hidden_size
-    if body.dimensions not in (None, width):
-        message = f"dimensions must be {width}, the width of this model, got {body.dimensions}; or leave it out"
+    if body.dimensions is not None and body.dimensions > width:
+        message = f"dimensions must be at most {width}, the width of this model, got {body.dimensions}"
         raise ApiError(400, message, code="invalid_parameter", param="dimensions")
     params = PoolingParams(normalize=body.normalize is not False)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, None)
@@ -69,12 +70,20 @@ def _written(
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": write(finished.last.embedding or [])}
+            {"object": "embedding", "index": index, "embedding": write(_shortened(body, finished.last.embedding or []))}
             for index, finished in enumerate(results)
         ],
         "model": state.model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
+
+
+def _shortened(body: EmbeddingRequest, vector: list[float]) -> list[float]:
+    if body.dimensions is None or body.dimensions >= len(vector):
+        return vector
+    kept = vector[: body.dimensions]
+    length = 1.0 if body.normalize is False else math.hypot(*kept)
+    return [value / length for value in kept] if length else kept
 
 
 def base64_of(vector: list[float]) -> str:

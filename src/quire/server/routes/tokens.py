@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from quire.server.protocol.tools import chat_tools
 from quire.server.routes.body import check_model, read_body
 from quire.server.routes.chat_job import add_generation_prompt, template_messages
 from quire.server.state import state_of
@@ -42,6 +43,7 @@ def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
     else:
         token_ids = front_end.chat_prompt(
             template_messages(body.messages or []),
+            tools=None if body.tools is None else chat_tools(body.tools),
             add_generation_prompt=add_generation_prompt(body.add_generation_prompt, body.continue_final_message),
             continue_final_message=bool(body.continue_final_message),
             variables=body.chat_template_kwargs,
