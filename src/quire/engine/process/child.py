@@ -5,6 +5,7 @@ The process ends when its parent closes the socket or dies. Knows no HTTP. Next 
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -43,6 +44,7 @@ from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireE
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
+logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
 WARM_UP_TOKENS = 512
 
@@ -112,17 +114,20 @@ class EngineLoop:
             engine.check_health()
 
     def _receive(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            while (message := self._channel.receive()) is not None:
-                if isinstance(message, Ping):
-                    self._channel.send(Reply(message.call_id))
-                elif isinstance(message, Submit):
-                    self._prepare(message)
-                elif not isinstance(message, Start):
-                    self._put(message)
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        try:
+            with contextlib.suppress(ConnectionError):
+                while (message := self._channel.receive()) is not None:
+                    if isinstance(message, Ping):
+                        self._channel.send(Reply(message.call_id))
+                    elif isinstance(message, Submit):
+                        self._prepare(message)
+                    elif not isinstance(message, Start):
+                        self._put(message)
+        finally:
+            # However it ends: an engine that nobody can talk to must not look alive.
+            with self._changed:
+                self._is_closing = True
+                self._changed.notify()
 
     def _prepare(self, message: Submit) -> None:
         """Checks happen beside the steps: a grammar takes milliseconds."""
@@ -139,6 +144,10 @@ class EngineLoop:
             )
         except QuireError as error:
             self._put(_refusal(message.request_id, error))
+        except Exception as error:
+            logger.error("request %r cannot be prepared", message.request_id, exc_info=error)
+            told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
+            self._put(_refusal(message.request_id, EngineError(told)))
         else:
             self._put(_Prepared(prepared, message.queue_timeout_s))
 
