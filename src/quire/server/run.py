@@ -108,6 +108,7 @@ class _Service:
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._supervisor.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
+        watching = asyncio.create_task(self._state.health.watch(), name="quire-health")
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
@@ -117,11 +118,11 @@ class _Service:
                 await stopping
             await self._drain()
         finally:
-            starting.cancel()
-            stopping.cancel()
+            for task in (starting, stopping, watching):
+                task.cancel()
             await self._supervisor.stop()
             self._http.should_exit = True
-            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
+            await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 
