@@ -27,13 +27,20 @@ POLL_S = 0.02
 class Server:
     """The process, its address and what it wrote to stderr. The model is called "soak"."""
 
-    def __init__(self, model: str, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix`: a command that runs the rest of its line in its own place."""
         command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", "soak"]
         # Keys of the user's shell would lock these clients out.
         inherited = {name: value for name, value in os.environ.items() if name != "QUIRE_API_KEY"}
         started_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*command, *arguments], stderr=subprocess.PIPE, text=True, env={**inherited, **(environment or {})}
+            [*prefix, *command, *arguments], stderr=subprocess.PIPE, text=True, env={**inherited, **(environment or {})}
         )
         self.lines: list[str] = []
         self.url = ""
@@ -140,9 +147,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    model: str, *arguments: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Server]:
     """A server that is ready; gone at the end."""
-    server = Server(model, arguments, environment)
+    server = Server(model, arguments, environment, prefix)
     try:
         yield server
     finally:

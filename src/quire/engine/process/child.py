@@ -40,6 +40,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
+from quire.runtime.address_space import check_room_for_imports
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -227,6 +228,7 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
+    check_room_for_imports()
     from quire.engine.build import build_engine  # imports torch
     from quire.sampling_params import SamplingParams
 
