@@ -10,6 +10,9 @@ CPU_RESERVE_BYTES = 64 * 2**20
 GPU_RESERVE_BYTES = 512 * 2**20
 """CUDA context, cuBLAS workspaces and allocator fragmentation."""
 
+PROMPT_LOGPROB_ROWS = 256
+"""Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
+
 
 def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype: str, num_tokens: int) -> int:
     """Reserve and activations of a step of `num_tokens` on this device."""
@@ -19,9 +22,11 @@ def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype:
 
 
 def _cpu_step_bytes(options: EngineOptions, model: ModelConfig, num_tokens: int) -> int:
-    # All in fp32. A plan, whose buffers share memory by lifetime, takes about half of it.
+    # All in fp32. A plan, whose buffers share memory by lifetime, takes about half of what is counted per token.
     per_token = 2 * model.hidden_size + max(_attention_width(model), 2 * _mlp_size(model))
-    return 4 * (num_tokens * per_token + min(options.max_num_seqs, num_tokens) * model.vocab_size)
+    # Logits, and as much again in the sampler.
+    per_row = 2 * model.vocab_size
+    return 4 * (num_tokens * per_token + max(options.max_num_seqs, PROMPT_LOGPROB_ROWS) * per_row)
 
 
 def _gpu_step_bytes(options: EngineOptions, model: ModelConfig, dtype: str, num_tokens: int) -> int:

@@ -1,3 +1,4 @@
+import errno
 import os
 import resource
 import subprocess
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from quire.errors import MemoryCapacityError
-from quire.runtime.address_space import IMPORT_BYTES, AddressSpace, address_spaces, check_room_for_imports
+from quire.runtime.address_space import (
+    IMPORT_BYTES,
+    AddressSpace,
+    address_spaces,
+    check_room_for_imports,
+    memory_errors_named,
+)
 from quire.runtime.hardware import detect_hardware
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +69,26 @@ def test_a_process_within_that_room_can_import_torch_and_finds_the_limit(number:
 def test_without_a_limit_none_is_named() -> None:
     if not address_spaces():
         assert detect_hardware("cpu").memory_limit in ("", "cgroup")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes."),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_memory_that_runs_out_while_loading_is_told_as_such(error: Exception) -> None:
+    with pytest.raises(MemoryCapacityError, match="loading ran out of memory.*--kv-cache-memory-bytes") as raised:
+        with memory_errors_named("loading"):
+            raise error
+    assert "\n" not in str(raised.value)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    for error in (RuntimeError("a bug"), OSError(errno.ENOENT, "no file"), ValueError("allocate memory")):
+        with pytest.raises(type(error)) as raised, memory_errors_named("loading"):
+            raise error
+        assert raised.value is error

@@ -4,8 +4,10 @@ Such a limit counts what is reserved, not what is used: libraries, the stacks of
 is written. Next to read: `hardware.py`, which counts it among the limits of memory.
 """
 
+import errno
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +62,25 @@ def check_room_for_imports(spaces: list[AddressSpace] | None = None) -> None:
                 f"loading a model needs {format_bytes(space.import_bytes)} of address space before its first weight,"
                 f" but {format_bytes(space.limit_bytes)} are allowed ({space.name}): raise that limit"
             )
+
+
+@contextmanager
+def memory_errors_named(what: str) -> Iterator[None]:
+    """What runs out of memory inside says so in one line, whoever asked for it. Raises: MemoryCapacityError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        said = str(error).strip().splitlines()[-1:] or ["no memory"]
+        # torch has no class for it.
+        is_memory = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
+        if not is_memory and not any(words in str(error) for words in ("allocate memory", "start new thread")):
+            raise
+        limits = "".join(
+            f", {format_bytes(space.limit_bytes)} are allowed ({space.name})" for space in address_spaces()
+        )
+        raise MemoryCapacityError(
+            f"{what} ran out of memory{limits}: {said[0]}; a smaller --kv-cache-memory-bytes or --max-num-seqs needs less"
+        ) from error
 
 
 def _sizes(status: Path) -> dict[str, int]:

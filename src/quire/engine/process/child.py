@@ -40,7 +40,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
-from quire.runtime.address_space import check_room_for_imports
+from quire.runtime.address_space import check_room_for_imports, memory_errors_named
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -230,9 +230,16 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 def _build(start: Start) -> "LLMEngine":
     check_room_for_imports()
     from quire.engine.build import build_engine  # imports torch
+
+    with memory_errors_named("loading the model"):
+        engine = build_engine(start.options)
+        _warm_up(engine)
+    return engine
+
+
+def _warm_up(engine: "LLMEngine") -> None:
     from quire.sampling_params import SamplingParams
 
-    engine = build_engine(start.options)
     # The first request pays for what is made on first use, memory above all: it must not be a user's.
     num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
@@ -240,7 +247,6 @@ def _build(start: Start) -> "LLMEngine":
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
-    return engine
 
 
 def main() -> int:
