@@ -81,9 +81,9 @@ def test_without_a_limit_none_is_named() -> None:
     ],
 )
 def test_memory_that_runs_out_while_loading_is_told_as_such(error: Exception) -> None:
-    with pytest.raises(MemoryCapacityError, match="loading ran out of memory.*--kv-cache-memory-bytes") as raised:
-        with memory_errors_named("loading"):
-            raise error
+    wanted = r"loading ran out of memory.*--kv-cache-memory-bytes"
+    with pytest.raises(MemoryCapacityError, match=wanted) as raised, memory_errors_named("loading"):
+        raise error
     assert "\n" not in str(raised.value)
 
 

@@ -79,7 +79,8 @@ def memory_errors_named(what: str) -> Iterator[None]:
             f", {format_bytes(space.limit_bytes)} are allowed ({space.name})" for space in address_spaces()
         )
         raise MemoryCapacityError(
-            f"{what} ran out of memory{limits}: {said[0]}; a smaller --kv-cache-memory-bytes or --max-num-seqs needs less"
+            f"{what} ran out of memory{limits}: {said[0]};"
+            " a smaller --kv-cache-memory-bytes or --max-num-seqs needs less"
         ) from error
 
 
