@@ -124,5 +124,14 @@ def _limited(kind: str, limit: int) -> Iterator[list[str] | None]:
                 yield [sys.executable, "-c", ENTER_CGROUP, str(folder)]
                 return
         finally:
-            folder.rmdir()
+            _remove(folder)
     yield None
+
+
+def _remove(folder: Path) -> None:
+    """A cgroup goes when the last of its processes is gone, which is a moment after it was killed."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.1)
