@@ -27,7 +27,7 @@ def test_a_server_that_can_write_nothing_serves(tmp_path: Path) -> None:
     places = {name: str(blocked / "below") for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "QUIRE_CACHE_DIR")}
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen(
-            [sys.executable, "-m", "quire", "serve", str(model), "--port", str(port)],
+            [sys.executable, "-m", "quire", "serve", str(model), "--port", str(port), "--served-model-name", "m"],
             env={**os.environ, **places, "PYTHONPATH": str(ROOT / "src")}, stdout=full, stderr=full,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
         )  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_server_that_can_write_nothing_serves(tmp_path: Path) -> None:
 
 
 def _answer(port: int) -> dict[str, dict[str, int]]:
-    body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+    body = {"model": "m", "prompt": "a", "max_tokens": 3, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -52,6 +52,7 @@ def _answer(port: int) -> dict[str, dict[str, int]]:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
                 found: dict[str, dict[str, int]] = json.load(response)
                 return found
-        except OSError:  # it does not listen yet, or its model is being loaded
-            assert time.monotonic() < deadline_s
+        except OSError as error:  # it does not listen yet, or its model is being loaded
+            if getattr(error, "code", 503) != 503 or time.monotonic() > deadline_s:
+                raise
             time.sleep(0.1)
