@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "quire"
 DATES = {
     "server/generation.py": "`created` of an answer",
     "server/logs.py": "the time of a log line",
-    "server/tracing.py": "when a span began, which its duration is subtracted for",
+    "server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
     "text/template_sandbox.py": "`strftime_now` of chat templates",
     "cli/ps.py": "since when a server runs, beside its start in the process table",
 }
