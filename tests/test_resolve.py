@@ -10,6 +10,7 @@ from quire.byte_sizes import format_bytes
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, resolve
+from quire.step_memory import bytes_beside
 from quire.types import KVCacheGroup, KVCacheSpec
 
 GIB = 2**30
@@ -25,6 +26,12 @@ MODEL = ModelConfig(
 )  # fmt: skip
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 2 * 32
 """bfloat16, 32 tokens."""
+
+
+def cpu(left_bytes: int, base: Hardware = CPU) -> Hardware:
+    """A machine with so much memory for weights and KV cache; tests that use it leave the size of a step alone."""
+    beside = bytes_beside(EngineOptions(), MODEL, "cpu", "float32", EngineOptions().max_num_batched_tokens)
+    return replace(base, available_memory_bytes=left_bytes + beside)
 
 
 def resolved(hardware: Hardware = CPU, model: ModelConfig = MODEL, **options: Any) -> EngineConfig:
@@ -137,7 +144,7 @@ def test_size_of_the_weights(options: dict[str, Any], stored_bytes: int | None, 
     assert config.weight_bytes == weight_bytes
     # Half of the rest is taken for the KV cache.
     block_bytes = BLOCK_BYTES * (2 if config.dtype == "float32" else 1)
-    small = replace(CPU, available_memory_bytes=weight_bytes + 6 * block_bytes)
+    small = cpu(weight_bytes + 6 * block_bytes)
     assert resolved(small, config.model, **options).scheduler.num_blocks == 3
 
 
@@ -159,7 +166,7 @@ def test_max_model_len(context: int, chosen: int | None, expected: int) -> None:
         # All that 4 sequences of 64 tokens can use, and the null block.
         (CPU, {"max_num_seqs": 4, "max_model_len": 64}, 4 * 2 + 1),
         # Half of what the weights leave.
-        (replace(CPU, available_memory_bytes=2 * GIB), {}, (2 * GIB - 270_000_000) // 2 // BLOCK_BYTES),
+        (cpu(2 * GIB), {}, (2 * GIB - 270_000_000) // 2 // BLOCK_BYTES),
         (CPU, {"kv_cache_memory_bytes": 10 * BLOCK_BYTES + 1, "max_model_len": 100}, 10),
         (CPU, {"num_blocks_override": 77, "max_model_len": 100}, 77),
         (CPU, {"num_blocks_override": 77, "kv_cache_memory_bytes": GIB, "max_model_len": 100}, 77),
@@ -235,9 +242,9 @@ def test_pure_and_every_choice_has_a_reason() -> None:
     assert all(decision.reason and decision.value for decision in decisions)
 
 
-SMALL_CPU = replace(OLD_CPU, available_memory_bytes=400_000_000)
-TINY_CPU = replace(OLD_CPU, available_memory_bytes=200_000_000)
-TINIER_CPU = replace(OLD_CPU, available_memory_bytes=100_000_000)
+SMALL_CPU = cpu(base=OLD_CPU, left_bytes=400_000_000)
+TINY_CPU = cpu(base=OLD_CPU, left_bytes=200_000_000)
+TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
 
 
 @pytest.mark.parametrize(
@@ -286,13 +293,13 @@ TINIER_CPU = replace(OLD_CPU, available_memory_bytes=100_000_000)
             ["--max-model-len 320", f"--kv-cache-memory-bytes {251 * BLOCK_BYTES}"],
         ),
         (
-            replace(CPU, available_memory_bytes=400_000_000),
+            cpu(400_000_000),
             {"max_model_len": 8000},
             MemoryCapacityError,
             ["--max-model-len"],
         ),
         (
-            replace(CPU, available_memory_bytes=500_000_000),
+            cpu(500_000_000),
             {"max_model_len": 8000},
             MemoryCapacityError,
             ["--max-model-len", f"--kv-cache-memory-bytes {251 * BLOCK_BYTES}"],
@@ -316,20 +323,22 @@ def test_errors_name_what_fits_and_it_does(
 
 
 def test_a_model_too_large_in_every_type_names_the_largest_that_fits() -> None:
-    small = replace(CPU, available_memory_bytes=50_000_000)
+    small = cpu(50_000_000)
     with pytest.raises(MemoryCapacityError, match=r"at most 0\.08 billion parameters fits in int4, this one has 0\.14"):
         resolved(small)
-    with pytest.raises(MemoryCapacityError, match=r"80.5 MiB in int4; .*at most 0\.08 billion parameters fits in int4"):
+    with pytest.raises(MemoryCapacityError, match=r"80.5 MiB in int4 .*at most 0\.08 billion parameters fits in int4"):
         resolved(small, quantization="int4")
     with pytest.raises(MemoryCapacityError, match=r"at most 0\.03 billion parameters fits in 16 bit"):
         resolved(small, enforce_eager=True)
-    with pytest.raises(MemoryCapacityError, match=r"the weights need 76.3 MiB in all; that is 28.6 MiB more"):
+    with pytest.raises(
+        MemoryCapacityError, match=r"the weights need 76.3 MiB in all and a step .* together; that is 28.6 MiB more"
+    ):
         resolved(small, replace(MODEL, stored_bytes=80_000_000))
 
 
 def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:
     with pytest.raises(MemoryCapacityError, match="of memory are missing"):
-        resolved(replace(CPU, available_memory_bytes=270_000_000 + BLOCK_BYTES))
+        resolved(cpu(270_000_000 + BLOCK_BYTES))
 
 
 def test_who_wants_interactivity_gets_short_steps_on_cpus() -> None:
@@ -342,3 +351,11 @@ def test_who_wants_interactivity_gets_short_steps_on_cpus() -> None:
         resolved(performance_mode="interactivity", enable_chunked_prefill=False),
     ):  # fmt: skip
         assert others.scheduler.prefill_tokens_per_decode is None
+
+
+def test_the_limit_of_the_memory_is_named() -> None:
+    limited = replace(CPU, available_memory_bytes=GIB, memory_limit="cgroup")
+    with pytest.raises(MemoryCapacityError, match=r"MiB, but .* are left on cpu \(cgroup\) after weights and step"):
+        resolved(limited, kv_cache_memory_bytes=GIB)
+    with pytest.raises(MemoryCapacityError, match=r"more than the 50 MiB available on cpu \(cgroup\): "):
+        resolved(replace(limited, available_memory_bytes=50 * 2**20))

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import faults, loads, long
+from benchmarks.soak import faults, files, hogs, loads, long, memory
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
@@ -55,7 +55,10 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),
         "F4": lambda: faults.stopped_engine(model),
         "F5": lambda: faults.cut_links(model, count=repeat("F5")),
+        "F6": lambda: files.lost_files(model),
+        "F7": lambda: memory.limited_memory(model),
         "F8": lambda: faults.suspended(model),
+        "F9": lambda: hogs.beside_hogs(model),
         "F10": lambda: faults.cannot_start(model),
     }  # fmt: skip
 

@@ -243,7 +243,7 @@ class _Answer:
         if isinstance(value, dict):
             self._take_usage_and_error(value)
             for choice in value.get("choices") or ():
-                self.seen.text = choice["message"]["content"]
+                self.seen.text = choice["message"]["content"] if "message" in choice else choice["text"]
 
     def _take_usage_and_error(self, value: dict[str, Any]) -> None:
         if value.get("error"):

@@ -18,8 +18,15 @@ from quire.cli.top_metrics import Metrics
 class Server(ServerProcess):
     """A server whose model is called "soak"."""
 
-    def __init__(self, model: str, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
-        super().__init__(quire_serve(model, *arguments, name="soak"), environment)
+    def __init__(
+        self,
+        model: str,
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix`: a command that runs the rest of its line in its own place."""
+        super().__init__([*prefix, *quire_serve(model, *arguments, name="soak")], environment)
 
     def resident_bytes(self) -> int:
         """Memory of server and engine."""
@@ -75,9 +82,11 @@ class Server(ServerProcess):
 
 
 @contextlib.contextmanager
-def serving(model: str, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    model: str, *arguments: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Server]:
     """A server that is ready; gone at the end."""
-    server = Server(model, arguments, environment)
+    server = Server(model, arguments, environment, prefix)
     try:
         yield server
     finally:

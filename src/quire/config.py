@@ -125,6 +125,8 @@ class Hardware:
     """Whether bf16 matrix products are at least as fast as fp32 ones."""
     num_threads: int
     name: str = ""
+    memory_limit: str = ""
+    """What keeps the available memory below that of the machine, for messages: "cgroup", "RLIMIT_AS, ulimit -v"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Pure: it reads no file, no environment and no clock, so every rule here is a row of a table in its test. It must not
 know tensors or torch. An error names the numbers and a setting that fits, and that setting does resolve.
-Next to read: `config.py` for the fields, `pool_shape.py`, `runtime/hardware.py` for where `Hardware` comes from.
+Next to read: `config.py` for the fields, `pool_shape.py`, `step_memory.py`; `runtime/hardware.py`, whence `Hardware`.
 """
 
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from quire.config import (
 )
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.pool_shape import PoolShape
+from quire.step_memory import bytes_beside
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads keys of so many tokens at once."""
@@ -32,8 +33,6 @@ CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 MAX_DEFAULT_CPU_KV_BYTES = 4 * 2**30
 """A machine that is also used for other things should not lose more than this unasked."""
-GPU_RESERVE_BYTES = 512 * 2**20
-"""CUDA context, cuBLAS workspaces and allocator fragmentation."""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
@@ -250,20 +249,20 @@ def _memory_for_kv(
 ) -> _Memory:  # fmt: skip
     """How much memory is left for KV. Raises MemoryCapacityError when the weights alone do not fit."""
     if hardware.device == "cpu":
-        usable, activations = hardware.available_memory_bytes, 0
+        usable = hardware.available_memory_bytes
     else:
         share = int(options.gpu_memory_utilization * hardware.total_memory_bytes)
         usable = min(share, hardware.available_memory_bytes)
-        activations = GPU_RESERVE_BYTES + _activation_bytes(options, model, dtype, num_tokens)
+    activations = bytes_beside(options, model, hardware.device, dtype, num_tokens)
     memory = _Memory(usable, weights, activations)
     if memory.left <= 0:
         needed = memory.weights + memory.activations
         is_plain = weights == model.num_parameters * DTYPES[dtype]
         raise MemoryCapacityError(
             f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
-            + (f" and a step {format_bytes(activations)}" if activations else "")
-            + f"; that is {format_bytes(needed - usable)} more than the {format_bytes(usable)}"
-            f" available on {hardware.device}: {_what_fits(options, hardware, model, memory, uses_plan=uses_plan)}"
+            f" and a step {format_bytes(activations)}, {format_bytes(needed)} together; that is"
+            f" {format_bytes(needed - usable)} more than the {format_bytes(usable)} available on"
+            f" {_where(hardware)}: {_what_fits(options, hardware, model, memory, uses_plan=uses_plan)}"
         )
     return memory
 
@@ -295,14 +294,9 @@ def _what_fits(
     )
 
 
-def _activation_bytes(options: EngineOptions, model: ModelConfig, dtype: str, num_tokens: int) -> int:
-    """Upper estimate of what one step of `num_tokens` allocates beside weights and KV."""
-    mlp_size = model.hf_config.get("intermediate_size") or model.hf_config.get("ffn_dim") or 4 * model.hidden_size
-    attention_width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_size
-    per_token = (4 * model.hidden_size + attention_width + 3 * int(mlp_size)) * DTYPES[dtype]
-    # Logits in the compute type and fp32, and as much again inside the sampler.
-    per_row = model.vocab_size * (DTYPES[dtype] + 3 * 4)
-    return num_tokens * per_token + options.max_num_seqs * per_row
+def _where(hardware: Hardware) -> str:
+    """The device, and which limit its memory has."""
+    return f"{hardware.device} ({hardware.memory_limit})" if hardware.memory_limit else hardware.device
 
 
 def _resolve_num_blocks(
@@ -331,7 +325,7 @@ def _resolve_num_blocks(
         )
         raise MemoryCapacityError(
             f"a KV cache of {num_blocks} blocks needs {format_bytes(num_blocks * shape.block_bytes)}, but"
-            f" {format_bytes(memory.left)} are left after the weights: {fits}"
+            f" {format_bytes(memory.left)} are left on {_where(hardware)} after weights and step: {fits}"
         )
     size = format_bytes(num_blocks * shape.block_bytes)
     decisions.append(Decision("num_blocks", str(num_blocks), f"{size} of KV cache: {reason}"))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,22 @@ import pytest
 from quire import LLM
 from quire.config import EngineOptions
 from quire.engine.build import build_engine
-from quire.engine.faults import KNOWN_FAULTS, NAN_ERROR, Fault, FaultyExecutor, parse_faults
+from quire.engine.faults import KNOWN_FAULTS, NAN_ERROR, Fault, FaultyExecutor, FaultyTokenizer, parse_faults
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineError
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.engine.builders import ScriptedExecutor, assert_all_home, finals, make_config, run, saying
+from tests.engine.builders import (
+    ScriptedExecutor,
+    assert_all_home,
+    assert_forgotten,
+    byte_tokenizer,
+    finals,
+    make_config,
+    make_engine,
+    run,
+    saying,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +65,7 @@ def test_a_setting_is_a_list_of_faults() -> None:
     ("setting", "message"),
     [
         ("raise-in-steps:token=7", r"unknown fault 'raise-in-steps' \(did you mean 'raise-in-step'\?\)"),
-        ("1", "known are raise-in-step, nan-logits, exhaust-memory, slow-step, kill-engine"),
+        ("1", "known are raise-in-step, nan-logits, raise-in-output, exhaust-memory, slow-step, kill-engine"),
         ("slow-step", "'slow-step' must be slow-step:ms=NUMBER"),
         ("slow-step:step=3", "must be slow-step:ms=NUMBER"),
         ("nan-logits:token=-1", "must be nan-logits:token=NUMBER"),
@@ -94,6 +104,86 @@ def test_what_follows_the_token_is_nan() -> None:
     engine.add_request("other", [1, 1], PoolingParams())
     ended = finals(run(engine))
     assert (ended["vector"].error, ended["other"].error) == (NAN_ERROR, None)
+
+
+NO_TEXT = "the text of this request could not be made (InjectedError); the engine's log says more"
+TEXT_PARAMS = {
+    "in the detokeniser": SamplingParams(max_tokens=6),
+    "in its log-probabilities": SamplingParams(max_tokens=6, logprobs=1, detokenize=False),
+    "in its prompt's log-probabilities": SamplingParams(max_tokens=6, prompt_logprobs=1, detokenize=False),
+    "in its last token": SamplingParams(max_tokens=3),
+    "beside a stop string": SamplingParams(max_tokens=6, stop=["never"]),
+    "in both of two": SamplingParams(max_tokens=6, n=2, seed=1),
+}
+
+
+def make_with_bad_text(token_id: int) -> tuple[LLMEngine, ScriptedExecutor]:
+    """An engine that says "abcdef", and cannot show one token."""
+    tokenizer = FaultyTokenizer(byte_tokenizer(), parse_faults(f"raise-in-output:token={token_id}"))
+    return make_engine(
+        lambda known, num_prompt, seed: (
+            known[1] if len(known) == num_prompt + 2 else ALL[min(5, len(known) - num_prompt)]
+        ),
+        tokenizer=tokenizer,
+    )
+
+
+@pytest.mark.parametrize("where", TEXT_PARAMS)
+def test_a_text_that_cannot_be_made_fails_its_request_alone(where: str) -> None:
+    bad = ord("!")
+    engine, executor = make_with_bad_text(bad)
+    wanted, _ = make_engine(executor.next_token)
+    for other in (engine, wanted):
+        other.add_request("good", "?", SamplingParams(max_tokens=20, logprobs=1))
+    # The prompt's bad token is three tokens back, where a detokeniser does not look.
+    engine.add_request("bad", [1, bad, *b"...."], TEXT_PARAMS[where])
+    ended = finals(run(engine))
+    assert [(item.finish_reason, item.error) for item in ended["bad"].outputs] == (
+        [("error", NO_TEXT)] * len(ended["bad"].outputs)
+    )
+    assert ended["good"].outputs == finals(run(wanted))["good"].outputs
+    assert not engine.errored
+    assert_all_home(engine)
+    assert_forgotten(engine, executor)
+
+
+def test_a_prompt_whose_text_cannot_be_made_is_refused() -> None:
+    engine, executor = make_with_bad_text(ord("!"))
+    with pytest.raises(EngineError, match="could not be made"):
+        engine.add_request("bad", "!", SamplingParams(n=2))
+    engine.add_request("bad", "?", SamplingParams(max_tokens=3, n=2))
+    assert {item.finish_reason for item in finals(run(engine))["bad"].outputs} == {"length"}
+    assert_forgotten(engine, executor)
+
+
+class _NoEnd(FaultyTokenizer):
+    """Fails where a sequence ends with half a character."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if ids and ids[-1] >= 128 and self.ends:
+            raise RuntimeError("no end")
+        return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("by", ["abort", "death"])
+def test_an_end_whose_text_cannot_be_made_is_an_end(by: str) -> None:
+    tokenizer = _NoEnd(byte_tokenizer(), [])
+    tokenizer.byte_decoding, tokenizer.ends = None, False
+    engine, executor = make_engine(saying("ab\N{SNOWMAN}"), tokenizer=tokenizer)
+    engine.add_request("a", "p", SamplingParams(max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    tokenizer.ends = True
+    if by == "abort":
+        engine.abort_request("a")
+        output = finals(run(engine))["a"].outputs[0]
+        assert (output.text, output.finish_reason) == ("ab", "error")
+        assert "RuntimeError" in output.error
+        assert_all_home(engine)
+        assert_forgotten(engine, executor)
+    else:
+        output = finals(engine.fail(RuntimeError("dead")))["a"].outputs[0]
+        assert (output.text, output.error) == ("ab", "the engine stopped after RuntimeError: dead")
 
 
 def test_memory_that_runs_out_once_harms_nobody() -> None:

@@ -15,6 +15,7 @@ ROOT_MODULES = {
     "structured_outputs",
     "config",
     "pool_shape",
+    "step_memory",
     "resolve",
     "errors",
     "events",

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
+from quire.runtime import hardware
+from quire.runtime.address_space import AddressSpace
 from quire.runtime.hardware import CgroupLimits, cgroup_limits, count_threads, detect_hardware, read_cpu_info
 
 NO_CUDA = not torch.cuda.is_available()
@@ -96,3 +98,20 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert count_threads(topology=tmp_path / "absent") == 6
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert count_threads(topology=tmp_path) == 5
+
+
+@pytest.mark.parametrize(
+    ("cgroup_bytes", "address_bytes", "available", "limit"),
+    [(2**50, None, None, ""), (300, None, 290, "cgroup"), (300, 200, 200, "ulimit"), (100, 200, 90, "cgroup")],
+)
+def test_the_tightest_limit_of_memory_counts(
+    cgroup_bytes: int, address_bytes: int | None, available: int | None, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = [] if address_bytes is None else [AddressSpace("ulimit", address_bytes, 0, 0)]
+    monkeypatch.setattr(AddressSpace, "left_bytes", lambda space, num_threads: space.limit_bytes)
+    monkeypatch.setattr(hardware, "address_spaces", lambda: spaces)
+    monkeypatch.setattr(hardware, "cgroup_limits", lambda: CgroupLimits(cgroup_bytes, 10, None))
+    found = detect_hardware("cpu")
+    assert found.memory_limit == limit
+    assert available is None or found.available_memory_bytes == available
+    assert found.total_memory_bytes <= min(cgroup_bytes, address_bytes or cgroup_bytes)

@@ -9,10 +9,11 @@ import torch
 from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward
-from quire.runtime.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
+from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import KVCacheGroup, Request, RequestResult, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end

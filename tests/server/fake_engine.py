@@ -61,7 +61,7 @@ class FakeEngine:
         self.gate.set()
         self.num_ahead = 0
         self.statistics = Statistics()
-        self.last_heard_s = float("inf")
+        self.last_heard_s = self.progress_s = float("inf")
         self.dead_error: EngineDeadError | None = None
         self._streams: dict[str, RequestStream] = {}
         self._deltas = DeltaEncoder()

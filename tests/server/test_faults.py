@@ -15,7 +15,7 @@ from benchmarks.soak.server import Server, serving
 from tests.cli.tiny_directory import make_tiny_directory
 
 WORDS = ("one", "two", "three", "four")
-BAD_TOKENS = {"raise-in-step": ("Z", 57), "nan-logits": ("[", 58)}
+BAD_TOKENS = {"raise-in-step": ("Z", 57), "nan-logits": ("[", 58), "raise-in-output": ("\\", 59)}
 """By fault: a text, and its token."""
 NEVER_DRAWN = {str(token): -100 for _, token in BAD_TOKENS.values()}
 
@@ -43,7 +43,10 @@ def test_one_request_fails_alone(server: Server, fault: str) -> None:
     async def disturbed(stream: bool) -> tuple[Seen, list[str]]:
         beside = asyncio.create_task(texts_of_others(server))
         await asyncio.sleep(0.05)
-        failed = await ask(server.url, chat_body(BAD_TOKENS[fault][0], 20, stream=stream))
+        text, token = BAD_TOKENS[fault]
+        # Only what is generated is shown.
+        fields = {"logit_bias": {str(token): 100}} if fault == "raise-in-output" else {}
+        failed = await ask(server.url, chat_body(text, 20, stream=stream, **fields))
         return failed, await beside
 
     wanted = asyncio.run(texts_of_others(server))

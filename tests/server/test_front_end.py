@@ -1,3 +1,5 @@
+import os
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -6,8 +8,9 @@ import pytest
 
 from quire.errors import ContextLengthError, InvalidParameterError
 from quire.sampling_params import SamplingParams
-from quire.server.front_end import FrontEnd
+from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
+from quire.text.tokenizer import LONG_TEXT
 from tests.engine.builders import byte_tokenizer, make_config
 from tests.server.fake_engine import MESSAGES, in_loop
 
@@ -110,3 +113,25 @@ def test_the_process_that_checks_forms_is_kept_only_where_there_can_be_any(
     FrontEnd.load(replace(config, model=replace(config.model, eos_token_ids=eos)), None)
     assert is_warm.wait(20)
     assert len(num_closed) == closed
+
+
+def test_a_long_text_is_encoded_by_a_thread_that_lets_others_go_first() -> None:
+    made = front_end()
+    seen: list[tuple[str, int]] = []
+    encode = made.tokenizer.encode
+
+    def watched(text: str, **options: Any) -> list[int]:
+        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        seen.append((threading.current_thread().name, priority))
+        return encode(text, **options)
+
+    made.tokenizer.encode = watched  # type: ignore[method-assign]
+    text = "a" * (LONG_TEXT + 1)
+    assert made.prompt(text, max_len=2).token_ids == [97, 97]
+    assert made.prompt("hi").token_ids == [104, 105]
+    (long_name, long_nice), (short_name, short_nice) = seen
+    assert long_name.startswith("quire-encode")
+    assert short_name == threading.current_thread().name
+    if sys.platform == "linux":
+        assert long_nice >= short_nice
+        assert long_nice >= ENCODER_NICENESS

@@ -3,10 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.engine.process.messages import Statistics
 from quire.errors import EngineDeadError
 from quire.server import health as health_module
-from quire.server.health import MAX_STALL_S, Health
+from quire.server.health import LOOK_EVERY_S, MAX_PAUSE_S, MAX_SILENT_S, MAX_STALL_S, Health
 
 
 class Clock:
@@ -17,77 +16,93 @@ class Clock:
 
 
 def make(num_requests: int = 1) -> tuple[Health, SimpleNamespace, SimpleNamespace, Clock]:
-    client = SimpleNamespace(num_requests=num_requests, statistics=Statistics(), last_heard_s=-100.0)
-    supervisor = SimpleNamespace(is_ready=True, client=client)
+    """An engine that has just made a step."""
     clock = Clock()
-    admission = SimpleNamespace(busy_since_s=clock.now_s)
-    return Health(supervisor, admission, clock), supervisor, client, clock
+    client = SimpleNamespace(num_requests=num_requests, progress_s=clock.now_s, last_heard_s=clock.now_s)
+    supervisor = SimpleNamespace(is_ready=True, client=client)
+    return Health(supervisor, clock), supervisor, client, clock
 
 
-def test_work_that_does_not_move_is_a_stall() -> None:
+def pass_time(health: Health, clock: Clock, seconds: float) -> None:
+    """Time in which the server looks after its engine, as `watch` does."""
+    for _ in range(round(seconds / LOOK_EVERY_S)):
+        health._look()
+        clock.now_s += LOOK_EVERY_S
+
+
+def test_work_that_does_not_move_is_a_stall_also_for_the_first_probe() -> None:
     health, _, client, clock = make()
-    assert health.stall_s() == 0
     clock.now_s += MAX_STALL_S - 1
     assert not health.is_stalled()
     clock.now_s += 1
     assert health.is_stalled()
-    client.statistics = Statistics()
+    assert health.stall_s() == MAX_STALL_S
+    client.progress_s = clock.now_s
     assert health.stall_s() == 0, "a step ended"
 
 
 def test_no_work_is_no_stall_however_long() -> None:
     health, _, client, clock = make(num_requests=0)
-    health.stall_s()
     clock.now_s += 10_000
     assert health.stall_s() == 0
-    client.num_requests = 1
-    assert health.stall_s() == 0
-
-
-def test_work_that_came_a_moment_ago_is_no_stall_though_the_last_step_is_long_past() -> None:
-    health, _, _, clock = make()
-    health.stall_s()
-    clock.now_s += 10_000
-    health._admission.busy_since_s = clock.now_s - 1
+    client.num_requests, client.progress_s = 1, clock.now_s
+    clock.now_s += 1
     assert health.stall_s() == 1
 
 
-def test_an_engine_that_is_being_started_does_not_stall() -> None:
+def test_an_engine_that_is_being_started_does_not_stall_and_does_not_answer() -> None:
     health, supervisor, _, clock = make()
-    health.stall_s()
     supervisor.is_ready = False
     clock.now_s += 10_000
     assert not health.is_stalled()
+    assert not health.answers()
 
 
-def test_an_engine_that_answers_is_ready() -> None:
-    health, supervisor, client, _ = make()
+def watched(health: Health, clock: Clock, seconds: float) -> None:
+    async def main() -> None:
+        pass_time(health, clock, seconds)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_answers_is_ready_however_long_it_has_nothing_to_do() -> None:
+    health, _, client, clock = make(num_requests=0)
+    num_asked = 0
 
     async def ping() -> None:
-        await asyncio.sleep(0)
+        nonlocal num_asked
+        num_asked += 1
+        client.last_heard_s = clock.now_s
 
     client.ping = ping
 
     async def main() -> None:
-        assert await health.answers()
-        supervisor.is_ready = False
-        assert not await health.answers()
+        for _ in range(30):
+            pass_time(health, clock, LOOK_EVERY_S)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert health.answers()
 
     asyncio.run(main())
+    assert num_asked >= 15
 
 
-def test_who_was_just_heard_of_is_not_asked() -> None:
-    health, _, client, _ = make()
+def test_who_is_heard_of_is_not_asked() -> None:
+    health, _, client, clock = make()
 
     async def main() -> None:
-        client.last_heard_s = asyncio.get_running_loop().time()
-        assert await health.answers()  # there is no `ping` to be called
+        for _ in range(30):
+            client.last_heard_s = clock.now_s
+            pass_time(health, clock, LOOK_EVERY_S)  # there is no `ping` to be called
+            await asyncio.sleep(0)
+            client.last_heard_s = clock.now_s
+        assert health.answers()
 
     asyncio.run(main())
 
 
-def test_an_engine_that_is_silent_is_asked_once_and_is_ready_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_module, "MAX_PING_S", 0.1)
+def test_an_engine_that_is_silent_is_asked_once_and_is_ready_when_it_answers() -> None:
     health, _, client, clock = make()
     num_asked = 0
 
@@ -98,24 +113,91 @@ def test_an_engine_that_is_silent_is_asked_once_and_is_ready_when_it_answers(mon
             nonlocal num_asked
             num_asked += 1
             await answered.wait()
+            client.last_heard_s = clock.now_s
 
         client.ping = ping
-        assert await asyncio.gather(*(health.answers() for _ in range(20))) == [False] * 20
-        clock.now_s += 60
-        assert not await health.answers()
+        for _ in range(7):
+            pass_time(health, clock, 1)
+            await asyncio.sleep(0)
+            assert health.answers()
+        clock.now_s += MAX_SILENT_S - 7
+        assert not health.answers()
+        assert health.silence_s() == MAX_SILENT_S
         assert num_asked == 1
         answered.set()
         await asyncio.sleep(0.01)
-        assert await health.answers()
+        assert health.answers()
 
     asyncio.run(main())
 
 
-def test_an_engine_that_dies_while_asked_is_not_ready() -> None:
-    health, _, client, _ = make()
+def test_an_engine_that_dies_while_asked_is_no_error_of_the_watch() -> None:
+    health, _, client, clock = make()
 
     async def ping() -> None:
         raise EngineDeadError("gone")
 
     client.ping = ping
-    assert asyncio.run(health.answers()) is False
+
+    async def main() -> None:
+        for _ in range(20):
+            pass_time(health, clock, 1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert not health.answers()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["probe", "look"])
+def test_a_pause_of_the_server_itself_is_nobodys_stall(first: str) -> None:
+    health, _, client, clock = make()
+    client.ping = lambda: asyncio.sleep(0)
+    watched(health, clock, 3)
+    clock.now_s += 600
+    if first == "look":
+        watched(health, clock, 1)
+    assert not health.is_stalled()
+    assert health.answers()
+    # From then on the engine has as long as ever.
+    watched(health, clock, MAX_STALL_S - 2)
+    assert not health.is_stalled()
+    assert not health.answers()
+    watched(health, clock, 2)
+    assert health.is_stalled()
+
+
+def test_a_busy_event_loop_is_no_pause() -> None:
+    health, _, client, clock = make()
+    client.ping = lambda: asyncio.sleep(0)
+    for _ in range(10):
+        watched(health, clock, 1)
+        clock.now_s += MAX_PAUSE_S - 1
+    assert health.is_stalled()
+
+
+def test_the_watch_goes_on_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "LOOK_EVERY_S", 0.001)
+    health, _, client, clock = make()
+    asked = 0
+
+    async def main() -> None:
+        nonlocal asked
+        done = asyncio.Event()
+
+        async def ping() -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                done.set()
+                await asyncio.sleep(60)
+
+        client.ping = ping
+        client.last_heard_s = clock.now_s - 1
+        watching = asyncio.create_task(health.watch())
+        await asyncio.wait_for(done.wait(), 20)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert asked == 3
+
+    asyncio.run(main())

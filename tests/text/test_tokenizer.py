@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ChatTemplateError, PromptError
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import LONG_TEXT, Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from tests.text.builders import (
     byte_level_backend,
@@ -77,6 +77,14 @@ def test_only_text_is_encoded(text: object) -> None:
 def test_half_a_surrogate_pair_is_named() -> None:
     with pytest.raises(PromptError, match=r"U\+D83E\) at character 2"):
         byte_level_tokenizer().encode("ab\ud83e")
+
+
+def test_a_long_text_has_the_tokens_of_its_parts() -> None:
+    tokenizer = byte_level_tokenizer()
+    word = "hello world\n"
+    assert tokenizer.encode(word * LONG_TEXT) == tokenizer.encode(word) * LONG_TEXT
+    with pytest.raises(PromptError, match=rf"U\+D83E\) at character {LONG_TEXT + 1}"):
+        tokenizer.encode("a" * (LONG_TEXT + 1) + "\ud83e")
 
 
 def test_tokens_without_an_embedding_are_refused() -> None:

@@ -1,5 +1,6 @@
 """`quire serve`: the OpenAI-compatible server. Next to read: `quire/server/run.py`."""
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ def serve_command(model: str | None, **values: Any) -> None:
     from quire.server.run import serve
 
     def announce(url: str) -> None:
-        output.note(f"serving {options.model_name(engine)} at {url}")
+        with suppress(OSError):  # a full disk below the log is no reason to serve nobody
+            output.note(f"serving {options.model_name(engine)} at {url}")
 
     serve(engine, options, on_ready=announce)

@@ -69,6 +69,10 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
             worker = InProcessExecutor.create(config, checkpoint, progress)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
+    if faults:
+        from quire.engine.faults import FaultyTokenizer
+
+        tokenizer = FaultyTokenizer(tokenizer, faults)
     engine = LLMEngine(config, with_faults(worker, faults), tokenizer, chat_template=chat_template)
     worker.use_grammars(engine.input_processor.grammars)
     times["total"] = time.perf_counter() - started

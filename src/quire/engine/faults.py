@@ -1,16 +1,18 @@
 """Faults on demand, to test all that stands above the executor: `QUIRE_FAULTS="raise-in-step:token=7;slow-step:ms=50"`.
 
-A wrapper around the executor, made only where the variable is set; an engine without it never imports this file.
+Wrappers around the executor and the tokenizer, made only where the variable is set; an engine without it never
+imports this file.
 
 | fault | what happens |
 | --- | --- |
 | `raise-in-step:token=T` | a step that computes token T raises: by turns after it was computed, and before |
 | `nan-logits:token=T` | what follows token T in the same request is NaN, also after its KV came from the prefix cache |
+| `raise-in-output:token=T` | whoever needs the text of token T raises: the token can be computed, but not shown |
 | `exhaust-memory:step=N` | the Nth step raises MemoryError |
 | `slow-step:ms=M` | each step takes M milliseconds longer |
 | `kill-engine:step=N` | the engine's process kills itself in the Nth step, as `kill -9` does |
 
-Next to read: `isolation.py`, which answers the first and the third.
+Next to read: `isolation.py`, which answers the first and the fourth; `output_processor.py`, which answers the third.
 """
 
 import logging
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError, nearest
+from quire.text.tokenizer import Tokenizer
 from quire.types import RequestResult, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ logger = logging.getLogger("quire.engine")
 KNOWN_FAULTS = {
     "raise-in-step": "token",
     "nan-logits": "token",
+    "raise-in-output": "token",
     "exhaust-memory": "step",
     "slow-step": "ms",
     "kill-engine": "step",
@@ -40,7 +44,7 @@ NAN_ERROR = "no token can be chosen: the logits hold NaN, because QUIRE_FAULTS s
 
 
 class InjectedError(RuntimeError):
-    """What `raise-in-step` raises."""
+    """What `raise-in-step` and `raise-in-output` raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +140,31 @@ class FaultyExecutor:
             for item in result.results
         )
         return StepResult(result.step_id, results)
+
+
+class FaultyTokenizer(Tokenizer):
+    """A tokenizer that cannot decode some tokens, and is the given one otherwise. It encodes all."""
+
+    def __init__(self, tokenizer: Tokenizer, faults: Sequence[Fault]) -> None:
+        # In place of the base class's: nothing is read anew.
+        self.__dict__.update(tokenizer.__dict__)
+        self._bad_ids = {fault.value for fault in faults if fault.name == "raise-in-output"}
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer`. Raises: InjectedError."""
+        self._check(ids)
+        return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer`. Raises: InjectedError."""
+        self._check([token_id])
+        return super().token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer`. Raises: InjectedError."""
+        self._check([token_id])
+        return super().token_text(token_id)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not self._bad_ids.isdisjoint(ids):
+            raise InjectedError("QUIRE_FAULTS: this token has no text")

@@ -107,7 +107,8 @@ class LLMEngine:
         )
 
     def submit(self, prepared: PreparedRequest) -> None:
-        """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError."""
+        """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError, or EngineError if the
+        prompt's text cannot be made."""
         self.check_health()
         self._output_processor.add(prepared)
         try:
@@ -146,8 +147,9 @@ class LLMEngine:
         """Compute one step of all running requests.
 
         Returns: for each request that got a token or ended, all of its text so far. A request whose own result is
-        an error ends alone, with `finish_reason` "error", and so does one that the executor raises on. When it raises
-        whoever runs, the final outputs of all requests have that reason; the engine is dead from then on.
+        an error ends alone, with `finish_reason` "error", and so does one that the executor raises on, or whose text
+        cannot be made. When the executor raises whoever runs, the final outputs of all requests have that reason; the
+        engine is dead from then on.
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()
@@ -200,9 +202,9 @@ class LLMEngine:
         return StepResult(schedule.step_id, ())
 
     def _make_outputs(self, updates: list[SequenceUpdate], now_s: float) -> list[Output]:
-        outputs, stopped = self._output_processor.process(updates, now_s)
-        for sequence_id, stop_string in stopped:
-            self.scheduler.finish(sequence_id, RequestStatus.FINISHED_STOPPED, stop_string)
+        outputs, endings = self._output_processor.process(updates, now_s)
+        for ending in endings:
+            self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
         if self._observers:
             for update in updates:
                 observer = self._observers.get(update.request.request_id)

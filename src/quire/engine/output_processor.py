@@ -1,16 +1,18 @@
 """Turns what a step computed into what callers see: `RequestOutput` and `PoolingRequestOutput`.
 
 Keeps one record per request of the caller, with its `n` sequences, until the request has had its one terminal
-output. Knows no scheduler: it is told of updates, and says which sequences met a stop string.
-Next to read: `llm_engine.py`.
+output. Knows no scheduler: it is told of updates, and says which sequences end because of their text.
+A sequence whose text cannot be made fails alone. Next to read: `llm_engine.py`.
 """
 
+import logging
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.sequence_output import SequenceOutput
 from quire.engine.token_texts import TokenTexts
-from quire.errors import DuplicateRequestError
+from quire.errors import DuplicateRequestError, EngineError
 from quire.text.tokenizer import Tokenizer
 from quire.types import (
     EmbeddingOutput,
@@ -20,10 +22,20 @@ from quire.types import (
     Request,
     RequestMetrics,
     RequestOutput,
+    RequestStatus,
     SequenceUpdate,
 )
 
+logger = logging.getLogger("quire.engine")
 Output = RequestOutput | PoolingRequestOutput
+
+
+class Ending(NamedTuple):
+    """A sequence that ends because of its text: the scheduler must finish it so."""
+
+    sequence_id: str
+    status: RequestStatus
+    stop_string: str | None = None
 
 
 class OutputProcessor:
@@ -56,7 +68,8 @@ class OutputProcessor:
         return sequence_id if found is None else found[0].request.request_id
 
     def add(self, prepared: PreparedRequest) -> None:
-        """Start a record. Raises: DuplicateRequestError if the id, or that of a sibling, is in use."""
+        """Start a record. Raises: DuplicateRequestError if the id, or that of a sibling, is in use; EngineError if the
+        prompt's text cannot be made."""
         request = prepared.request
         sequences = [request, *request.siblings]
         for sequence in sequences:
@@ -64,13 +77,18 @@ class OutputProcessor:
                 raise DuplicateRequestError(
                     f"request id '{sequence.request_id}' is in use by a running request: choose another, or wait"
                 )
-        record = _Record(prepared, [])
+        try:
+            outputs = [
+                SequenceOutput(sequence, index, self._tokenizer, self._token_texts)
+                for index, sequence in enumerate(sequences if request.sampling is not None else ())
+            ]
+        except Exception as error:
+            raise EngineError(_explain(request.request_id, error)) from error
+        record = _Record(prepared, outputs)
         if request.sampling is None:
             self._by_sequence[request.request_id] = (record, None)
-        for index, sequence in enumerate(sequences if request.sampling is not None else ()):
-            output = SequenceOutput(sequence, index, self._tokenizer, self._token_texts)
-            record.sequences.append(output)
-            self._by_sequence[sequence.request_id] = (record, output)
+        for output in outputs:
+            self._by_sequence[output.request.request_id] = (record, output)
         self._records[request.request_id] = record
 
     def discard(self, request_id: str) -> None:
@@ -84,13 +102,13 @@ class OutputProcessor:
             if found is not None and found[0].first_scheduled_time_s is None:
                 found[0].first_scheduled_time_s = now_s
 
-    def process(self, updates: Iterable[SequenceUpdate], now_s: float) -> tuple[list[Output], list[tuple[str, str]]]:
+    def process(self, updates: Iterable[SequenceUpdate], now_s: float) -> tuple[list[Output], list[Ending]]:
         """Take one step's updates.
 
-        Returns: the outputs of requests that got a token or ended, and (sequence id, stop string) of each
-        sequence that met a stop string: the scheduler must finish those.
+        Returns: the outputs of requests that got a token or ended, and the sequences that met a stop string or whose
+        text could not be made: the scheduler must finish those.
         """
-        stopped: list[tuple[str, str]] = []
+        endings: list[Ending] = []
         touched: dict[str, _Record] = {}
         outputs: list[Output] = []
         for update in updates:
@@ -104,25 +122,38 @@ class OutputProcessor:
                 elif update.result.embedding is not None:
                     outputs.append(self._end_pooling(record, update.result.embedding, "stop"))
                 continue
-            if update.result.error is not None:
-                sequence.fail(update.result.error)
+            try:
+                is_touched, ending = self._take(record, sequence, update, now_s)
+            except Exception as error:
+                sequence.fail(_explain(sequence.request.request_id, error), flush=False)
+                is_touched, ending = True, Ending(sequence.request.request_id, RequestStatus.FINISHED_ERROR)
+            if ending is not None:
+                endings.append(ending)
+            if is_touched:
                 touched[record.request.request_id] = record
-                continue
-            if update.result.prompt_logprobs:
-                record.add_prompt_logprobs(update, self._token_texts)
-            if update.new_token_id is None or sequence.finish_reason is not None:
-                continue
-            record.note_token(now_s)
-            matched = sequence.add(update.result, update.new_token_id)
-            if matched is not None:
-                stopped.append((update.request.request_id, matched))
-            touched[record.request.request_id] = record
         for record in touched.values():
             if record.is_finished:
                 outputs.append(self._end(record, now_s))
             elif record.streams:
                 outputs.append(record.output(finished=False))
-        return outputs, stopped
+        return outputs, endings
+
+    def _take(
+        self, record: "_Record", sequence: SequenceOutput, update: SequenceUpdate, now_s: float
+    ) -> tuple[bool, Ending | None]:
+        """One sequence's update: whether its request has something new to show, and its end, if its text brings it."""
+        if update.result.error is not None:
+            sequence.fail(update.result.error)
+            return True, None
+        if update.result.prompt_logprobs:
+            record.add_prompt_logprobs(update, self._token_texts)
+        if update.new_token_id is None or sequence.finish_reason is not None:
+            return False, None
+        record.note_token(now_s)
+        matched = sequence.add(update.result, update.new_token_id)
+        if matched is None:
+            return True, None
+        return True, Ending(update.request.request_id, RequestStatus.FINISHED_STOPPED, matched)
 
     def abort(self, request_id: str, now_s: float) -> Output:
         """The terminal output of a request that was aborted."""
@@ -130,7 +161,10 @@ class OutputProcessor:
         if not record.sequences:
             return self._end_pooling(record, (), "abort")
         for sequence in record.unfinished:
-            sequence.finish("abort")
+            try:
+                sequence.finish("abort")
+            except Exception as error:
+                sequence.fail(_explain(sequence.request.request_id, error), flush=False)
         return self._end(record, now_s)
 
     def fail(self, request_id: str, error: str, now_s: float) -> Output:
@@ -139,7 +173,11 @@ class OutputProcessor:
         if not record.sequences:
             return self._end_pooling(record, (), "error", error)
         for sequence in record.unfinished:
-            sequence.fail(error)
+            try:
+                sequence.fail(error)
+            except Exception as text_error:
+                _explain(sequence.request.request_id, text_error)
+                sequence.fail(error, flush=False)
         return self._end(record, now_s)
 
     def _end(self, record: "_Record", now_s: float) -> RequestOutput:
@@ -167,6 +205,12 @@ class OutputProcessor:
             del self._by_sequence[record.request.request_id]
         for sequence in record.sequences:
             del self._by_sequence[sequence.request.request_id]
+
+
+def _explain(request_id: str, error: Exception) -> str:
+    """What the caller is told of a text that cannot be made; the log gets the rest."""
+    logger.error("request %r fails: its text cannot be made", request_id, exc_info=error)
+    return f"the text of this request could not be made ({type(error).__name__}); the engine's log says more"
 
 
 class _Record:

@@ -76,10 +76,10 @@ class SequenceOutput:
                 self.text += self._matcher.finish()
         self._detokenizer = self._matcher = None
 
-    def fail(self, error: str) -> None:
-        """End the sequence because of an error; what it has so far stays."""
+    def fail(self, error: str, *, flush: bool = True) -> None:
+        """End the sequence because of an error; what it has so far stays. `flush` as in `finish`."""
         self.error = error
-        self.finish("error")
+        self.finish("error", flush=flush)
 
     def snapshot(self) -> CompletionOutput:
         """The completion so far. Its lists are copies: later steps do not change an output already given away.

@@ -1,6 +1,6 @@
 """`detect_hardware`: what this machine has that decisions depend on. It reads, and sets nothing.
 
-Limits of containers count: a cgroup's memory and CPU quota, and the CPUs this process may run on.
+Limits of containers and shells count: a cgroup's memory and CPU quota, `ulimit -v`, and the CPUs this process may use.
 Next to read: `resolve.py`, which decides with what is found here.
 """
 
@@ -15,6 +15,7 @@ import torch
 
 from quire.config import Hardware
 from quire.errors import ConfigError
+from quire.runtime.address_space import address_spaces
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
@@ -43,18 +44,25 @@ def detect_hardware(device: str = "auto") -> Hardware:
 def _detect_cpu() -> Hardware:
     memory = psutil.virtual_memory()
     limits = cgroup_limits()
-    total, available = int(memory.total), int(memory.available)
+    num_threads = count_threads(limits.num_cpus)
+    total = int(memory.total)
+    found = [(int(memory.available), "")]
     if limits.memory_bytes is not None:
         total = min(total, limits.memory_bytes)
-        available = min(available, max(0, limits.memory_bytes - limits.memory_used_bytes))
+        found.append((max(0, limits.memory_bytes - limits.memory_used_bytes), "cgroup"))
+    for space in address_spaces():
+        total = min(total, space.limit_bytes)
+        found.append((space.left_bytes(num_threads), space.name))
+    available, memory_limit = min(found)
     info = read_cpu_info()
     return Hardware(
         device="cpu",
         total_memory_bytes=total,
         available_memory_bytes=available,
         has_fast_bfloat16=bool(BFLOAT16_FLAGS & info.flags),
-        num_threads=count_threads(limits.num_cpus),
+        num_threads=num_threads,
         name=info.name or platform.machine(),
+        memory_limit=memory_limit,
     )
 
 

@@ -17,10 +17,9 @@ from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
 from quire.sampling.rows import Sampled
 from quire.sampling.sampler import Sampler
+from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
-PROMPT_LOGPROB_ROWS = 256
-"""Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
 _BAD_EMBEDDING = (
     "the embedding holds NaN or infinity: the model overflowed or its weights are damaged, try dtype='float32'"
 )

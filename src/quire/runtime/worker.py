@@ -15,10 +15,11 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.loader import load_model
-from quire.runtime.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
 from quire.sampling.sampler import Sampler
+from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress

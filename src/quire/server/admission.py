@@ -61,8 +61,6 @@ class Admission:
         self.num_requests = 0
         self.num_refused: Counter[str] = Counter()
         """By reason: the `code` of the error."""
-        self.busy_since_s = clock()
-        """When the first of the requests that are in the server now came."""
         self._options = options
         self._supervisor = supervisor
         self._clock = clock
@@ -90,8 +88,6 @@ class Admission:
         self._check_queue(caller, num_prompt_tokens, num_completions)
         limits = self._limits_of(caller)
         limits.take(num_requests=1, num_tokens=num_prompt_tokens)
-        if not self.num_requests:
-            self.busy_since_s = self._clock()
         self._hold(caller, num_prompt_tokens, num_completions)
         try:
             with _deadline(self._options.request_timeout_s):

@@ -1,7 +1,9 @@
 """Whether the server makes progress, and whether it can take work. Knows no HTTP.
 
 Live is about progress: a server whose work does not move should be restarted by its platform. Ready is about the
-next request. Next to read: `routes/health.py`.
+next request. Both count from the engine's last sign, not from the first probe: `Health.watch` asks an engine that is
+silent. Time in which this process did not run itself says nothing about the engine and does not count.
+Next to read: `routes/health.py`.
 """
 
 import asyncio
@@ -9,66 +11,80 @@ import time
 from collections.abc import Callable
 
 from quire.engine.process.client import EngineClient
-from quire.engine.process.messages import Statistics
-from quire.server.admission import Admission
 from quire.server.supervisor import Supervisor
 
 MAX_STALL_S = 30.0
 """No step of the engine ends within this time while requests wait for one: something hangs."""
-MAX_PING_S = 8.0
-FRESH_S = 1.0
-"""Who was heard of so recently is not asked again."""
+MAX_SILENT_S = 8.0
+"""An engine answers questions also while it computes."""
+LOOK_EVERY_S = 1.0
+"""An engine that said nothing for so long is asked for a sign."""
+MAX_PAUSE_S = 5.0
+"""A look that comes so late means that this process stood still: it was stopped, or its machine slept."""
 
 
 class Health:
-    """Answers probes, as often as they come: at most one question to the engine is under way."""
+    """Answers probes, as often as they come, from what `watch` and the client noted."""
 
-    def __init__(
-        self, supervisor: Supervisor, admission: Admission, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: that of the client's times."""
         self._supervisor = supervisor
-        self._admission = admission
         self._clock = clock
-        self._seen: Statistics | None = None
-        self._seen_s = 0.0
-        self._ping: asyncio.Task[None] | None = None
-        self._asked_s = 0.0
+        self._looked_s: float | None = None
+        self._resumed_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def watch(self) -> None:
+        """Look after the engine until cancelled."""
+        try:
+            while True:
+                self._look()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
 
     def stall_s(self) -> float:
-        """Seconds without any step while there was work; 0 if all is well, or the engine is being started."""
-        now_s = self._clock()
+        """Seconds without any step while there was work; 0 if there is none, or the engine is being started."""
         if not self._supervisor.is_ready or not self._supervisor.client.num_requests:
-            self._seen = None
             return 0.0
-        # Each message from a step brings an object of its own.
-        statistics = self._supervisor.client.statistics
-        if statistics is not self._seen:
-            self._seen, self._seen_s = statistics, now_s
-        return now_s - max(self._seen_s, self._admission.busy_since_s)
+        return self._since(self._supervisor.client.progress_s)
 
     def is_stalled(self) -> bool:
         """Whether work hangs."""
         return self.stall_s() >= MAX_STALL_S
 
-    async def answers(self) -> bool:
-        """Whether the engine's process answers in time. Waits for it, but no longer than `MAX_PING_S` in all."""
-        if not self._supervisor.is_ready:
-            return False
+    def silence_s(self) -> float:
+        """Seconds since the engine's process said anything."""
+        return self._since(self._supervisor.client.last_heard_s)
+
+    def answers(self) -> bool:
+        """Whether the engine is there and answers in time."""
+        return self._supervisor.is_ready and self.silence_s() < MAX_SILENT_S
+
+    def _since(self, moment_s: float) -> float:
+        now_s = self._note_time()
+        return max(0.0, now_s - max(moment_s, self._resumed_s))
+
+    def _note_time(self) -> float:
+        # Probes look here too: after a pause they may come before `watch`.
+        now_s = self._clock()
+        if self._looked_s is not None and now_s - self._looked_s > MAX_PAUSE_S:
+            self._resumed_s = self._looked_s = now_s
+        return now_s
+
+    def _look(self) -> None:
+        self._looked_s = self._note_time()
+        if self._asking is not None or not self._supervisor.is_ready:
+            return
         client = self._supervisor.client
-        if asyncio.get_running_loop().time() - client.last_heard_s < FRESH_S:
-            return True
-        if self._ping is None:
-            self._ping = asyncio.create_task(self._ask(client), name="quire-ping")
-            # Nobody may be waiting any more when the engine dies.
-            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._asked_s = self._clock()
-        ping = self._ping
-        left_s = max(0.0, self._asked_s + MAX_PING_S - self._clock())
-        done, _ = await asyncio.wait({ping}, timeout=left_s)
-        return bool(done) and not ping.cancelled() and ping.exception() is None
+        if self._looked_s - client.last_heard_s >= LOOK_EVERY_S:
+            self._asking = asyncio.create_task(self._ask(client), name="quire-ping")
+            # Nobody waits for it, and the engine may die.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _ask(self, client: EngineClient) -> None:
         try:
             await client.ping()
         finally:
-            self._ping = None
+            self._asking = None

@@ -28,7 +28,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ))
         self.metrics = Metrics(self.options, self.model_name, self.supervisor, self.admission)
-        self.health = Health(self.supervisor, self.admission)
+        self.health = Health(self.supervisor)
 
 
 def state_of(request: Request) -> ServerState:

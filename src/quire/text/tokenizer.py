@@ -17,6 +17,9 @@ from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.token_bytes import byte_decoding
 from quire.text.tokenizer_parts import TokenizerParts
 
+LONG_TEXT = 4096
+"""Characters; such a text takes about 2 ms."""
+
 
 class Tokenizer:
     """Encodes and decodes. Safe to use from several threads.
@@ -64,7 +67,7 @@ class Tokenizer:
         if not isinstance(text, str):
             raise PromptError(f"a prompt must be a string, got {type(text).__name__}")
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self._encoding(text, add_special_tokens).ids
         except TypeError:
             position = next(index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff")
             raise PromptError(
@@ -78,6 +81,12 @@ class Tokenizer:
                 f"{self._id_limit - 1}; remove it from the prompt"
             )
         return ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Any:
+        if len(text) <= LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # The library lets other threads run only while it encodes a batch; a text of 1 MiB takes it a second.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing."""

@@ -180,3 +180,21 @@ def test_a_process_that_cannot_load_its_model_says_why() -> None:
         assert client._process.poll() is not None
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+
+
+def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_step() -> None:
+    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        stream = client.submit(submission())
+        given_s = client.progress_s
+        assert before_s <= given_s <= loop.time()
+        client.submit(submission("other", max_tokens=1))
+        assert client.progress_s == given_s, "work was under way already"
+        await read(stream)
+        assert client.progress_s > given_s
+        stepped_s = client.progress_s
+        await client.ping()
+        assert client.last_heard_s > client.progress_s == stepped_s, "an answer is no progress"
+
+    play(scenario, next_token=saying("hello"))

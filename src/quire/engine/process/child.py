@@ -5,6 +5,7 @@ The process ends when its parent closes the socket or dies. Knows no HTTP. Next 
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -39,10 +40,12 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
+from quire.runtime.address_space import check_room_for_imports, memory_errors_named
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
+logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
 WARM_UP_TOKENS = 512
 
@@ -112,17 +115,20 @@ class EngineLoop:
             engine.check_health()
 
     def _receive(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            while (message := self._channel.receive()) is not None:
-                if isinstance(message, Ping):
-                    self._channel.send(Reply(message.call_id))
-                elif isinstance(message, Submit):
-                    self._prepare(message)
-                elif not isinstance(message, Start):
-                    self._put(message)
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        try:
+            with contextlib.suppress(ConnectionError):
+                while (message := self._channel.receive()) is not None:
+                    if isinstance(message, Ping):
+                        self._channel.send(Reply(message.call_id))
+                    elif isinstance(message, Submit):
+                        self._prepare(message)
+                    elif not isinstance(message, Start):
+                        self._put(message)
+        finally:
+            # However it ends: an engine that nobody can talk to must not look alive.
+            with self._changed:
+                self._is_closing = True
+                self._changed.notify()
 
     def _prepare(self, message: Submit) -> None:
         """Checks happen beside the steps: a grammar takes milliseconds."""
@@ -140,6 +146,10 @@ class EngineLoop:
             )
         except QuireError as error:
             self._put(_refusal(message.request_id, error))
+        except Exception as error:
+            logger.error("request %r cannot be prepared", message.request_id, exc_info=error)
+            told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
+            self._put(_refusal(message.request_id, EngineError(told)))
         else:
             self._put(_Prepared(prepared, message.queue_timeout_s))
 
@@ -221,10 +231,18 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
+    check_room_for_imports()
     from quire.engine.build import build_engine  # imports torch
+
+    with memory_errors_named("loading the model"):
+        engine = build_engine(start.options)
+        _warm_up(engine)
+    return engine
+
+
+def _warm_up(engine: "LLMEngine") -> None:
     from quire.sampling_params import SamplingParams
 
-    engine = build_engine(start.options)
     # The first request pays for what is made on first use, memory above all: it must not be a user's.
     num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
@@ -232,7 +250,6 @@ def _build(start: Start) -> "LLMEngine":
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
-    return engine
 
 
 def main() -> int:

@@ -83,12 +83,14 @@ class RequestStream:
 class EngineClient:
     """One engine process. After its end make a new one.
 
-    `statistics` is what the last step reported; `last_heard_s` is when, in the loop's time; `on_death` is called once.
+    `statistics` is what the last step reported; `on_death` is called once. In the loop's time: `last_heard_s`, of any
+    message; `progress_s`, when the engine last worked, or was given work while it had none.
     """
 
     def __init__(self, on_death: Callable[[EngineDeadError], None] | None = None) -> None:
         self.statistics = Statistics()
         self.last_heard_s = 0.0
+        self.progress_s = 0.0
         self.ready: Ready | None = None
         self.dead_error: EngineDeadError | None = None
         self.pid: int | None = None
@@ -170,6 +172,8 @@ class EngineClient:
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id '{request.request_id}' is in use by a running request")
         stream = RequestStream(request.request_id)
+        if not self._streams:
+            self.progress_s = asyncio.get_running_loop().time()
         self._streams[request.request_id] = stream
         self._send(request)
         return stream
@@ -220,6 +224,7 @@ class EngineClient:
         """One message came."""
         if isinstance(message, Updates):
             self.statistics = message.statistics
+            self.progress_s = self.last_heard_s
             for update in message.updates:
                 stream = self._streams.get(update.request_id)
                 if stream is not None:

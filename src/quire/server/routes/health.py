@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 
 from quire import __version__
 from quire.server.errors import ApiError, JsonResponse
-from quire.server.health import MAX_PING_S
 from quire.server.state import state_of
 
 router = APIRouter()
@@ -36,8 +35,8 @@ async def ready(request: Request) -> Response:
     if not state.supervisor.is_ready:
         message = f"the engine is {state.supervisor.state.value}"
         raise ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S)
-    if not await state.health.answers():
-        message = f"the engine has not answered for {MAX_PING_S:.0f} s"
+    if not state.health.answers():
+        message = f"the engine has not answered for {state.health.silence_s():.0f} s"
         raise ApiError(503, message, code="engine_not_answering", retry_after_s=RETRY_AFTER_S)
     return JsonResponse({"status": "ready"})
 

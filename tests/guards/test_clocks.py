@@ -1,0 +1,34 @@
+"""The wall clock, which people and NTP set, tells dates and nothing else: durations and deadlines are monotonic."""
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "quire"
+DATES = {
+    "server/generation.py": "`created` of an answer",
+    "server/logs.py": "the time of a log line",
+    "server/tracing.py": "where the monotonic clock lies in time, for spans; read once",
+    "text/template_sandbox.py": "`strftime_now` of chat templates",
+    "cli/ps.py": "since when a server runs, beside its start in the process table",
+}
+"""File → the date it tells."""
+
+
+def wall_clock_files() -> set[str]:
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+            is_import = isinstance(node, ast.ImportFrom) and node.module == "time" and names & {"time", "time_ns"}
+            is_call = isinstance(node, ast.Attribute) and (
+                (ast.unparse(node.value) == "time" and node.attr in ("time", "time_ns", "localtime", "gmtime"))
+                or node.attr in ("utcnow", "today", "fromtimestamp")
+                or (ast.unparse(node.value).endswith("datetime") and node.attr == "now")
+            )
+            if is_import or is_call:
+                found.add(path.relative_to(SOURCE).as_posix())
+    return found
+
+
+def test_only_dates_are_read_from_the_wall_clock() -> None:
+    assert wall_clock_files() == set(DATES)
