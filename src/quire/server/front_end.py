@@ -69,7 +69,7 @@ class FrontEnd:
 
         The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
         """
-        text = self.tokenizer.apply_chat_template(
+        chat = self.tokenizer.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -77,7 +77,9 @@ class FrontEnd:
             chat_template=self.chat_template,
             **(variables or {}),
         )
-        return self.prompt(text, add_special_tokens=add_special_tokens, max_len=max_len)
+        if max_len is None:
+            self.input_processor.check_text_length(chat.text)
+        return _kept(chat.text, self.tokenizer.encode_chat(chat, add_special_tokens=add_special_tokens), max_len)
 
     def prompt(
         self, prompt: str | list[int], *, add_special_tokens: bool = True, max_len: int | None = None
@@ -92,8 +94,7 @@ class FrontEnd:
             text, token_ids = prompt, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         else:
             text, token_ids = None, prompt
-        num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
-        return PromptTokens(text, token_ids[num_truncated:], num_truncated)
+        return _kept(text, token_ids, max_len)
 
     @property
     def template(self) -> str | None:
@@ -129,3 +130,8 @@ class PromptTokens:
     text: str | None
     token_ids: list[int]
     num_truncated: int = 0
+
+
+def _kept(text: str | None, token_ids: list[int], max_len: int | None) -> PromptTokens:
+    num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
+    return PromptTokens(text, token_ids[num_truncated:], num_truncated)
