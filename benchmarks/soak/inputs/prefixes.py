@@ -17,7 +17,7 @@ MIN_P = 0.01
 NUM_WORDS = 64
 """Some 70 tokens: four whole blocks."""
 NUM_WARM_UP = 5
-WORDS = "river sea wind rain hills stone light winter garden paper window morning silver bridge forest mountain".split()
+WORDS = ("river", "sea", "wind", "rain", "hills", "stone", "light", "winter", "garden", "paper", "window", "morning")
 
 
 async def cross_key_probes(model: str, *, count: int = 1000, num_words: int = NUM_WORDS, seed: int = 0) -> Row:
