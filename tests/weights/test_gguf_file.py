@@ -18,9 +18,11 @@ from benchmarks.soak.inputs.gguf_cases import (
     array,
     gguf_bytes,
     key_value,
+    string,
     tensor_info,
 )
 from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights import gguf_file
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.gguf_file import read_gguf
 from tests.weights.gguf_builder import TinyModel, random_rows
@@ -33,6 +35,31 @@ def test_broken_header(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ModelFileError, match=r"model\.gguf") as caught:
         read_gguf(path)
     assert "\n" not in str(caught.value)
+
+
+def test_arrays_that_fit_the_file_but_not_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "MAX_ARRAY_ITEMS", 100)
+    path = tmp_path / "model.gguf"
+    halves = [key_value(name, ARRAY, array(STRING, 50, bytes(8 * 50))) for name in "ab"]
+    path.write_bytes(gguf_bytes(keys=tuple(halves)))
+    assert read_gguf(path).metadata == {"a": [""] * 50, "b": [""] * 50}
+    path.write_bytes(gguf_bytes(keys=(*halves, key_value("c", ARRAY, array(0, 1, b"x")))))
+    with pytest.raises(ModelFileError, match=r"with 'c' its arrays have 101 items, more than 100"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("type_id", "payload"),
+    [(STRING, string("x" * 101)), (ARRAY, array(STRING, 2, string("x" * 100) + string("x" * 101)))],
+)
+def test_a_string_that_no_model_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_id: int, payload: bytes
+) -> None:
+    monkeypatch.setattr(gguf_file, "MAX_STRING_BYTES", 100)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(keys=(key_value("a", type_id, payload),)))
+    with pytest.raises(ModelFileError, match=r"'a'.* has 101 bytes, more than 100"):
+        read_gguf(path)
 
 
 @pytest.mark.parametrize(("content", "message"), UNSUPPORTED.values(), ids=list(UNSUPPORTED))

@@ -31,7 +31,10 @@ REQUIRED = {
 }
 REQUIRED["/tokenize"] = {"prompt"}  # or messages
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LENGTH_OF = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+"""What keeps an answer short where the request does not say how long it may be."""
 MAX_LENGTH = 8
+TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -79,7 +82,9 @@ def try_operation(api: Any, method: str, path: str, *, is_good: bool, count: int
     def look(case: Any, random: Random) -> None:
         if is_good and method == "post":
             case.body = plausible(case.body, random, REQUIRED[path], model)
-        response = case.call()
+            if path in LENGTH_OF and not any(case.body.get(name) is not None for name in LENGTHS):
+                case.body[LENGTH_OF[path]] = MAX_LENGTH
+        response = case.call(timeout=TIMEOUT_S)
         found.statuses[response.status_code] += 1
         found.undocumented += str(response.status_code) not in documented
         found.accepted += not is_good and not 400 <= response.status_code < 500

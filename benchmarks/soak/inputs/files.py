@@ -57,7 +57,7 @@ async def damaged_headers(model: str, *, count: int = 10_000, seed: int = 0) -> 
     row.note("harmless", found["harmless"])
     others = found["others"]
     row.check("other exceptions", "; ".join([str(len(others)), *others[:5]]), passes=not others)
-    row.check(f"worst s (≤ {LIMIT_S:g})", found["worst_s"], passes=found["worst_s"] <= LIMIT_S)
+    row.check(f"worst s of processor time (≤ {LIMIT_S:g})", found["worst_s"], passes=found["worst_s"] <= LIMIT_S)
     row.check("RSS + MiB (≤ 2 × file)", found["grown_mib"], passes=found["grown_mib"] <= 2 * found["file_mib"])
     return row
 
@@ -79,7 +79,7 @@ def try_headers(path: Path, count: int, seed: int) -> dict[str, Any]:
             is_real = number % REAL_SHARE == 0
             header = damaged(real if is_real else small, choices, broken)
             write(target, header, file.path.stat().st_size if is_real else num_bytes, choices)
-            started_s = time.perf_counter()
+            started_s = time.process_time()
             try:
                 read(files)
                 harmless += 1
@@ -87,7 +87,7 @@ def try_headers(path: Path, count: int, seed: int) -> dict[str, Any]:
                 refused[type(error).__name__] += 1
             except BaseException as error:  # whatever a library of Rust throws
                 others.append(f"case {number}: {type(error).__name__}: {str(error)[:100]}")
-            worst_s = max(worst_s, time.perf_counter() - started_s)
+            worst_s = max(worst_s, time.process_time() - started_s)
             most_bytes = max(most_bytes, psutil.Process().memory_info().rss)
     return {
         "refused": refused, "others": others, "harmless": harmless, "worst_s": worst_s,
