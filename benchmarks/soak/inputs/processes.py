@@ -14,13 +14,15 @@ _RESET_PEAK = "5"
 
 @dataclass
 class Growth:
-    """Bytes that server and engine took at most beyond those at the beginning, once the body is over."""
+    """Once the body is over: bytes that the processes of the beginning took at most beyond what they had then, and what
+    those took at most that were started since and are still there."""
 
     peak_bytes: int = 0
+    new_bytes: int = 0
 
     @property
     def mib(self) -> float:
-        """The same in MiB."""
+        """`peak_bytes` in MiB."""
         return self.peak_bytes / MIB
 
 
@@ -33,7 +35,9 @@ def growth_of(server: Server) -> Iterator[Growth]:
         before[process.pid] = _peak_bytes(process.pid)
     growth = Growth()
     yield growth
-    growth.peak_bytes = sum(_peak_bytes(process.pid) - before.get(process.pid, 0) for process in server.processes())
+    after = {process.pid: _peak_bytes(process.pid) for process in server.processes()}
+    growth.peak_bytes = sum(after[pid] - before[pid] for pid in after if pid in before)
+    growth.new_bytes = sum(after[pid] for pid in after if pid not in before)
 
 
 def _peak_bytes(pid: int) -> int:

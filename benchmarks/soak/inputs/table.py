@@ -5,13 +5,13 @@ Next to read: any of them.
 
 from collections.abc import Awaitable, Callable
 
-from benchmarks.soak.inputs import api, files, keys, logs, numbers, prefixes, templates, unique, wire
+from benchmarks.soak.inputs import api, files, keys, logs, numbers, prefixes, schemas, templates, unique, wire
 from benchmarks.soak.inputs.wire_cases import MODEL
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "512")
-COUNTS = {"B1": 10_000, "B2": 100_000, "B3": 10_000, "B7": 20_000, "B8": 1000, "B9": 1_000_000}
+COUNTS = {"B1": 10_000, "B2": 100_000, "B3": 10_000, "B5": 1500, "B7": 20_000, "B8": 1000, "B9": 1_000_000}
 
 
 def checks(model: str, repeat: int | None) -> dict[str, Callable[[], Awaitable[Row]]]:
@@ -31,6 +31,7 @@ def checks(model: str, repeat: int | None) -> dict[str, Callable[[], Awaitable[R
         "B2": lambda: on_server(lambda server: wire.wire_fuzz(server, count=count("B2")), *named),
         "B3": lambda: files.damaged_headers(model, count=count("B3")),
         "B4": lambda: on_server(templates.templates),
+        "B5": lambda: on_server(lambda server: schemas.schemas(server, count=count("B5"))),
         "B6": lambda: on_server(numbers.numeric_fields, *many),
         "B7": lambda: keys.wrong_keys(model, num_samples=count("B7")),
         "B8": lambda: prefixes.cross_key_probes(model, count=count("B8")),
