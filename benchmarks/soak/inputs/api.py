@@ -72,7 +72,8 @@ def try_operation(api: Any, method: str, path: str, *, is_good: bool, count: int
     mode = schemathesis.GenerationMode.POSITIVE if is_good else schemathesis.GenerationMode.NEGATIVE
     operation = api[path][method.upper()]
     documented = DOCUMENT["paths"][path][method]["responses"]
-    excluded = [check for check in schemathesis.checks.CHECKS.get_all() if check.__name__ in NOT_CHECKED]
+    every = schemathesis.checks.CHECKS.get_all()
+    excluded = [check for check in every if check.__name__ in NOT_CHECKED]
     found = Found()
 
     @settings(
@@ -88,9 +89,13 @@ def try_operation(api: Any, method: str, path: str, *, is_good: bool, count: int
         found.statuses[response.status_code] += 1
         found.undocumented += str(response.status_code) not in documented
         found.accepted += not is_good and not 400 <= response.status_code < 500
+        # Schemathesis holds each event to the schema, which in OpenAPI 3.1 is that of the whole text; what an event's
+        # data are is `x-event-data`, and tests/server/test_openapi.py holds them to it.
+        is_stream = "text/event-stream" in str(response.headers.get("content-type"))
+        unfit = [check for check in every if is_stream and check.__name__ == "response_schema_conformance"]
         try:
-            case.validate_response(response, excluded_checks=excluded)
-        except Exception as error:  # schemathesis raises groups of its own failures
+            case.validate_response(response, excluded_checks=[*excluded, *unfit])
+        except (Exception, BaseExceptionGroup) as error:  # schemathesis raises groups of its own failures
             found.breaks.append(f"{method} {path}: {error}")
 
     try:
