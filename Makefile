@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
 CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 
-.PHONY: run test lint check format bench soak faults docs clean help
+.PHONY: run test lint check format bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -44,6 +44,9 @@ soak: $(VENV)/.installed-dev  ## what a server bears: ten minutes of mixed clien
 
 faults: $(VENV)/.installed-dev  ## what a server survives: signals, kills, exceptions, cut connections
 	$(BIN)/python -m benchmarks.soak --only F $(ARGS)
+
+inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, keys, schemas, numbers, ids, by the thousand
+	$(BIN)/python -m benchmarks.soak --only B $(ARGS)
 
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference

@@ -1,11 +1,11 @@
-"""What a server bears and survives: the tables of loads (L) and faults (F), measured on a real `quire serve`.
+"""What a server bears and survives: the tables of loads (L), faults (F) and bad inputs (B), on a real `quire serve`.
 
     python -m benchmarks.soak [--only L1,F3] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
         [--server-options "--max-num-batched-tokens 256"]
-    make soak, make faults
+    make soak, make faults, make inputs
 
 One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
-not. Timings want a machine that does nothing else. Next to read: `loads.py`, `long.py`, `faults.py`.
+not. Timings want a machine that does nothing else. Next to read: `loads.py`, `long.py`, `faults.py`, `inputs/table.py`.
 """
 
 import argparse
@@ -19,10 +19,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
 from benchmarks.soak import faults, files, hogs, loads, long, memory
+from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
 HEADER = ("id", "what", "measured", "pass?")
+TABLES = ("L", "F", "B")
 SEATS, QUEUE = 8, 32
 SHORT = ("--max-num-seqs", str(SEATS), "--max-model-len", "2048")
 REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200}
@@ -60,16 +62,17 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F8": lambda: faults.suspended(model),
         "F9": lambda: hogs.beside_hogs(model),
         "F10": lambda: faults.cannot_start(model),
+        **inputs.checks(model, arguments.repeat),
     }  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure the rows that were asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="ids, or L or F for all of a table  [all]")
+    parser.add_argument("--only", default="", help="ids, or L, F or B for all of a table  [all]")
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
-    parser.add_argument("--repeat", type=int, help=f"of F1, F2, F3 and F5  [{REPEATS}]")
+    parser.add_argument("--repeat", type=int, help=f"of F1, F2, F3 and F5  [{REPEATS}], and cases of the rows B")
     parser.add_argument("--server-options", default="", help="more options of quire serve, for the rows L1 to L6")
     parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -77,9 +80,9 @@ def main(words: Sequence[str] | None = None) -> int:
     # As an exception, so that no server is left behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     known = checks(arguments)
-    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or ["L", "F"]
+    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(TABLES)
     ids = [row for row in known if row in wanted or row[0] in wanted]
-    unknown = [name for name in wanted if name not in known and name not in ("L", "F")]
+    unknown = [name for name in wanted if name not in known and name not in TABLES]
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     rows = []

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
 from quire.sampling_params import SamplingParams
+from quire.text.rendered_chat import RenderedChat
 from quire.types import CompletionOutput, RequestOutput
 
 
@@ -60,8 +61,11 @@ class FakeTokenizer:
     def id_to_token(self, token_id: int) -> str:
         return chr(token_id)
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> str:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    def render_chat(self, messages: list[dict[str, str]], **settings: Any) -> RenderedChat:
+        return RenderedChat(("".join(f"{message['role']}: {message['content']}\n" for message in messages),))
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        return self.encode(chat.text)
 
 
 @dataclass

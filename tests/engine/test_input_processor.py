@@ -146,8 +146,9 @@ def test_eos_comes_from_the_model() -> None:
 
 
 def test_priority_needs_its_policy() -> None:
-    with pytest.raises(RequestError, match="scheduling_policy='priority'"):
+    with pytest.raises(InvalidParameterError, match="scheduling_policy='priority'") as caught:
         make().prepare("r", "hi", None, priority=1)
+    assert caught.value.field == "priority"
     assert make(policy="priority").prepare("r", "hi", None, priority=-3).request.priority == -3
 
 

@@ -1,6 +1,8 @@
-"""GGUF files to test with: whole tiny models by the gguf package's writer, and single header fields byte by byte."""
+"""GGUF files to test with: whole tiny models, by the gguf package's writer.
 
-import struct
+Single header fields byte by byte are in `benchmarks/soak/inputs/gguf_cases.py`.
+"""
+
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from gguf.quants import quantize
 from quire.weights.block_formats import BLOCK_FORMATS
 
 WIDTH, MLP_WIDTH, VOCAB_SIZE, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 64, 96, 40, 2, 4, 2
-STRING, ARRAY, UINT32, BOOL = 8, 9, 4, 7
 
 
 @dataclass
@@ -104,39 +105,6 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
-
-
-def string(text: str | bytes) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(data)) + data
-
-
-def key_value(key: str | bytes, type_id: int, payload: bytes) -> bytes:
-    return string(key) + struct.pack("<I", type_id) + payload
-
-
-def tensor_info(
-    name: str | bytes = "w", dimensions: tuple[int, ...] = (32, 2), type_id: int = 0, offset: int = 0,
-    num_dimensions: int | None = None,
-) -> bytes:  # fmt: skip
-    """`dimensions` in GGUF's order: the contiguous one first."""
-    count = len(dimensions) if num_dimensions is None else num_dimensions
-    return string(name) + struct.pack(f"<I{len(dimensions)}QIQ", count, *dimensions, type_id, offset)
-
-
-def gguf_bytes(
-    keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), data: bytes = b"", *, magic: bytes = b"GGUF",
-    version: int = 3, num_tensors: int | None = None, num_keys: int | None = None, alignment: int = 32,
-) -> bytes:  # fmt: skip
-    """A file from its pieces; counts are right unless given."""
-    header = magic + struct.pack(
-        "<IQQ",
-        version,
-        len(tensors) if num_tensors is None else num_tensors,
-        len(keys) if num_keys is None else num_keys,
-    )
-    header += b"".join(keys) + b"".join(tensors)
-    return header + b"\0" * (-len(header) % alignment) + data
 
 
 def random_rows(format_name: str, num_rows: int, blocks_per_row: int, *, seed: int = 0) -> np.ndarray:

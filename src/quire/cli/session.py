@@ -177,9 +177,8 @@ def generate(
 def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Render messages with the engine's chat template and encode them. Raises: ChatTemplateError."""
     tokenizer = engine.get_tokenizer()
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, chat_template=engine.chat_template)
-    # The template writes the special tokens itself.
-    return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+    chat = tokenizer.render_chat(list(messages), add_generation_prompt=True, chat_template=engine.chat_template)
+    return {"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)}
 
 
 class EngineAnswerer:

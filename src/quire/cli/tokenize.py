@@ -54,9 +54,10 @@ def tokenize_command(
     encoder = open_tokenizer(open_model(arguments.model, revision, output), tokenizer)
     if template:
         messages = [{"role": "system", "content": system}] if system else []
-        text = encoder.apply_chat_template([*messages, {"role": "user", "content": text}])
-    # A template writes the special tokens itself.
-    token_ids = encoder.encode(text, add_special_tokens=special and not template)
+        chat = encoder.render_chat([*messages, {"role": "user", "content": text}])
+        text, token_ids = chat.text, encoder.encode_chat(chat)
+    else:
+        token_ids = encoder.encode(text, add_special_tokens=special)
     pieces = [token_text(encoder, token_id) for token_id in token_ids]
     if output.json:
         tokens = [

@@ -197,10 +197,8 @@ class InputProcessor:
             raise RequestError(f"priority must be an integer, got {priority!r}")
         policy = self._config.scheduler.policy
         if priority and policy != "priority":
-            raise RequestError(
-                f"priority={priority} has no effect with scheduling_policy='{policy}': "
-                "leave it out, or start the engine with scheduling_policy='priority'"
-            )
+            limit = f"0 with scheduling_policy='{policy}' (scheduling_policy='priority' obeys it)"
+            raise InvalidParameterError("priority", priority, limit)
 
     def _make_pooling(self, request: Request, params: PoolingParams) -> None:
         max_model_len = self._config.scheduler.max_model_len

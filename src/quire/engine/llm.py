@@ -120,7 +120,7 @@ class LLM:
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in conversations:
-            text = tokenizer.apply_chat_template(
+            chat = tokenizer.render_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -128,9 +128,7 @@ class LLM:
                 chat_template=chat_template or self.llm_engine.chat_template,
                 **variables,
             )
-            # The template writes the special tokens itself.
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+            prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(

@@ -90,7 +90,7 @@ class FrontEnd:
         The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
         Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
-        text = self.tokenizer.apply_chat_template(
+        chat = self.tokenizer.render_chat(
             messages_with_tools(self.template, messages, tools),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -98,7 +98,11 @@ class FrontEnd:
             chat_template=self.chat_template,
             **(variables or {}),
         )
-        return self.prompt(text, add_special_tokens=add_special_tokens, max_len=max_len)
+        if max_len is None:
+            self.input_processor.check_text_length(chat.text)
+        encode = self.tokenizer.encode_chat
+        token_ids = self._encoded(len(chat.text), lambda: encode(chat, add_special_tokens=add_special_tokens))
+        return _kept(chat.text, token_ids, max_len)
 
     def prompt(
         self, prompt: str | list[int], *, add_special_tokens: bool = True, max_len: int | None = None
@@ -110,17 +114,14 @@ class FrontEnd:
         if isinstance(prompt, str):
             if max_len is None:
                 self.input_processor.check_text_length(prompt)
-            text, token_ids = prompt, self._encode(prompt, add_special_tokens)
+            text, encode = prompt, self.tokenizer.encode
+            token_ids = self._encoded(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
         else:
             text, token_ids = None, prompt
-        num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
-        return PromptTokens(text, token_ids[num_truncated:], num_truncated)
+        return _kept(text, token_ids, max_len)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) <= LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        encoding = self._encoder.submit(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return encoding.result()
+    def _encoded(self, num_characters: int, encode: Callable[[], list[int]]) -> list[int]:
+        return encode() if num_characters <= LONG_TEXT else self._encoder.submit(encode).result()
 
     @property
     def template(self) -> str | None:
@@ -172,3 +173,8 @@ class PromptTokens:
     text: str | None
     token_ids: list[int]
     num_truncated: int = 0
+
+
+def _kept(text: str | None, token_ids: list[int], max_len: int | None) -> PromptTokens:
+    num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
+    return PromptTokens(text, token_ids[num_truncated:], num_truncated)

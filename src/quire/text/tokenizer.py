@@ -14,6 +14,7 @@ from quire.errors import ChatTemplateError, PromptError
 from quire.text.chat_template import render_chat
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
+from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
 from quire.text.token_bytes import byte_decoding
 from quire.text.tokenizer_parts import TokenizerParts
 
@@ -48,6 +49,7 @@ class Tokenizer:
         )
         self.chat_template: str | None = parts.chat_templates.get("default")
         self.byte_decoding = byte_decoding(parts.backend)
+        self._marks = SpecialTokenMarks(self._added_tokens[token_id] for token_id in self.special_token_ids)
         self._bytes_of: dict[int, bytes] = {}
         # None where no text can lead to an id the model does not have, which is nearly always.
         exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
@@ -141,20 +143,59 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt that `messages` make. It has its own BOS: encode it with `add_special_tokens=False`.
+        """The text of `render_chat`, to be looked at: encoded again, special tokens that a message wrote are taken for
+        the template's. Raises: ChatTemplateError.
+        """
+        return self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            **variables,
+        ).text
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> RenderedChat:
+        """The prompt that `messages` make, for `encode_chat`.
 
         `add_generation_prompt` ends with the beginning of the assistant's turn; `continue_final_message` leaves the
         last message open instead. `chat_template` is Jinja2 source or the name of one of the model's templates.
         `variables` reach the template under their names. Raises: ChatTemplateError.
         """
-        return render_chat(
-            self._choose_template(chat_template, has_tools=tools is not None),
-            messages,
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            variables={**self._template_variables, **variables},
+        template = self._choose_template(chat_template, has_tools=tools is not None)
+        return self._marks.render(
+            lambda marked: render_chat(
+                template,
+                marked(messages),
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                tools=marked(tools),
+                variables={**self._template_variables, **marked(variables)},
+            )
         )
+
+    def encode_chat(self, chat: RenderedChat, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a prompt. Special tokens are those of the template alone, which writes BOS itself.
+
+        A tokenizer that begins each text with a space begins each piece with one. Raises: PromptError.
+        """
+        whole = self.encode(chat.pieces[0], add_special_tokens=add_special_tokens)
+        if len(chat.pieces) == 1:
+            return whole
+        first, *others = [self.encode(piece, add_special_tokens=False) for piece in chat.pieces]
+        # What is put before and behind the first piece goes around all of them.
+        start = next(at for at in range(len(whole)) if whole[at : at + len(first)] == first)
+        end = start + len(first)
+        return [*whole[:end], *(token_id for ids in others for token_id in ids), *whole[end:]]
 
     def _choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
         templates = self._chat_templates

@@ -22,6 +22,10 @@ from quire.weights.mapped_file import map_file, printable
 MAX_KEY_BYTES = 65535
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+MAX_STRING_BYTES = 1 << 24
+MAX_ARRAY_ITEMS = 2**22
+"""Of all arrays together: the largest vocabularies and their merges have some 1.5 million. A string of two bytes takes
+ten in the file and sixty in memory, so that the size of the file is no limit."""
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS: dict[int, tuple[struct.Struct, str]] = {
     type_id: (struct.Struct("<" + code), "<" + dtype)
@@ -99,6 +103,7 @@ class _HeaderReader:
         self.mapping = mapping
         self.position = 0
         self.size = len(mapping)
+        self._num_items = 0
 
     def fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self.path}: {printable(problem)}; the file is corrupted, fetch it again")
@@ -125,6 +130,8 @@ class _HeaderReader:
         if limit_bytes is not None and not 1 <= length <= limit_bytes:
             self.fail(f"{what} has {length:,} bytes, not 1 to {limit_bytes:,}")
         self.need(length, what)
+        if length > MAX_STRING_BYTES:
+            self.fail(f"{what} has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
         start = self.position
         self.position += length
         try:
@@ -173,6 +180,9 @@ class _HeaderReader:
         if type_id == _ARRAY:
             problem = printable(f"'{key}' is an array of arrays, which no supported model has")
             raise UnsupportedModelError(f"{self.path}: {problem}")
+        self._num_items += count
+        if self._num_items > MAX_ARRAY_ITEMS:
+            self.fail(f"with '{key}' its arrays have {self._num_items:,} items, more than {MAX_ARRAY_ITEMS:,}")
         if type_id == _STRING:
             self.need(count * 8, f"'{key}' with {count:,} strings")
             return self._read_strings(key, count)
@@ -197,20 +207,22 @@ class _HeaderReader:
         """Vocabularies are most of a header, so this loop does nothing but slice: 30 ms for 98,000 strings."""
         pieces = []
         position, size, mapping, unpack = self.position, self.size, self.mapping, _U64.unpack_from
-        for index in range(count):
-            if position + 8 > size:
-                self.fail(f"string {index} of '{key}' is cut off by the end of the file")
-            (length,) = unpack(mapping, position)
-            start = position + 8
-            position = start + length
-            if position > size:
-                self.fail(f"string {index} of '{key}' has {length:,} bytes, more than are left in the file")
-            pieces.append(mapping[start:position])
-        self.position = position
         try:
-            return [piece.decode() for piece in pieces]
+            for index in range(count):
+                if position + 8 > size:
+                    self.fail(f"string {index} of '{key}' is cut off by the end of the file")
+                (length,) = unpack(mapping, position)
+                start = position + 8
+                position = start + length
+                if position > size:
+                    self.fail(f"string {index} of '{key}' has {length:,} bytes, more than are left in the file")
+                if length > MAX_STRING_BYTES:
+                    self.fail(f"string {index} of '{key}' has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
+                pieces.append(mapping[start:position].decode())
         except UnicodeDecodeError as error:
             self.fail(f"'{key}' has a string that is not UTF-8: {error.reason}")
+        self.position = position
+        return pieces
 
     def read_tensor_infos(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
         relative = [self._read_tensor_info(index, alignment) for index in range(count)]

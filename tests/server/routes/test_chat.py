@@ -147,7 +147,7 @@ async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> N
         ({"logit_bias": {"999": 1}}, "invalid_parameter", "logit_bias"),
         ({"min_tokens": 5, "max_tokens": 4}, "invalid_parameter", "min_tokens"),
         ({"truncate_prompt_tokens": 0}, "invalid_parameter", "truncate_prompt_tokens"),
-        ({"priority": 1}, "invalid_request", None),
+        ({"priority": 1}, "invalid_parameter", "priority"),
         ({"chat_template_kwargs": {"a": [[[]]]}, "documents": [{"text": 1}], "n": 99}, "invalid_parameter", "n"),
     ],
 )

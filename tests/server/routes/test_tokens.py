@@ -42,7 +42,7 @@ async def test_refuses_other_models_and_unknown_tokens() -> None:
         response = await client.post("/tokenize", json={"model": "other", "prompt": "a"})
         assert_error(response, 404, "model_not_found", "model")
         response = await client.post("/detokenize", json={"tokens": [1, 260]})
-        assert_error(response, 400, "invalid_parameter", "tokens")
+        assert_error(response, 400, "invalid_parameter", "tokens.1")
         response = await client.post("/tokenize", json={"prompt": "x" * 1_000_000})
         assert_error(response, 400, "context_length_exceeded")
 

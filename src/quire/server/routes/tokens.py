@@ -63,5 +63,5 @@ def _detokenize(front_end: FrontEnd, token_ids: list[int]) -> str:
     highest = max(token_ids, default=0)
     if highest >= vocab_size:
         message = f"token id {highest} is not in the vocabulary: ids are 0 … {vocab_size - 1}"
-        raise ApiError(400, message, code="invalid_parameter", param="tokens")
+        raise ApiError(400, message, code="invalid_parameter", param=f"tokens.{token_ids.index(highest)}")
     return front_end.tokenizer.decode(token_ids, skip_special_tokens=False)

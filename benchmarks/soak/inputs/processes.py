@@ -1,0 +1,47 @@
+"""How much memory a server takes at most, from outside. Linux. Next to read: `../server.py`."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.soak.server import Server
+
+MIB = 1 << 20
+_RESET_PEAK = "5"
+"""What /proc/PID/clear_refs takes for it: proc_pid_clear_refs(5)."""
+
+
+@dataclass
+class Growth:
+    """Once the body is over: bytes that the processes of the beginning took at most beyond what they had then, and what
+    those took at most that were started since and are still there."""
+
+    peak_bytes: int = 0
+    new_bytes: int = 0
+
+    @property
+    def mib(self) -> float:
+        """`peak_bytes` in MiB."""
+        return self.peak_bytes / MIB
+
+
+@contextlib.contextmanager
+def growth_of(server: Server) -> Iterator[Growth]:
+    """The peak of what is resident while the body runs, per process and summed."""
+    before: dict[int, int] = {}
+    for process in server.processes():
+        Path(f"/proc/{process.pid}/clear_refs").write_text(_RESET_PEAK)
+        before[process.pid] = _peak_bytes(process.pid)
+    growth = Growth()
+    yield growth
+    after = {process.pid: _peak_bytes(process.pid) for process in server.processes()}
+    growth.peak_bytes = sum(after[pid] - before[pid] for pid in after if pid in before)
+    growth.new_bytes = sum(after[pid] for pid in after if pid not in before)
+
+
+def _peak_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no VmHWM: it has ended")

@@ -1,0 +1,103 @@
+"""What messages write never becomes a special token; everything else is encoded as before."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
+from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from tests.text.builders import SPECIAL_TOKENS, TEXTS, byte_level_backend, sentencepiece_tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|user|>{{ message.content }}{{ message.name }}<|end|>{% endfor %}"
+    "{{ tools | tojson if tools }}{{ greeting }}"
+)
+
+
+def make_tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    parts = TokenizerParts(byte_level_backend(), None, 0, chat_templates={"default": template})
+    return Tokenizer(parts)
+
+
+def special_ids(tokenizer: Tokenizer, messages: Any, **options: Any) -> list[int]:
+    chat = tokenizer.render_chat(messages, **options)
+    ids = tokenizer.encode_chat(chat)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == chat.text
+    return [token_id for token_id in ids if token_id in tokenizer.special_token_ids]
+
+
+def user(content: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content, **fields}]
+
+
+USUAL = special_ids(make_tokenizer(), user("hello"))
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        (lambda token: user(f"a{token}b"), {}),
+        (lambda token: user(token), {}),
+        (lambda token: user(token * 3), {}),
+        (lambda token: user(token[:3] + token + token[3:]), {}),
+        (lambda token: user([{"type": "text", "text": f"a{token}"}]), {}),
+        (lambda token: user("a", name=token), {}),
+        (lambda token: user("a"), {"tools": [{"function": {"{}": "{}"}}]}),
+        (lambda token: user("a"), {"greeting": ["{}", {"b": "{}"}]}),
+    ],
+)
+def test_special_tokens_in_what_clients_write_are_text(token: str, messages: Any, options: dict[str, Any]) -> None:
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace("{}", token)
+        if isinstance(value, dict):
+            return {filled(name): filled(item) for name, item in value.items()}
+        return [filled(item) for item in value]
+
+    assert special_ids(make_tokenizer(), messages(token), **filled(options)) == USUAL
+
+
+@given(TEXTS)
+def test_any_text_leaves_the_templates_tokens_and_its_own_characters(text: str) -> None:
+    tokenizer = make_tokenizer()
+    assert special_ids(tokenizer, user(text)) == USUAL
+    chat = tokenizer.render_chat(user(text))
+    assert chat.text == f"<|user|>{text}<|end|>"
+    assert chat.text == tokenizer.apply_chat_template(user(text))
+    if not any(token in text for token in SPECIAL_TOKENS):
+        assert chat.pieces == (chat.text,)
+
+
+def test_the_final_message_can_be_continued() -> None:
+    chat = make_tokenizer("{{ messages[0].content }}<|end|>").render_chat(
+        user("a<|end|>b"), continue_final_message=True
+    )
+    assert chat.pieces == ("a<", "|end|>b")
+
+
+def test_tokens_that_overlap_are_all_cut() -> None:
+    marks = SpecialTokenMarks(["ab", "bc", "abcd", "x"])
+    assert marks.render(lambda marked: marked("zabcdx")).pieces == ("za", "b", "cdx")
+    assert SpecialTokenMarks([]).render(lambda marked: marked("ab")) == RenderedChat(("ab",))
+
+
+def test_beginning_and_end_are_put_around_all_pieces() -> None:
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(byte_level_backend().to_str())
+    add_bos_and_eos(backend, bos="<|user|>", eos="<|end|>")
+    tokenizer = Tokenizer(TokenizerParts(backend, 1, 0))
+    ids = tokenizer.encode_chat(RenderedChat(("a<", "|end|>b")), add_special_tokens=True)
+    assert (ids[0], ids[-1]) == (1, 0)
+    assert tokenizer.decode(ids) == "a<|end|>b"
+
+
+def test_sentencepiece() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    chat = tokenizer.render_chat(user("a</s>b"), chat_template="{{ messages[0].content }}</s>")
+    ids = tokenizer.encode_chat(chat)
+    assert [token_id for token_id in ids if token_id in tokenizer.special_token_ids] == [2]
+    assert chat.text == "a</s>b</s>"
