@@ -99,7 +99,7 @@ async def exchange(url: str, method: str, path: str, body: bytes, manners: Manne
     except OSError as error:
         seen.error, seen.ended_s = f"connect: {error}", time.perf_counter()
         return seen
-    answer = _Answer(seen)
+    answer = Answer(seen)
     try:
         async with asyncio.timeout(manners.hang_up_after_s):
             data = f"{head}\r\n".encode() + body
@@ -137,7 +137,7 @@ async def _connect(host: str, port: int, manners: Manners) -> tuple[asyncio.Stre
     return await asyncio.open_connection(sock=connection, limit=manners.receive_buffer_bytes or 1 << 16)
 
 
-async def _read(reader: asyncio.StreamReader, answer: "_Answer", manners: Manners) -> None:
+async def _read(reader: asyncio.StreamReader, answer: "Answer", manners: Manners) -> None:
     seen = answer.seen
     while True:
         limit = manners.hang_up_after_received
@@ -159,7 +159,7 @@ def _socket(writer: asyncio.StreamWriter) -> socket.socket:
     return found._sock if hasattr(found, "_sock") else found
 
 
-class _Answer:
+class Answer:
     """Takes an answer apart as it comes: headers, chunks, events."""
 
     def __init__(self, seen: Seen) -> None:

@@ -60,7 +60,8 @@ async def generate(
     """
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     num_completions = sum(1 + len(request.siblings) for request in requests)
-    with state.admission.enter(caller, num_prompt_tokens, num_completions) as place:
+    num_allowed = sum(request.max_tokens * (1 + len(request.siblings)) for request in requests)
+    with state.admission.enter(caller, num_prompt_tokens, num_completions, num_allowed) as place:
         several = _compute_all(state, requests, streams=streams) if len(requests) > 1 else None
         updates = several or _numbered(_compute(state, requests[0], streams=streams))
         async with aclosing(updates):
