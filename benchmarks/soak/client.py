@@ -29,6 +29,7 @@ class Seen:
     text: str = ""
     piece_times: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     num_bytes: int = 0
     is_complete: bool = False
     error: str | None = None
@@ -234,6 +235,7 @@ class Answer:
         value = json.loads(data)
         self._take_usage_and_error(value)
         for choice in value.get("choices") or ():
+            self.seen.token_ids += choice.get("token_ids") or ()
             text = choice["delta"].get("content")
             if text:
                 self.seen.text += text
@@ -244,6 +246,7 @@ class Answer:
             self._take_usage_and_error(value)
             for choice in value.get("choices") or ():
                 self.seen.text = choice["message"]["content"]
+                self.seen.token_ids += choice.get("token_ids") or ()
 
     def _take_usage_and_error(self, value: dict[str, Any]) -> None:
         if value.get("error"):

@@ -24,8 +24,8 @@ from quire.server.state import ServerState
 from quire.types import Request
 
 _R = TypeVar("_R")
-UPDATES_AHEAD = 16
-"""Of several prompts' updates, so many wait for a slow reader; further ones are merged in `RequestStream`."""
+UPDATES_AHEAD = 4
+"""Of several prompts' updates, so many wait for a slow reader; further ones wait in their `RequestStream`."""
 
 
 @dataclass(frozen=True, slots=True)
