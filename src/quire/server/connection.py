@@ -25,7 +25,7 @@ MAX_CHUNKS = 8192
 MAX_FRAMING_BYTES = 512 << 10
 """Bytes of a request that are not its body: headers, sizes of chunks, what stands behind these, trailers."""
 MAX_PIPELINED = 16
-WRITE_BUFFER_BYTES = 64 << 10
+WRITE_BUFFER_BYTES = 32 << 10
 SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it for its own bookkeeping; with the buffer above, less than 256 KiB wait for a slow reader."""
 RESET = struct.pack("ii", 1, 0)

@@ -62,6 +62,7 @@ def test_logprobs_that_wait_come_in_pieces_in_order(num_read_first: int) -> None
             assert choice.text == "".join(f"<{token_id}>" for token_id in choice.token_ids)
             assert len(choice.token_ids) < 60
         assert [item.finished for item in seen] == [False] * (len(seen) - 1) + [True]
+        assert {item.request_id for item in seen} == {"r"}
 
     asyncio.run(main())
 

@@ -1,8 +1,8 @@
 """The updates of one request on their way to a reader who may be slow, or not read at all.
 
 Text that is not read yet is merged into one update: it is small, and nothing of it is lost. Log-probabilities are two
-hundred times as large, so updates with them wait as the bytes they came as, a sixth of their size as objects, and only
-so many: a reader who leaves more than `MAX_UNREAD_BYTES` gets what is there and then an error. Knows no HTTP.
+hundred times as large, so updates with them wait as bytes, a fifth of their size as objects, and only so many: a reader
+who leaves more than `MAX_UNREAD_BYTES` gets what is there and then an error. Knows no HTTP.
 Next to read: `client.py`.
 """
 
@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import msgspec
+from msgspec import structs
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.errors import QuireError, UnreadError
+from quire.types import Logprob, PositionLogprobs
 
-MAX_UNREAD_BYTES = 128 << 10
-"""Of updates with log-probabilities, packed: a thousand tokens with five alternatives each."""
+MAX_UNREAD_BYTES = 96 << 10
+"""Of updates with log-probabilities, packed: some 600 tokens with five alternatives each."""
 PIECE_BYTES = 4 << 10
 """So much of them is unpacked at once: as objects and as JSON it is several times as large."""
 
@@ -30,7 +32,7 @@ class RequestStream:
         self.is_cut = False
         """The reader left too much unread: the engine need not go on."""
         self._waiting: RequestUpdate | None = None
-        self._packed = _Packed()
+        self._packed = _Packed(request_id)
         self._error: QuireError | None = None
         self._ready = asyncio.Event()
 
@@ -79,13 +81,16 @@ class RequestStream:
 class _Packed:
     """Updates as MessagePack, first in first out."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self.num_bytes = 0
         self._bytes = bytearray()
         self._lens: deque[int] = deque()
 
     def append(self, update: RequestUpdate) -> None:
-        data = _encode(update)
+        logprobs = [[_rows(position) for position in choice.logprobs or ()] for choice in update.choices]
+        rest = [structs.replace(choice, logprobs=None) for choice in update.choices]
+        data = _encode((structs.replace(update, request_id="", choices=rest), logprobs))
         self._bytes += data
         self._lens.append(len(data))
         self.num_bytes += len(data)
@@ -96,7 +101,10 @@ class _Packed:
         start = 0
         while self._lens and start < num_bytes:
             end = start + self._lens.popleft()
-            update = _decode(self._bytes[start:end])
+            update, logprobs = _decode(self._bytes[start:end])
+            update.request_id = self._request_id
+            for choice, positions in zip(update.choices, logprobs, strict=True):
+                choice.logprobs = [_position(rows) for rows in positions] or None
             found = update if found is None else merge(found, update)
             start = end
         del self._bytes[:start]
@@ -104,8 +112,18 @@ class _Packed:
         return found
 
 
+_Row = tuple[int, float, int, str]
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(RequestUpdate).decode
+_decode = msgspec.msgpack.Decoder(tuple[RequestUpdate, list[list[list[_Row]]]]).decode
+
+
+def _rows(position: PositionLogprobs) -> list[_Row]:
+    """Without the names of the fields, which are most of the bytes."""
+    return [(token_id, item.logprob, item.rank, item.decoded_token) for token_id, item in position.items()]
+
+
+def _position(rows: list[_Row]) -> PositionLogprobs:
+    return {token_id: Logprob(logprob, rank, text) for token_id, logprob, rank, text in rows}
 
 
 def _is_large(update: RequestUpdate) -> bool:
@@ -131,7 +149,7 @@ def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
 
 
 def _merge_choice(first: ChoiceUpdate, second: ChoiceUpdate) -> ChoiceUpdate:
-    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
+    logprobs = second.logprobs if first.logprobs is None else first.logprobs + (second.logprobs or [])
     return ChoiceUpdate(
         first.index,
         first.text + second.text,
