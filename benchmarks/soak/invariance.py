@@ -57,7 +57,7 @@ async def batch_invariance(
     for chunk_size in chunk_sizes:
         for has_cache in (False, True):
             cache = "--enable-prefix-caching" if has_cache else "--no-enable-prefix-caching"
-            arguments = ("--max-num-seqs", str(num_clients), "--max-model-len", str(longest + max_tokens + 64))
+            arguments = ("--max-num-seqs", str(num_clients), "--max-model-len", "2048")
             batched = ("--max-num-batched-tokens", str(chunk_size))
             with serving(model, *arguments, *batched, cache, *options) as server:
                 for at_once in (1, num_clients, *([num_clients] if has_cache else [])):
