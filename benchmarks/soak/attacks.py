@@ -71,6 +71,9 @@ class Attack:
                             return True
                 else:
                     await asyncio.sleep(self._every_s)
+                    # A reset is known at once; reading would first come to the end of what is there.
+                    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        return True
                     with contextlib.suppress(BlockingIOError):
                         if not connection.recv(1):
                             return True
