@@ -70,6 +70,7 @@ def test_codes_are_stable() -> None:
         "MemoryCapacityError": "out_of_memory",
         "QueueFullError": "queue_full",
         "QueueTimeoutError": "queue_timeout",
+        "UnreadError": "reader_too_slow",
         "EngineError": "engine_error",
         "EngineDeadError": "engine_dead",
     }

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import faults, files, hogs, loads, long, memory
+from benchmarks.soak import attacks, faults, files, hogs, invariance, loads, long, memory
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
@@ -51,7 +51,9 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L4": lambda: on_server(loads.fairness),
         "L5": lambda: on_server(loads.slow_readers, "--max-num-seqs", "24"),
         "L6": lambda: on_server(loads.connections),
+        "L7": lambda: on_server(lambda server: attacks.slow_attacks(server.url, duration_s=min(duration_s, 240))),
         "L8": lambda: loads.pool_pressure(model),
+        "L9": lambda: invariance.batch_invariance(model, count=arguments.repeat or 200),
         "F1": lambda: faults.sigterm(model, repeat=repeat("F1")),
         "F2": lambda: faults.kill_engine(model, repeat=repeat("F2")),
         "F3": lambda: faults.failing_row(model, repeat=repeat("F3")),

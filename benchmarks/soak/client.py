@@ -29,6 +29,7 @@ class Seen:
     text: str = ""
     piece_times: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     num_bytes: int = 0
     is_complete: bool = False
     error: str | None = None
@@ -99,7 +100,7 @@ async def exchange(url: str, method: str, path: str, body: bytes, manners: Manne
     except OSError as error:
         seen.error, seen.ended_s = f"connect: {error}", time.perf_counter()
         return seen
-    answer = _Answer(seen)
+    answer = Answer(seen)
     try:
         async with asyncio.timeout(manners.hang_up_after_s):
             data = f"{head}\r\n".encode() + body
@@ -137,7 +138,7 @@ async def _connect(host: str, port: int, manners: Manners) -> tuple[asyncio.Stre
     return await asyncio.open_connection(sock=connection, limit=manners.receive_buffer_bytes or 1 << 16)
 
 
-async def _read(reader: asyncio.StreamReader, answer: "_Answer", manners: Manners) -> None:
+async def _read(reader: asyncio.StreamReader, answer: "Answer", manners: Manners) -> None:
     seen = answer.seen
     while True:
         limit = manners.hang_up_after_received
@@ -159,7 +160,7 @@ def _socket(writer: asyncio.StreamWriter) -> socket.socket:
     return found._sock if hasattr(found, "_sock") else found
 
 
-class _Answer:
+class Answer:
     """Takes an answer apart as it comes: headers, chunks, events."""
 
     def __init__(self, seen: Seen) -> None:
@@ -234,6 +235,7 @@ class _Answer:
         value = json.loads(data)
         self._take_usage_and_error(value)
         for choice in value.get("choices") or ():
+            self.seen.token_ids += choice.get("token_ids") or ()
             text = choice["delta"].get("content")
             if text:
                 self.seen.text += text
@@ -244,6 +246,7 @@ class _Answer:
             self._take_usage_and_error(value)
             for choice in value.get("choices") or ():
                 self.seen.text = choice["message"]["content"] if "message" in choice else choice["text"]
+                self.seen.token_ids += choice.get("token_ids") or ()
 
     def _take_usage_and_error(self, value: dict[str, Any]) -> None:
         if value.get("error"):

@@ -10,6 +10,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -64,6 +65,52 @@ class DenormalsAreZero {
 #endif
 };
 
+// Which CPU belongs to which thread, where there are as many of them as this process may use.
+class Cores {
+ public:
+  explicit Cores(int num_threads) {
+    if (sched_getaffinity(0, sizeof(all_), &all_) != 0 || CPU_COUNT(&all_) != num_threads) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &all_)) cpus_.push_back(cpu);
+    }
+  }
+
+  void keep(int thread) const {
+    if (cpus_.empty()) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpus_[thread], &one);
+    sched_setaffinity(0, sizeof(one), &one);
+  }
+
+  // Whether the calling thread may run where it could when the pool began: nobody has bound it since.
+  bool is_free() const {
+    cpu_set_t now;
+    return !cpus_.empty() && sched_getaffinity(0, sizeof(now), &now) == 0 && CPU_EQUAL(&now, &all_);
+  }
+
+  void let_go() const { sched_setaffinity(0, sizeof(all_), &all_); }
+
+ private:
+  cpu_set_t all_;
+  std::vector<int> cpus_;  // by thread; none where threads may run anywhere
+};
+
+// The caller's thread is the pool's for one task only.
+class KeptForTask {
+ public:
+  explicit KeptForTask(const Cores& cores) : cores_(cores), is_kept_(cores.is_free()) {
+    if (is_kept_) cores_.keep(0);
+  }
+  ~KeptForTask() {
+    if (is_kept_) cores_.let_go();
+  }
+
+ private:
+  const Cores& cores_;
+  const bool is_kept_;
+};
+
 }  // namespace
 
 void Barrier::wait() {
@@ -90,8 +137,9 @@ void Barrier::wait() {
 
 // Outlives the pool for as long as a thread runs: threads are detached.
 struct ThreadPool::Shared {
-  explicit Shared(int num_threads) : barrier(num_threads) {}
+  explicit Shared(int num_threads) : barrier(num_threads), cores(num_threads) {}
   Barrier barrier;
+  const Cores cores;
   Task task = nullptr;
   void* argument = nullptr;
   bool stop = false;
@@ -131,6 +179,7 @@ void ThreadPool::start() {
           const std::unique_ptr<Start> begin(static_cast<Start*>(raw));
           Shared& shared = *begin->shared;
           const DenormalsAreZero mode;
+          shared.cores.keep(begin->thread);
           for (uint32_t seen = 0;;) {
             wait_while(shared.step, seen);
             seen = read(shared.step);
@@ -157,6 +206,7 @@ void ThreadPool::run(Task task, void* argument) {
     wake_all(shared.step);
   }
   const DenormalsAreZero mode;
+  const KeptForTask core(shared.cores);
   task(argument, 0, shared.barrier);
   shared.barrier.wait();
 }

@@ -16,7 +16,8 @@
     ├── CapacityError                it does not fit                                  HTTP 503  exit 4
     │   ├── MemoryCapacityError      weights or KV cache exceed the memory
     │   ├── QueueFullError           later: the queue is full, try again              HTTP 429
-    │   └── QueueTimeoutError        it waited for its first step as long as it may
+    │   ├── QueueTimeoutError        it waited for its first step as long as it may
+    │   └── UnreadError              its client left too much of the answer unread
     └── EngineError                  ours: an internal invariant broke                HTTP 500  exit 1
         └── EngineDeadError          the engine stopped; the cause is chained
 
@@ -156,6 +157,18 @@ class QueueTimeoutError(CapacityError):
     """A request waited too long to be computed."""
 
     code = "queue_timeout"
+
+
+class UnreadError(CapacityError):
+    """A client did not read its answer while it was made, and more of it waits than is kept."""
+
+    code = "reader_too_slow"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"more than {limit_bytes} bytes of this answer's log-probabilities waited to be read: read faster, ask for "
+            "fewer top_logprobs, or do not stream"
+        )
 
 
 class EngineError(QuireError):

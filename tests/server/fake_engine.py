@@ -16,9 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire.config import EngineOptions
-from quire.engine.process.client import RequestStream
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Failure, RequestUpdate, Statistics, Submit
+from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, QuireError
 from quire.server.app import make_app
 from quire.server.front_end import FrontEnd

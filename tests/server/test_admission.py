@@ -55,9 +55,9 @@ def test_seats_and_queue_together_are_the_limit() -> None:
 
 def test_those_sent_away_are_told_to_come_back_one_after_another() -> None:
     # 100 tokens a second, 50 per completion: each takes half a second.
-    statistics = Statistics(num_computed_tokens=1000, num_generated_tokens=500, busy_s=10.0, num_finished={"stop": 10})
+    statistics = Statistics(num_computed_tokens=1000, num_steps=1000, busy_s=10.0)
     admission, _, clock = make(max_num_seqs=1, max_queued_requests=1, statistics=statistics)
-    with admission.enter(ANONYMOUS, 1, 1), admission.enter(ANONYMOUS, 1, 1):
+    with admission.enter(ANONYMOUS, 1, 1, 49), admission.enter(ANONYMOUS, 1, 1, 49):
         hints = [refused(admission).retry_after_s for _ in range(9)]
         assert hints == sorted(hints)
         assert hints[8] - hints[3] == pytest.approx(2.5)
@@ -101,13 +101,16 @@ def test_one_long_prompt_alone_may_exceed_the_bound() -> None:
 def test_the_wait_is_what_waits_over_how_fast_the_engine_is() -> None:
     admission, client, clock = make(max_num_seqs=1, max_queued_requests=1)
     client.statistics = Statistics(
-        num_running=1, num_waiting=1, num_computed_tokens=1000, busy_s=10.0, num_generated_tokens=400,
-        num_finished={"stop": 4}, num_running_prompt_tokens=0,
-    )  # fmt: skip
+        num_running=1, num_waiting=1, num_computed_tokens=1000, num_steps=1000, busy_s=10.0, num_running_prompt_tokens=0
+    )
     clock.now_s += 5
-    with admission.enter(ANONYMOUS, 300, 1), admission.enter(ANONYMOUS, 500, 1):
-        # 800 prompt tokens and one completion of 100 on average, at 100 tokens/s.
-        assert refused(admission).headers()["Retry-After"] == "9"
+    with admission.enter(ANONYMOUS, 300, 1, 100), admission.enter(ANONYMOUS, 500, 1, 80) as place:
+        place.note(RequestUpdate("a", [ChoiceUpdate(0, "", [1] * 30)]))
+        # 800 prompt tokens and 180 of answers, of which 30 are there, at 100 tokens/s.
+        assert refused(admission).headers()["Retry-After"] == "10"
+    with admission.enter(ANONYMOUS, 300, 1, 100), admission.enter(ANONYMOUS, 500, 1, 80):
+        # Answers turned out to use a sixth of what they may; and one client is on its way back.
+        assert 12 <= refused(admission).retry_after_s <= 13
 
 
 def test_one_key_cannot_fill_the_queue_while_others_are_known() -> None:

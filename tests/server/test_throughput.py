@@ -1,5 +1,7 @@
+import pytest
+
 from quire.engine.process.messages import Statistics
-from quire.server.throughput import DEFAULT_WAIT_S, MAX_WAIT_S, Throughput
+from quire.server.throughput import DEFAULT_WAIT_S, MAX_WAIT_S, AnswerLengths, Throughput
 
 
 class Clock:
@@ -16,7 +18,7 @@ def after(tokens: int, busy_s: float) -> Statistics:
 def test_nothing_computed_is_no_speed() -> None:
     throughput = Throughput(Clock())
     assert throughput.tokens_per_s(Statistics()) is None
-    assert throughput.wait_s(Statistics(), 10_000, 10) == DEFAULT_WAIT_S
+    assert throughput.wait_s(Statistics(), 10_000) == DEFAULT_WAIT_S
 
 
 def test_idle_time_does_not_count() -> None:
@@ -47,5 +49,28 @@ def test_another_engine_begins_from_zero() -> None:
 
 def test_waits_are_bounded() -> None:
     throughput = Throughput(Clock())
-    assert throughput.wait_s(after(1, 100.0), 10**9, 0) == MAX_WAIT_S
-    assert throughput.wait_s(after(10**9, 1.0), 1, 0) == DEFAULT_WAIT_S
+    assert throughput.wait_s(after(1, 100.0), 10**9) == MAX_WAIT_S
+    assert throughput.wait_s(after(10**9, 1.0), 1) == DEFAULT_WAIT_S
+
+
+def test_one_request_alone_says_little_about_many() -> None:
+    throughput = Throughput(Clock())
+    alone = Statistics(num_computed_tokens=100, num_steps=100, busy_s=1.0)
+    assert throughput.tokens_per_s(alone) == 100
+    assert throughput.tokens_per_s(alone, num_seats=16) == pytest.approx(400)
+    assert throughput.tokens_per_s(alone, num_seats=10_000) == throughput.tokens_per_s(alone, num_seats=64)
+    full = Statistics(num_computed_tokens=1600, num_steps=100, busy_s=1.0)
+    assert throughput.tokens_per_s(full, num_seats=16) == 1600
+
+
+def test_answers_use_what_they_used_of_late() -> None:
+    lengths = AnswerLengths()
+    assert lengths.used_share == 1
+    lengths.add(64, 64)
+    assert lengths.used_share == 1
+    for _ in range(200):
+        lengths.add(1000, 100)
+    assert lengths.used_share == pytest.approx(0.1, rel=0.02)
+    for _ in range(200):
+        lengths.add(0, 0)  # embeddings say nothing
+    assert 0 < lengths.used_share <= 1

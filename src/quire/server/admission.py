@@ -5,8 +5,9 @@ running, as the engine last said. Knows no HTTP beyond the errors. Next to read:
 """
 
 import asyncio
+import heapq
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,17 +18,23 @@ from quire.server.options import ServerOptions
 from quire.server.rate_limits import RateLimits
 from quire.server.request_record import current_record
 from quire.server.supervisor import Supervisor
-from quire.server.throughput import Throughput
+from quire.server.throughput import AnswerLengths, Throughput
 from quire.server.tracing import Tracer
 
 RESERVED_SHARE = 4
 """One key may not fill the last quarter of the queue while another is known."""
+MOST_RETURNING = 10_000
+"""Clients that were sent away and are still to come back; further ones are not counted."""
 
 
 class Place:
     """One request's place in the server, from its admission to its end."""
 
-    def __init__(self, limits: RateLimits, num_prompt_tokens: int, tracer: Tracer | None) -> None:
+    def __init__(
+        self, limits: RateLimits, num_prompt_tokens: int, tracer: Tracer | None, on_tokens: Callable[[int], None]
+    ) -> None:
+        self.num_generated_tokens = 0
+        self._on_tokens = on_tokens
         self._limits = limits
         self._tracer = tracer
         self._record = current_record()
@@ -37,6 +44,8 @@ class Place:
     def note(self, update: RequestUpdate) -> None:
         """Count the tokens of an update, for the log and for the key's limit; the last one is traced."""
         num_tokens = sum(len(choice.token_ids) for choice in update.choices)
+        self.num_generated_tokens += num_tokens
+        self._on_tokens(num_tokens)
         self._limits.take(num_tokens=num_tokens)
         if self._record is not None:
             self._record.num_generated_tokens += num_tokens
@@ -65,9 +74,12 @@ class Admission:
         self._supervisor = supervisor
         self._clock = clock
         self._num_prompt_tokens = 0
+        self._num_allowed_tokens = 0
+        self._num_generated_tokens = 0
         self._held: Counter[str] = Counter()
         self._limits: dict[str, RateLimits] = {}
         self._throughput = Throughput(clock)
+        self._lengths = AnswerLengths()
         self._returning = _Returning()
         self._tracer = tracer
 
@@ -79,9 +91,12 @@ class Admission:
         self._check_queue(caller, 1, num_requests)
 
     @contextmanager
-    def enter(self, caller: Caller, num_prompt_tokens: int, num_completions: int) -> Iterator[Place]:
+    def enter(
+        self, caller: Caller, num_prompt_tokens: int, num_completions: int, num_allowed_tokens: int = 0
+    ) -> Iterator[Place]:
         """Hold a place while the body runs; the body must await in the task that entered.
 
+        num_allowed_tokens: that all completions together may have at most.
         Raises: ApiError 429 with `Retry-After`; ApiError 504 out of the body, if it runs longer than a request may.
         """
         self._check_rate(caller, num_prompt_tokens)
@@ -89,10 +104,15 @@ class Admission:
         limits = self._limits_of(caller)
         limits.take(num_requests=1, num_tokens=num_prompt_tokens)
         self._hold(caller, num_prompt_tokens, num_completions)
+        place = Place(limits, num_prompt_tokens, self._tracer, self._on_tokens)
+        self._num_allowed_tokens += num_allowed_tokens
         try:
             with _deadline(self._options.request_timeout_s):
-                yield Place(limits, num_prompt_tokens, self._tracer)
+                yield place
         finally:
+            self._num_generated_tokens -= place.num_generated_tokens
+            self._num_allowed_tokens -= num_allowed_tokens
+            self._lengths.add(num_allowed_tokens, place.num_generated_tokens)
             self._hold(caller, -num_prompt_tokens, -num_completions)
 
     def rate_limit_headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
@@ -132,13 +152,23 @@ class Admission:
             raise self._full(f"this key has {self._held[caller.client_id]} completions here, of at most {share}")
 
     def _full(self, what: str) -> ApiError:
-        statistics = self._statistics()
         # Those who were told to come back come first: with one time for all of them, most would be sent away again.
-        num_before = self._returning.count(self._clock())
-        wait_s = self._throughput.wait_s(statistics, self.num_waiting_tokens, self.num_waiting + num_before)
-        self._returning.add(self._clock() + wait_s)
+        now_s = self._clock()
+        num_tokens = self._num_tokens_left(self._returning.count(now_s))
+        wait_s = self._throughput.wait_s(self._statistics(), num_tokens, self._supervisor.options.max_num_seqs)
+        self._returning.add(now_s + wait_s)
         message = f"the server is busy: {what}; try again later"
         return self._refuse(ApiError(429, message, code="queue_full", retry_after_s=wait_s))
+
+    def _on_tokens(self, num_tokens: int) -> None:
+        self._num_generated_tokens += num_tokens
+
+    def _num_tokens_left(self, num_returning: int) -> float:
+        """To be computed for all that is here, and for so many more completions of the same kind."""
+        share, num_here = self._lengths.used_share, max(1, self.num_requests)
+        num_left = max(0.0, self._num_allowed_tokens * share - self._num_generated_tokens)
+        each = (self._num_prompt_tokens + self._num_allowed_tokens * share) / num_here
+        return self.num_waiting_tokens + num_left + num_returning * each
 
     def _refuse(self, error: ApiError) -> ApiError:
         self.num_refused[error.code or ""] += 1
@@ -170,19 +200,20 @@ class Admission:
 
 
 class _Returning:
-    """When clients that were sent away were told to come back; the last 10,000 of them."""
+    """When clients that were sent away were told to come back."""
 
     def __init__(self) -> None:
-        self._times_s: deque[float] = deque(maxlen=10_000)
+        self._times_s: list[float] = []
 
     def add(self, time_s: float) -> None:
         """One more comes at this time."""
-        self._times_s.append(time_s)
+        if len(self._times_s) < MOST_RETURNING:
+            heapq.heappush(self._times_s, time_s)
 
     def count(self, now_s: float) -> int:
         """How many are still to come."""
         while self._times_s and self._times_s[0] <= now_s:
-            self._times_s.popleft()
+            heapq.heappop(self._times_s)
         return len(self._times_s)
 
 

@@ -24,8 +24,8 @@ from quire.server.state import ServerState
 from quire.types import PositionLogprobs, Request
 
 _R = TypeVar("_R")
-UPDATES_AHEAD = 16
-"""Of several prompts' updates, so many wait for a slow reader; further ones are merged in `RequestStream`."""
+UPDATES_AHEAD = 4
+"""Of several prompts' updates, so many wait for a slow reader; further ones wait in their `RequestStream`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ async def generate(
     """
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     num_completions = sum(1 + len(request.siblings) for request in requests)
-    with state.admission.enter(caller, num_prompt_tokens, num_completions) as place:
+    num_allowed = sum(request.max_tokens * (1 + len(request.siblings)) for request in requests)
+    with state.admission.enter(caller, num_prompt_tokens, num_completions, num_allowed) as place:
         several = _compute_all(state, requests, streams=streams) if len(requests) > 1 else None
         updates = several or _numbered(_compute(state, requests[0], streams=streams))
         async with aclosing(updates):

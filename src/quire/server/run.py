@@ -97,7 +97,8 @@ class _Service:
         self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
         config = uvicorn.Config(
             wrap(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
+            access_log=False, server_header=False, proxy_headers=False,
+            timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
         self._http = _HttpServer(config)
         self._failure: QuireError | None = None

@@ -13,8 +13,9 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.config import EngineOptions
-from quire.engine.process.client import EngineClient, RequestStream
+from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import RequestUpdate, Submit
+from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError
 from tests.cli.tiny_directory import make_tiny_directory
 

@@ -11,8 +11,9 @@ import pytest
 
 from quire.config import EngineOptions
 from quire.engine.process.child import Channel, serve
-from quire.engine.process.client import EngineClient, RequestStream
+from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import RequestUpdate, Submit
+from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError, ModelNotFoundError, QueueFullError
 from quire.sampling_params import SamplingParams
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying

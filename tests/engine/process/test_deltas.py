@@ -1,6 +1,6 @@
-from quire.engine.process.client import merge
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import RequestUpdate
+from quire.engine.process.stream import merge
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.types import RequestOutput
 from tests.engine.builders import make_engine, saying

@@ -1,9 +1,8 @@
 """The server's end: starts an engine process and talks with it, in one event loop.
 
-`EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. Nothing is lost for slow
-readers: updates not read yet are merged into one, so that what waits is bounded by the length of the answer.
-When the process ends, everything that waits gets an `EngineDeadError`. Knows no HTTP and no tensors.
-Next to read: `messages.py`, `child.py`.
+`EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. When the process ends,
+everything that waits gets an `EngineDeadError`. Knows no HTTP and no tensors.
+Next to read: `stream.py`, `messages.py`, `child.py`.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,13 +21,11 @@ from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
     Call,
-    ChoiceUpdate,
     FrameReader,
     FromEngine,
     Ping,
     Ready,
     Reply,
-    RequestUpdate,
     Start,
     Statistics,
     Submit,
@@ -36,48 +33,12 @@ from quire.engine.process.messages import (
     Updates,
     frame,
 )
+from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError
 
 REAP_CHECK_S = 0.01
 KILL_AFTER_S = 5.0
 """How long a process whose socket was closed may take to end: a step of long prompts takes a second."""
-
-
-class RequestStream:
-    """The updates of one request, for one reader."""
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.has_ended = False
-        self._waiting: RequestUpdate | None = None
-        self._error: EngineDeadError | None = None
-        self._ready = asyncio.Event()
-
-    def put(self, update: RequestUpdate) -> None:
-        """Offer an update to the reader."""
-        self._waiting = update if self._waiting is None else merge(self._waiting, update)
-        self._ready.set()
-
-    def fail(self, error: EngineDeadError) -> None:
-        """The engine is gone: what waits is still read, then the error."""
-        self._error = error
-        self._ready.set()
-
-    async def __aiter__(self) -> AsyncIterator[RequestUpdate]:
-        """Updates up to the one with `finished`. Raises: the error that ended the request."""
-        while not self.has_ended:
-            await self._ready.wait()
-            self._ready.clear()
-            update, self._waiting = self._waiting, None
-            if update is not None:
-                if update.failure is not None:
-                    self.has_ended = True
-                    raise update.failure.revive()
-                self.has_ended = update.finished
-                yield update
-            elif self._error is not None:
-                self.has_ended = True
-                raise self._error
 
 
 class EngineClient:
@@ -231,6 +192,8 @@ class EngineClient:
                     if update.finished:
                         del self._streams[update.request_id]
                     stream.put(update)
+                    if stream.is_cut:
+                        self.abort(stream)
         elif isinstance(message, Reply):
             future = self._calls.get(message.call_id)
             if future is not None and not future.done():
@@ -279,34 +242,3 @@ class _EngineProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.disconnected()
-
-
-def merge(first: RequestUpdate, second: RequestUpdate) -> RequestUpdate:
-    """One update that says what two said."""
-    choices = {choice.index: choice for choice in first.choices}
-    for choice in second.choices:
-        before = choices.get(choice.index)
-        choices[choice.index] = choice if before is None else _merge_choice(before, choice)
-    return RequestUpdate(
-        first.request_id,
-        list(choices.values()),
-        finished=second.finished,
-        num_cached_tokens=second.num_cached_tokens,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        embedding=second.embedding,
-        metrics=second.metrics,
-        failure=second.failure,
-    )
-
-
-def _merge_choice(first: ChoiceUpdate, second: ChoiceUpdate) -> ChoiceUpdate:
-    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
-    return ChoiceUpdate(
-        first.index,
-        first.text + second.text,
-        first.token_ids + second.token_ids,
-        logprobs,
-        second.finish_reason,
-        second.stop_reason,
-        second.error,
-    )

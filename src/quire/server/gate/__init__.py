@@ -1,7 +1,7 @@
 """What stands between the network and the application: plain ASGI layers, each with one thing to refuse.
 
 From outside to inside: `access.py` (names and logs), `cors.py`, `authentication.py`, `hosts.py`, `draining.py`,
-`body.py`. They look at the raw scope and deny by default; no route has to ask for protection.
+`crowd.py`, `body.py`. They look at the raw scope and deny by default; no route has to ask for protection.
 Below them is `../connection.py`, behind them `../admission.py`.
 """
 
@@ -13,6 +13,7 @@ from quire.server.gate.access import Access
 from quire.server.gate.authentication import Authentication
 from quire.server.gate.body import BodyLimit
 from quire.server.gate.cors import Cors
+from quire.server.gate.crowd import Crowd
 from quire.server.gate.draining import Draining
 from quire.server.gate.hosts import KnownHosts
 from quire.server.gate.keys import KeyRing, check_exposure
@@ -28,6 +29,7 @@ def wrap(app: ASGIApp, state: ServerState, keys: KeyRing | None = None) -> ASGIA
     keys = KeyRing.load(options, os.environ) if keys is None else keys
     check_exposure(options, keys)
     app = BodyLimit(app, options.max_body_bytes)
+    app = Crowd(app, state)
     app = Draining(app, state)
     app = KnownHosts(app, options)
     app = Authentication(app, keys)

@@ -1,0 +1,130 @@
+import asyncio
+
+import pytest
+
+from quire.engine.process import stream as module
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.engine.process.stream import MAX_UNREAD_BYTES, PIECE_BYTES, RequestStream
+from quire.errors import EngineDeadError, UnreadError
+from quire.types import Logprob
+
+
+def update(index: int, *, num_top: int = 0, finished: bool = False) -> RequestUpdate:
+    """Token `index` of an answer."""
+    logprobs = [{index + k: Logprob(-0.5 * k, k + 1, f"token {k}") for k in range(num_top + 1)}] if num_top else None
+    reason = "length" if finished else None
+    return RequestUpdate("r", [ChoiceUpdate(0, f"<{index}>", [index], logprobs, reason)], finished=finished)
+
+
+async def read(stream: RequestStream, into: list[RequestUpdate] | None = None) -> list[RequestUpdate]:
+    """To the end; what was read before an error is in `into`."""
+    found: list[RequestUpdate] = [] if into is None else into
+    async with asyncio.timeout(20):
+        async for item in stream:
+            found.append(item)
+    return found
+
+
+def test_text_that_nobody_reads_is_merged_and_nothing_is_lost() -> None:
+    async def main() -> None:
+        stream = RequestStream("r")
+        for index in range(20_000):
+            stream.put(update(index, finished=index == 19_999))
+        (only,) = await read(stream)
+        assert only.choices[0].text == "".join(f"<{index}>" for index in range(20_000))
+        assert only.choices[0].token_ids == list(range(20_000))
+        assert only.finished
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_read_first", [0, 1, 7])
+def test_logprobs_that_wait_come_in_pieces_in_order(num_read_first: int) -> None:
+    async def main() -> None:
+        stream = RequestStream("r")
+        updates = aiter(stream)
+        sent = [update(index, num_top=5) for index in range(300)] + [update(300, finished=True)]
+        seen = []
+        for item in sent[:num_read_first]:
+            stream.put(item)
+            seen.append(await anext(updates))
+        for item in sent[num_read_first:]:
+            stream.put(item)
+        seen += [item async for item in updates]
+        assert not stream.is_cut
+        choices = [choice for item in seen for choice in item.choices]
+        assert [token_id for choice in choices for token_id in choice.token_ids] == list(range(301))
+        assert "".join(choice.text for choice in choices) == "".join(f"<{index}>" for index in range(301))
+        logprobs = [position for choice in choices for position in choice.logprobs or []]
+        assert logprobs == [position for item in sent for position in item.choices[0].logprobs or []]
+        for choice in choices[num_read_first:]:
+            # Each piece is whole in itself: its texts, tokens and values belong together.
+            assert choice.text == "".join(f"<{token_id}>" for token_id in choice.token_ids)
+            assert len(choice.token_ids) < 60
+        assert [item.finished for item in seen] == [False] * (len(seen) - 1) + [True]
+        assert {item.request_id for item in seen} == {"r"}
+
+    asyncio.run(main())
+
+
+def test_more_than_is_kept_ends_with_an_error_after_what_is_there() -> None:
+    async def main() -> None:
+        stream = RequestStream("r")
+        num_put = 0
+        while not stream.is_cut:
+            stream.put(update(num_put, num_top=20))
+            num_put += 1
+        size = stream._packed.num_bytes
+        assert MAX_UNREAD_BYTES < size < MAX_UNREAD_BYTES + PIECE_BYTES
+        for index in range(1000):
+            stream.put(update(num_put + index, num_top=20))
+        assert stream._packed.num_bytes == size
+        seen: list[RequestUpdate] = []
+        with pytest.raises(UnreadError, match=f"{MAX_UNREAD_BYTES} bytes"):
+            await read(stream, seen)
+        assert [token_id for item in seen for token_id in item.choices[0].token_ids] == list(range(num_put))
+        assert stream.has_ended
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_complete_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 300)
+
+    async def main() -> None:
+        stream = RequestStream("r")
+        stream.put(update(0, num_top=5))
+        stream.put(update(1, num_top=5))
+        stream.put(update(2, num_top=20, finished=True))
+        assert not stream.is_cut
+        assert (await read(stream))[-1].finished
+
+    asyncio.run(main())
+
+
+def test_what_waits_is_read_before_the_engines_death() -> None:
+    async def main() -> None:
+        stream = RequestStream("r")
+        for index in range(3):
+            stream.put(update(index, num_top=2))
+        stream.fail(EngineDeadError("gone"))
+        seen: list[RequestUpdate] = []
+        with pytest.raises(EngineDeadError):
+            await read(stream, seen)
+        assert [token_id for item in seen for token_id in item.choices[0].token_ids] == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_waits_gets_each_update_by_itself() -> None:
+    async def main() -> None:
+        stream = RequestStream("r")
+        reading = asyncio.create_task(read(stream))
+        for index in range(5):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            stream.put(update(index, num_top=2, finished=index == 4))
+            await asyncio.sleep(0)
+        assert [item.choices[0].token_ids for item in await reading] == [[0], [1], [2], [3], [4]]
+
+    asyncio.run(main())

@@ -1,0 +1,110 @@
+"""Short versions of the rows L5, L7 and L9 of `python -m benchmarks.soak`, and the client that floods (L2)."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak.attacks import slow_attacks
+from benchmarks.soak.flood import Flood, refusing_server
+from benchmarks.soak.invariance import batch_invariance
+from quire.engine.process.stream import MAX_UNREAD_BYTES
+from tests.cli.tiny_directory import make_tiny_directory
+from tests.server.served import CHAT, Served, chat_body, dechunked, quick, serving
+
+WIDE = {"logprobs": True, "top_logprobs": 20}
+ROOMY = {"max_model_len": 2048, "num_blocks": 2000}
+
+
+async def read_late(served: Served, num_tokens: int, **fields: object) -> list[str]:
+    """The events of a streamed answer whose client reads nothing until the engine has done what it will do."""
+    body = json.dumps(chat_body(max_tokens=num_tokens, ignore_eos=True, stream=True, **fields)).encode()
+    reader, writer = await served.connect()
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    for _ in range(2000):
+        await asyncio.sleep(0.01)
+        client = served.supervisor.the_client
+        if client.engine.scheduler.num_running == 0 and served.executor.num_steps and not client.num_requests:
+            break
+    reader._transport.resume_reading()  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        data = await reader.read(-1)
+    writer.close()
+    events = dechunked(data.partition(b"\r\n\r\n")[2]).decode().split("\n\n")
+    return [event.removeprefix("data: ") for event in events if event]
+
+
+def token_count(events: list[str]) -> int:
+    choices = [choice for event in events[:-1] for choice in json.loads(event).get("choices") or ()]
+    return sum(len(choice.get("token_ids") or ()) for choice in choices)
+
+
+@pytest.mark.parametrize("fields", [{}, WIDE], ids=["text", "logprobs"])
+def test_who_reads_late_loses_nothing_of_what_is_kept(fields: dict[str, object]) -> None:
+    async def main() -> None:
+        num_tokens = 100 if fields else 900
+        async with serving(scheduler=ROOMY) as served:
+            events = await read_late(served, num_tokens, return_token_ids=True, **fields)
+            assert events[-1] == "[DONE]"
+            assert token_count(events) == num_tokens
+
+    asyncio.run(main())
+
+
+def test_who_leaves_too_many_logprobs_unread_gets_what_is_there_and_an_error() -> None:
+    async def main() -> None:
+        async with serving(scheduler=ROOMY) as served:
+            events = await read_late(served, 1900, return_token_ids=True, **WIDE)
+            error = json.loads(events[-2])["error"]
+            assert error["code"] == "reader_too_slow"
+            assert str(MAX_UNREAD_BYTES) in error["message"]
+            assert 100 < token_count(events[:-2] + events[-1:]) < 1900
+            await served.until_idle()
+            assert (await served.chat()).status == 200
+
+    asyncio.run(main())
+
+
+def test_slow_attackers_are_dropped_while_others_are_served() -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.5, WRITE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
+            async with serving(connection=connection, scheduler=ROOMY) as served:
+                served.state.model_name = "soak"
+                row = await slow_attacks(
+                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, sent_limit_s=2.5,
+                    read_limit_s=3.5, max_tokens=8,
+                )  # fmt: skip
+                assert row.passes, row.cells()
+                await served.until_idle()
+
+    asyncio.run(main())
+
+
+def test_batches_caches_and_chunks_change_no_token(tmp_path: Path) -> None:
+    model = make_tiny_directory(tmp_path, max_position_embeddings=2048)
+    row = asyncio.run(
+        batch_invariance(str(model), count=8, num_clients=4, max_tokens=6, longest=100, chunk_sizes=(16,))
+    )
+    assert row.passes, row.cells()
+    assert {name: value for name, value, _ in row.checks}["answers compared"] == 40
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_flood_sees_every_answer(keeps: bool) -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 2}, max_queued_requests=2) as served:
+            served.state.model_name = "soak"
+            served.executor.in_step = lambda step: time.sleep(0.002)
+            seen, _ = await Flood(f"http://127.0.0.1:{served.port}", keeps=keeps).run(100, 0.5, max_tokens=20)
+            assert {item.status for item in seen} == {200, 429}
+            assert all(item.num_tokens == 20 for item in seen if item.is_good)
+            assert all(item.is_good or item.retry_after_s for item in seen)
+        with refusing_server() as url:
+            seen, _ = await Flood(url, keeps=keeps).run(50, 0.3)
+            assert {item.status for item in seen} == {429}
+
+    asyncio.run(main())
