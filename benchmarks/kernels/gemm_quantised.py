@@ -20,7 +20,7 @@ from quire import _native
 SECONDS = 0.25
 """Spent on each figure; the shortest run counts."""
 COLD_BYTES = 100e6
-MAX_COLD_ROWS = 8
+MAX_COLD_ROWS = 64
 ACT_BLOCK_BYTES = 48
 
 

@@ -29,22 +29,37 @@ constexpr int64_t kFloatPrefetchBytes = 4096;          // ahead in a tile's stre
 struct FloatCut {
   const std::byte* w;
   int64_t stride, steps;
-  bool resumes;  // `out` holds the sums so far
+  bool resumes;           // `out` holds the sums so far
+  const std::byte* next;  // the cut after this one; null if it is near enough
 };
 
-// kPrefetch: for the first rows that meet the weights; for the next ones it would cost 5 %.
-template <typename Format, int R, int C, bool kPrefetch>
-void float_block(const FloatCut& cut, const std::byte* const* x, float* out, int64_t out_stride) {
+// What is fetched: nothing, the weights just ahead, or a share of the next cut's. One group of rows is as fast as
+// memory; of several, each fetches a share, since the first would wait for all of it and the others leave memory idle.
+enum class Fetch { nothing, near, share };
+
+template <typename Format, int R, int C, Fetch kFetch>
+void float_block(const FloatCut& cut, int64_t group, int64_t num_groups, const std::byte* const* x, float* out,
+                 int64_t out_stride) {
   F32x16 y[R][C];
   QUIRE_UNROLL for (int r = 0; r < R; ++r) {
     QUIRE_UNROLL for (int c = 0; c < C; ++c) y[r][c] = cut.resumes ? load(out + r * out_stride + c * kTile) : zero();
   }
-  const std::byte* w = cut.w;
+  const std::byte *w = cut.w, *next = nullptr;
+  int64_t every = 1, wait = 1;  // steps for each line
+  if constexpr (kFetch == Fetch::share) {
+    next = cut.next + cut.steps * Format::kWeightBytes / num_groups * group;
+    every = wait = num_groups * 64 / Format::kWeightBytes;
+  }
   for (int64_t i = 0; i < cut.steps; ++i, w += Format::kWeightBytes) {
+    if (kFetch == Fetch::share && --wait == 0) {
+      QUIRE_UNROLL for (int c = 0; c < C; ++c) prefetch(next + c * cut.stride);
+      next += 64;
+      wait = every;
+    }
     decltype(Format::weights(w)) weights[C];
     QUIRE_UNROLL for (int c = 0; c < C; ++c) {
       weights[c] = Format::weights(w + c * cut.stride);
-      if (kPrefetch) __builtin_prefetch(w + c * cut.stride + kFloatPrefetchBytes, 0, 3);
+      if (kFetch == Fetch::near) prefetch_l1(w + c * cut.stride + kFloatPrefetchBytes);
     }
     QUIRE_UNROLL for (int r = 0; r < R; ++r) {
       const auto value = Format::activation(x[r] + i * Format::kRowBytes);
@@ -58,13 +73,14 @@ void float_block(const FloatCut& cut, const std::byte* const* x, float* out, int
 
 // The kernel of `rows` rows, 1 … R.
 template <typename Format, int C, int R>
-void float_rows(int64_t rows, bool prefetch, const FloatCut& cut, const std::byte* const* x, float* out,
-                int64_t out_stride) {
+void float_rows(int64_t rows, const FloatCut& cut, int64_t group, int64_t num_groups, const std::byte* const* x,
+                float* out, int64_t out_stride) {
   if constexpr (R > 1) {
-    if (rows < R) return float_rows<Format, C, R - 1>(rows, prefetch, cut, x, out, out_stride);
+    if (rows < R) return float_rows<Format, C, R - 1>(rows, cut, group, num_groups, x, out, out_stride);
   }
-  return prefetch ? float_block<Format, R, C, true>(cut, x, out, out_stride)
-                  : float_block<Format, R, C, false>(cut, x, out, out_stride);
+  if (cut.next == nullptr) return float_block<Format, R, C, Fetch::nothing>(cut, group, num_groups, x, out, out_stride);
+  return num_groups > 1 ? float_block<Format, R, C, Fetch::share>(cut, group, num_groups, x, out, out_stride)
+                        : float_block<Format, R, C, Fetch::near>(cut, group, num_groups, x, out, out_stride);
 }
 
 // One cut, inputs from step `begin` on, of num_tiles tiles (a multiple of C) times all rows. The weights are of type
@@ -82,8 +98,11 @@ void float_cut(const FloatCut& cut, int64_t num_tiles, const Rows& x, int64_t fi
       values[k] = Source::Activations::read(row<std::byte>(x, first + r + k), begin, steps, wide + k * kWidest);
     }
     for (int64_t c = 0; c < num_tiles; c += C) {
-      const FloatCut tiles{cut.w + c * cut.stride, cut.stride, cut.steps, cut.resumes};
-      float_rows<Format, C, kMost>(rows, group == 0, tiles, values, out + r * out_stride + c * kTile, out_stride);
+      FloatCut tiles = cut;
+      tiles.w += c * cut.stride;
+      if (cut.next != nullptr) tiles.next += c * cut.stride;
+      float_rows<Format, C, kMost>(rows, tiles, group, num_groups, values, out + r * out_stride + c * kTile,
+                                   out_stride);
     }
     r += rows;
   }
@@ -96,20 +115,23 @@ FloatCut widened(const FloatCut& from, int64_t num_tiles, float* wide) {
   for (int64_t c = 0; c < num_tiles; ++c) {
     for (int64_t i = 0; i < from.steps; ++i) {
       const std::byte* w = from.w + c * from.stride + i * Format::kWeightBytes;
-      __builtin_prefetch(w + kFloatPrefetchBytes, 0, 3);
+      prefetch_l1(w + kFloatPrefetchBytes);
       Format::widen(w, wide + c * kTileFloats + i * Format::kWide * kTile);
     }
   }
-  return {reinterpret_cast<const std::byte*>(wide), kTileFloats * 4, from.steps * Format::kWide, from.resumes};
+  return {reinterpret_cast<const std::byte*>(wide), kTileFloats * 4, from.steps * Format::kWide, from.resumes, nullptr};
 }
 
 // At most kTilesOfCut tiles times all rows.
 template <typename Format, int C>
 void float_tiles(const std::byte* w, int64_t stride, int64_t num_tiles, const Rows& x, int64_t first, int64_t num_rows,
                  int64_t num_steps, float* out, int64_t out_stride) {
-  for (int64_t begin = 0; begin < num_steps; begin += Format::kDepth) {
-    const int64_t left = num_steps - begin, steps = left < Format::kDepth ? left : Format::kDepth;
-    const FloatCut cut{w + begin * Format::kWeightBytes, stride, steps, begin > 0};
+  const int64_t num_cuts = (num_steps + Format::kDepth - 1) / Format::kDepth,
+                most = (num_steps + num_cuts - 1) / num_cuts;
+  for (int64_t begin = 0; begin < num_steps; begin += most) {
+    const int64_t left = num_steps - begin, steps = left < most ? left : most;
+    const std::byte* next = w + (left > steps ? (begin + steps) * Format::kWeightBytes : num_tiles * stride);
+    const FloatCut cut{w + begin * Format::kWeightBytes, stride, steps, begin > 0, next};
     if constexpr (Format::kWide > 0) {
       if (num_rows >= kWideningRows) {
         alignas(64) float wide[kTilesOfCut * Format::kDepth * Format::kWide * kTile];

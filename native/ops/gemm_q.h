@@ -61,9 +61,10 @@ inline I32x16 block_product(typename Quantised<kFormat>::Dots::Sums sums, const 
 // With half of that attention waits longer, with twice as much products do.
 constexpr int64_t kKvBytesOfBlock = 256;
 
-// What to fetch during a block: weights, as many as are read; keys and values.
+// What to fetch during a block: lines of weights, then keys and values.
 struct Ahead {
-  const std::byte* weights;  // or null
+  const std::byte* weights;
+  int num_lines;
   KvFetch::Bytes kv;
 };
 
@@ -72,15 +73,11 @@ template <WeightFormat kFormat, int kRows, int kTiles>
 void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, Ahead ahead, float* out,
                     int64_t out_stride) {
   using Dots = typename Quantised<kFormat>::Dots;
-  constexpr int kBytes = Quantised<kFormat>::kBytes, kScales = kFormat == WeightFormat::q4m ? 2 : 1;
-  constexpr int kAhead = kTiles * (kBytes + kScales * kTile * 2);
+  constexpr int kBytes = Quantised<kFormat>::kBytes;
   F32x16 y[kRows][kTiles];
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
   for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
-    if (ahead.weights != nullptr) {
-      QUIRE_UNROLL for (int i = 0; i < kAhead; i += 64) prefetch(ahead.weights + i);
-      ahead.weights += kAhead;
-    }
+    for (int i = 0; i < ahead.num_lines; ++i, ahead.weights += 64) prefetch_l1(ahead.weights);
     if (ahead.kv.begin < ahead.kv.end) {
       QUIRE_UNROLL for (int i = 0; i < kKvBytesOfBlock; i += 64) prefetch(ahead.kv.begin + i);
       ahead.kv.begin += kKvBytesOfBlock;
@@ -131,17 +128,20 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  // All groups fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and the others
+  // leave it idle.
+  const auto num_lines = static_cast<int>((kTilesAtOnce * bytes / 64 + blocks * groups - 1) / (blocks * groups));
   for (int64_t c = 0; c < num_tiles; c += kTilesAtOnce) {
     QTile tiles[kTilesAtOnce];
     for (int i = 0; i < kTilesAtOnce; ++i) {
       // A lone last tile is taken twice.
       tiles[i] = q_tile<kFormat>(weight, tile + (c + i < num_tiles ? c + i : c));
     }
+    const std::byte* next = weight.data + (tile + c + kTilesAtOnce) * bytes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
-      // The first rows wait for weights, the next ones have them.
-      const Ahead ahead = g == 0 ? Ahead{weight.data + (tile + c + kTilesAtOnce) * bytes, {}}
-                                 : Ahead{nullptr, fetch.take(blocks * kKvBytesOfBlock)};
+      const Ahead ahead = {next + g * blocks * num_lines * 64, num_lines,
+                           g == 0 ? KvFetch::Bytes{} : fetch.take(blocks * kKvBytesOfBlock)};
       multiply_tiles_for<kFormat>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes, blocks,
                                                ahead, out + begin * out_stride + c * kTile, out_stride);
     }
