@@ -117,8 +117,11 @@ class _Line:
         if self._done is None:
             return
         self._answer.feed(data)
-        if self._idle is not None and self._answer.seen.is_complete:
-            self._idle.append(self)
+        if self._answer.seen.is_complete:
+            if self._idle is None:
+                self.close()
+            else:
+                self._idle.append(self)
             self._finish()
 
     def _lose(self, error: str | None) -> None:

@@ -1,6 +1,6 @@
 """F9 of the fault table: the heaviest things a client may ask for beside other people's streams.
 
-Each is sent again and again by two clients while four streams run: a text of 1 MiB, a schema that takes its whole
+Each is sent again and again by two clients while four streams run: a text of 1 MiB, a grammar that takes its whole
 deadline, and a chat template that takes its whole budget. Next to read: `src/quire/server/front_end.py`.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.client import Seen, ask, chat_body
+from benchmarks.soak.inputs.hostile_forms import ENDLESS
 from benchmarks.soak.loads import HELLO
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, probes, serving
@@ -32,17 +33,14 @@ TEMPLATE = (
 def hogs() -> dict[str, tuple[str, Mapping[str, Any]]]:
     """What is asked for: path and body by name. Two of them are refused, after as much work as is allowed."""
     text = "The quick brown fox jumps over the lazy dog. " * ((1 << 20) // 45)
-    # Each alternative doubles the states that a matcher must keep apart.
-    schema = {"type": "array", "items": {"type": "string", "pattern": "^(a|b)*a" + "(a|b)" * 24 + "$"}, "minItems": 500}
     two = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     return {
         "1 MiB text": (
             "/v1/completions", {"model": "soak", "prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 1},
         ),
-        "worst schema": (
+        "worst form": (
             "/v1/chat/completions",
-            {**chat_body("x", 1, stream=False),
-             "response_format": {"type": "json_schema", "json_schema": {"name": "worst", "schema": schema}}},
+            {**chat_body("x", 1, stream=False), "structured_outputs": {"grammar": ENDLESS.grammar}},
         ),
         "worst template": ("/v1/chat/completions", {**chat_body("x", 1, stream=False), "messages": two}),
     }  # fmt: skip

@@ -53,6 +53,7 @@ class ThreadedEngineClient(EngineClient):
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
         await asyncio.get_running_loop().create_connection(lambda: _EngineProtocol(self), sock=ours)
+        self.last_heard_s = asyncio.get_running_loop().time()
         self.ready = Ready(self.engine.config, {})
 
     async def stop(self) -> None:
@@ -207,12 +208,14 @@ async def serving(
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     task = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(state.health.watch())
     while not server.started:
         await asyncio.sleep(0.005)
     try:
         yield Served(state, app, listener.getsockname()[1], server)
     finally:
         server.should_exit = True
+        watching.cancel()
         await task
         await client.stop()
 

@@ -5,7 +5,6 @@ everywhere. Tests hold the routes of `app.py`, and the answers that they give, t
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,5 +152,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
-    target.write_text(text())
+    PATH.write_text(text())
