@@ -343,7 +343,7 @@ def test_no_room_for_even_one_block_says_how_much_is_missing() -> None:
 
 def test_who_wants_interactivity_gets_short_steps_on_cpus() -> None:
     config = resolved(performance_mode="interactivity")
-    assert config.scheduler.prefill_tokens_per_decode == 3
+    assert config.scheduler.prefill_tokens_per_decode == 2
     (decision,) = [item for item in config.decisions if item.name == "prefill_tokens_per_decode"]
     assert "performance_mode=interactivity" in decision.reason
     for others in (

@@ -33,7 +33,7 @@ ENTER_CGROUP = (
 )
 
 
-async def limited_memory(model: str, *, pool_bytes: int = POOL_BYTES, num_rounds: int = 2) -> Row:
+async def limited_memory(model: str, *, pool_bytes: int = POOL_BYTES, num_rounds: int = 3) -> Row:
     """F7: RLIMIT_AS and a cgroup at 0.8 of the need, and just as much as the refusal says."""
     row = Row("F7", f"memory limited to {SHARE:g} × the need")
     options = ["--max-num-seqs", str(SEATS), "--max-model-len", str(MODEL_LEN)]

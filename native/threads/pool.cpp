@@ -65,7 +65,8 @@ class DenormalsAreZero {
 #endif
 };
 
-// Which CPU belongs to which thread, where there are as many of them as this process may use.
+// Which CPU belongs to which thread, where there are as many of them as this process may use. The kernel often leaves
+// two threads on one CPU for a while, and steps then take twice as long.
 class Cores {
  public:
   explicit Cores(int num_threads) {
@@ -75,40 +76,21 @@ class Cores {
     }
   }
 
-  void keep(int thread) const {
-    if (cpus_.empty()) return;
-    cpu_set_t one;
+  // Moves the calling thread to its CPU and leaves it free to be moved again: when other processes are busy there, a
+  // thread that may not leave waits for them, and all others for it. Nothing happens to one that somebody has bound.
+  void settle(int thread) const {
+    if (cpus_.empty() || sched_getcpu() == cpus_[thread]) return;
+    cpu_set_t now, one;
+    if (sched_getaffinity(0, sizeof(now), &now) != 0 || !CPU_EQUAL(&now, &all_)) return;
     CPU_ZERO(&one);
     CPU_SET(cpus_[thread], &one);
     sched_setaffinity(0, sizeof(one), &one);
+    sched_setaffinity(0, sizeof(all_), &all_);
   }
-
-  // Whether the calling thread may run where it could when the pool began: nobody has bound it since.
-  bool is_free() const {
-    cpu_set_t now;
-    return !cpus_.empty() && sched_getaffinity(0, sizeof(now), &now) == 0 && CPU_EQUAL(&now, &all_);
-  }
-
-  void let_go() const { sched_setaffinity(0, sizeof(all_), &all_); }
 
  private:
   cpu_set_t all_;
   std::vector<int> cpus_;  // by thread; none where threads may run anywhere
-};
-
-// The caller's thread is the pool's for one task only.
-class KeptForTask {
- public:
-  explicit KeptForTask(const Cores& cores) : cores_(cores), is_kept_(cores.is_free()) {
-    if (is_kept_) cores_.keep(0);
-  }
-  ~KeptForTask() {
-    if (is_kept_) cores_.let_go();
-  }
-
- private:
-  const Cores& cores_;
-  const bool is_kept_;
 };
 
 }  // namespace
@@ -179,11 +161,11 @@ void ThreadPool::start() {
           const std::unique_ptr<Start> begin(static_cast<Start*>(raw));
           Shared& shared = *begin->shared;
           const DenormalsAreZero mode;
-          shared.cores.keep(begin->thread);
           for (uint32_t seen = 0;;) {
             wait_while(shared.step, seen);
             seen = read(shared.step);
             if (shared.stop) return nullptr;
+            shared.cores.settle(begin->thread);
             shared.task(shared.argument, begin->thread, shared.barrier);
             shared.barrier.wait();
           }
@@ -201,12 +183,12 @@ void ThreadPool::run(Task task, void* argument) {
   Shared& shared = *shared_;
   shared.task = task;
   shared.argument = argument;
+  shared.cores.settle(0);
   if (num_threads_ > 1) {
     __atomic_add_fetch(&shared.step, 1, __ATOMIC_SEQ_CST);
     wake_all(shared.step);
   }
   const DenormalsAreZero mode;
-  const KeptForTask core(shared.cores);
   task(argument, 0, shared.barrier);
   shared.barrier.wait();
 }

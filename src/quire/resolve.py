@@ -228,9 +228,9 @@ def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: l
 def _resolve_prefill_share(options: EngineOptions, device: str, decisions: list[Decision]) -> int | None:
     if options.performance_mode == "throughput" or device != "cpu" or not options.enable_chunked_prefill:
         return None
-    reason = "performance_mode=interactivity: a step with prompts in it takes about 4 times as long as one without"
-    decisions.append(Decision("prefill_tokens_per_decode", "3", reason))
-    return 3
+    reason = "performance_mode=interactivity: a step with prompts in it takes about 3 times as long as one without"
+    decisions.append(Decision("prefill_tokens_per_decode", "2", reason))
+    return 2
 
 
 def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list[Decision]) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from quire.config import SchedulerConfig
 from quire.types import BlockCopy, Request
 
-MIN_PREFILL_TOKENS = 12
-"""Beside however few requests that generate: with four of them 16 rows, which the CPU's products take at once."""
+MIN_PREFILL_TOKENS = 8
+"""Beside however few requests that generate: with four of them 12 rows, two groups of a CPU's products."""
 
 
 class Admission(enum.Enum):
