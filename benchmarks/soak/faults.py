@@ -51,7 +51,7 @@ async def sigterm(model: str, *, repeat: int = 5, num_streams: int = 8, num_toke
             server.signal(signal.SIGTERM)
             await asyncio.sleep(0.1)
             late = await ask(server.url, HELLO)
-            refused += late.status == 503 or (late.status == 0 and not server.is_running)
+            refused += late.status == 503 or (late.error or "").startswith("connect:")
             seen = await asyncio.gather(*tasks)
             completed += sum(item.is_good and item.num_tokens == num_tokens for item in seen)
             exits += await server.wait() == 0

@@ -26,7 +26,7 @@ def running(num_left: int) -> Request:
     return request
 
 
-@pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 8), (2, 8), (3, 9), (100, 300)])
+@pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 11), (2, 10), (4, 12), (100, 300)])
 def test_prompts_get_a_share_of_a_step_in_which_others_generate(num_decodes: int, expected: int) -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)] * num_decodes + [running(70)])
@@ -39,8 +39,8 @@ def test_the_share_is_one_for_all_prompts_and_never_for_generation() -> None:
     plan.limit_prefill([running(1)])
     plan.add(Share(make_request("a"), 1, catches_up=True))
     plan.add(Share(make_request("b"), 5, catches_up=False))
-    assert (plan.chunk_len(100), plan.chunk_len(1)) == (3, 1)
-    plan.add(Share(make_request("c"), 3, catches_up=False))
+    assert (plan.chunk_len(100), plan.chunk_len(1)) == (6, 1)
+    plan.add(Share(make_request("c"), 6, catches_up=False))
     assert (plan.chunk_len(100), plan.chunk_len(1)) == (0, 1)
     plan.remove("b")
     assert plan.chunk_len(100) == 5

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from quire.config import SchedulerConfig
 from quire.types import BlockCopy, Request
 
-MIN_PREFILL_TOKENS = 8
-"""Beside however few requests that generate: with four of them 12 rows, two groups of a CPU's products."""
+MIN_STEP_TOKENS = 12
+"""A step that has prompts may take so many tokens with those of the requests that generate: two groups of rows of a
+CPU's products, which take little longer than one row."""
 
 
 class Admission(enum.Enum):
@@ -60,7 +61,7 @@ class StepPlan:
         if per_decode is not None:
             num_decodes = sum(request.num_tokens - request.num_computed_tokens == 1 for request in running)
             if num_decodes:
-                self._prefill_budget = max(MIN_PREFILL_TOKENS, per_decode * num_decodes)
+                self._prefill_budget = max(MIN_STEP_TOKENS - num_decodes, per_decode * num_decodes)
 
     def chunk_len(self, num_left: int) -> int:
         """How many of `num_left` tokens a request gets now; 0 where prompts have had their share of the step."""
