@@ -32,7 +32,7 @@ MAX_STEPS = 4000
 def small_shares() -> Iterator[None]:
     """Prompts here are as long as the smallest share of a step that prompts get."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_plan, "MIN_PREFILL_TOKENS", 2)
+        patch.setattr(step_plan, "MIN_STEP_TOKENS", 2)
         yield
 
 
