@@ -311,3 +311,19 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 writer.close()
 
     asyncio.run(main())
+
+
+def test_what_is_written_is_sent_at_once() -> None:
+    async def main() -> None:
+        async with serving() as served:
+            _, writer = await served.connect()
+            try:
+                while not served.server.server_state.connections:
+                    await asyncio.sleep(0.005)
+                (connection,) = served.server.server_state.connections
+                accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            finally:
+                writer.close()
+
+    asyncio.run(main())
