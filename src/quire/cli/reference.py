@@ -34,7 +34,7 @@ OTHER_VARIABLES = {
     "QUIRE_FAULTS": "makes the engine fail on purpose, for tests: `raise-in-step:token=7;slow-step:ms=50`, and more",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
     "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas; clients send the first",
-    "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `bench serve`, `top`, `ps`) send where `QUIRE_API_KEY` is not set",
+    "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `top`, …) send where `QUIRE_API_KEY` is not set",
     "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
     "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
     "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "the Hugging Face hub's own: cache, access token, no network",
