@@ -26,7 +26,9 @@ constexpr int kLanes = 16;
 
 // Into L2, so that what is being read stays in L1. Any address will do.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+// Into L1: what is read next.
 inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+// Into L1, taken from other cores.
 inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 
 #if defined(__AVX512F__)

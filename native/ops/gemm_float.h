@@ -30,7 +30,7 @@ struct FloatCut {
   const std::byte* w;
   int64_t stride, steps;
   bool resumes;           // `out` holds the sums so far
-  const std::byte* next;  // the cut after this one; null if it is near enough
+  const std::byte* next;  // the cut after this one; null if nothing is to be fetched
 };
 
 // What is fetched: nothing, the weights just ahead, or a share of the next cut's. One group of rows is as fast as

@@ -174,7 +174,7 @@ class SchedulerConfig:
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
     prefill_tokens_per_decode: int | None = None
-    """Of a step in which requests generate, prompts get so many tokens per such request, but 12 in all; None: all."""
+    """Of a step in which requests generate, prompts get so many tokens per such request, or fill 12; None: all."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
