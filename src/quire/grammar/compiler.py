@@ -7,7 +7,6 @@ Next to read: `matcher.py`.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from quire.errors import InvalidParameterError
 from quire.grammar.check_process import CheckProcess, Refused, shared_check_process
+from quire.grammar.form_cache import FormCache
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
 from quire.grammar.vocabulary import Vocabulary
@@ -83,16 +83,14 @@ class GrammarCompiler:
         self._make_vocabulary = make_vocabulary
         self._vocabulary: Vocabulary | None = None
         self._check_process = check_process
-        self._cache_bytes = cache_bytes
-        self._kept: OrderedDict[StructuredOutputsParams, CompiledGrammar] = OrderedDict()
+        self._kept: FormCache[CompiledGrammar] = FormCache(cache_bytes)
         self._in_use: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
-        self._num_bytes = 0
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         """Estimated size of what is kept, at most `cache_bytes`."""
-        return self._num_bytes
+        return self._kept.num_bytes
 
     def warm_up(self) -> None:
         """Make what the first grammar would wait for: 0.2 s, most of it with the interpreter's lock.
@@ -110,8 +108,7 @@ class GrammarCompiler:
         """
         with self._lock:
             found = self._in_use.get(spec)
-            if found is not None and spec in self._kept:
-                self._kept.move_to_end(spec)
+            self._kept.get(spec)  # what is used is the newest
         if found is None:
             found = self._compile(spec, checked)
         try:
@@ -125,8 +122,7 @@ class GrammarCompiler:
         text = check_form(spec, self._check_process) if checked is None else checked
         with self._lock:
             grammar = self._in_use.setdefault(spec, CompiledGrammar(text, vocabulary))
-            if spec not in self._kept:
-                self._keep(spec, grammar)
+            self._kept.put(spec, grammar, grammar.size_bytes)
         return grammar
 
     def _ready_vocabulary(self) -> Vocabulary:
@@ -135,13 +131,6 @@ class GrammarCompiler:
                 self._vocabulary = self._make_vocabulary()
                 _ = self._vocabulary.library_tokenizer
             return self._vocabulary
-
-    def _keep(self, spec: StructuredOutputsParams, grammar: CompiledGrammar) -> None:
-        self._kept[spec] = grammar
-        self._num_bytes += grammar.size_bytes
-        while self._num_bytes > self._cache_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.size_bytes
 
 
 def check_form(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:

@@ -5,12 +5,12 @@ process that it runs in is needed twice. Next to read: `compiler.py`.
 """
 
 import threading
-from collections import OrderedDict
 from contextlib import suppress
 
 from quire.errors import QuireError
 from quire.grammar.check_process import CheckProcess, shared_check_process
 from quire.grammar.compiler import check_form
+from quire.grammar.form_cache import FormCache
 from quire.structured_outputs import StructuredOutputsParams
 
 CACHE_BYTES = 8 << 20
@@ -21,15 +21,13 @@ class FormChecker:
 
     def __init__(self, check_process: CheckProcess | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._check_process = check_process
-        self._cache_bytes = cache_bytes
-        self._passed: OrderedDict[StructuredOutputsParams, str] = OrderedDict()
-        self._num_bytes = 0
+        self._passed: FormCache[str] = FormCache(cache_bytes)
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         """Size of what is remembered, at most `cache_bytes`."""
-        return self._num_bytes
+        return self._passed.num_bytes
 
     def warm_up(self) -> None:
         """Start the process that checks. One that does not start is the first form's error."""
@@ -48,20 +46,9 @@ class FormChecker:
     def passed(self, spec: StructuredOutputsParams) -> str | None:
         """The grammar of a form that was checked before; None if it was not, or long ago."""
         with self._lock:
-            found = self._passed.get(spec)
-            if found is not None:
-                self._passed.move_to_end(spec)
-            return found
+            return self._passed.get(spec)
 
     def _remember(self, spec: StructuredOutputsParams, grammar: str) -> str:
         with self._lock:
-            if spec not in self._passed:
-                self._passed[spec] = grammar
-                self._num_bytes += _size_bytes(spec, grammar)
-                while self._num_bytes > self._cache_bytes:
-                    self._num_bytes -= _size_bytes(*self._passed.popitem(last=False))
+            self._passed.put(spec, grammar, len(spec.text.encode()) + len(grammar.encode()))
         return grammar
-
-
-def _size_bytes(spec: StructuredOutputsParams, grammar: str) -> int:
-    return len(spec.text.encode()) + len(grammar.encode())
