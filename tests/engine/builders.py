@@ -1,5 +1,6 @@
 """An engine without a model: a scripted executor, a byte tokenizer, small configs."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ class ScriptedExecutor(FakeExecutor):
         """Called in the middle of each step with the number of steps so far."""
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
-        super().execute_model(output)
+        super().execute_model(dataclasses.replace(output, max_rounds=1))
         self.in_step(self.num_steps)
         results = []
         for item in output.scheduled:
