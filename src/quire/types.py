@@ -265,13 +265,6 @@ class StepResult:
     num_rounds: int = 1
     """How many tokens were sampled one after another (`SchedulerOutput.max_rounds`)."""
 
-    def by_request(self) -> dict[str, list[RequestResult]]:
-        """The results of each request, in the order of the rounds."""
-        found: dict[str, list[RequestResult]] = {}
-        for item in self.results:
-            found.setdefault(item.request_id, []).append(item)
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:

@@ -189,7 +189,9 @@ class Scheduler:
         """
         if not output.step_id == result.step_id == self._step_id:
             raise EngineError(f"update of step {output.step_id} with {result.step_id} after step {self._step_id}")
-        results = result.by_request()
+        results: dict[str, list[RequestResult]] = {}
+        for taken in result.results:
+            results.setdefault(taken.request_id, []).append(taken)
         in_flight, self._in_flight = self._in_flight, {}
         updates: list[SequenceUpdate] = []
         for item in output.scheduled:
@@ -197,14 +199,14 @@ class Scheduler:
             # The same id may by now belong to another request.
             if request is None or not self._requests.holds(request):
                 continue
-            taken = results.get(item.request_id, [])
-            if taken and taken[0].error is not None:
+            rounds = results.get(item.request_id, [])
+            if rounds and rounds[0].error is not None:
                 # What it computed may be damaged too, and must not be found by others.
                 self.blocks.forget_prefixes(request.request_id)
                 ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                updates += (SequenceUpdate(member, taken[0], None, member.status) for member in ended)
+                updates += (SequenceUpdate(member, rounds[0], None, member.status) for member in ended)
             elif not result.is_lost:
-                updates += self._take_results(request, item, taken)
+                updates += self._take(request, item, rounds)
         if result.is_lost:
             self._executor.forget_all()
             for request in tuple(self._requests.running):
@@ -348,12 +350,10 @@ class Scheduler:
         else:
             self._requests.wait(victim)
 
-    def _take_results(
-        self, request: Request, item: ScheduledRequest, results: list[RequestResult]
-    ) -> list[SequenceUpdate]:
+    def _take(self, request: Request, item: ScheduledRequest, rounds: list[RequestResult]) -> list[SequenceUpdate]:
         """Take note of what was computed: of no result, of one, or of one per round."""
         updates = []
-        for num_further, result in enumerate(results or (None,)):
+        for num_further, result in enumerate(rounds or (None,)):
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens + num_further
             self.blocks.register(request)
             token_id = self._take_token(request, item, result)
@@ -361,7 +361,7 @@ class Scheduler:
                 updates.append(SequenceUpdate(request, result, token_id, request.status))
             if request.status.is_finished:
                 break
-        self._executor.note_rounds(request.request_id, len(results))
+        self._executor.note_rounds(request.request_id, len(rounds))
         return updates
 
     def _take_token(self, request: Request, item: ScheduledRequest, result: RequestResult | None) -> int | None:
