@@ -80,6 +80,7 @@ class FakeExecutor:
         self.num_steps = 0
         self.num_rounds: Callable[[SchedulerOutput], int] = lambda output: 1 + self.num_steps % output.max_rounds
         """How many rounds a step has."""
+        self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
@@ -107,7 +108,8 @@ class FakeExecutor:
         return dataclasses.replace(result, num_rounds=num_rounds)
 
     def watch(self, ends_step: Callable[[int], bool]) -> None:
-        """How many rounds a step has is decided otherwise here."""
+        """Kept to be looked at: how many rounds a step has is decided by `num_rounds`."""
+        self.ends_step = ends_step
 
     def _next_round(self, output: SchedulerOutput, result: StepResult) -> SchedulerOutput:
         """The step that a scheduler would have planned next, had it been asked."""
