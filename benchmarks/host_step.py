@@ -38,6 +38,9 @@ class InstantExecutor:
         results = tuple(RequestResult(item.request_id, 97) for item in output.scheduled if item.samples)
         return StepResult(output.step_id, results)
 
+    def watch(self, ends_step: Callable[[int], bool]) -> None:
+        pass
+
     def shutdown(self) -> None:
         pass
 

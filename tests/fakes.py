@@ -6,6 +6,7 @@ through the block table, so a block that is shared wrongly, stale, not copied, o
 `FakeExecutorError` or changes the tokens that come out.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from quire.config import SchedulerConfig
 from quire.types import (
     NULL_BLOCK_ID,
+    BlockTableUpdate,
     NewRequest,
     RequestResult,
     ScheduledRequest,
@@ -76,6 +78,9 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.is_shut_down = False
         self.num_steps = 0
+        self.num_rounds: Callable[[SchedulerOutput], int] = lambda output: 1 + self.num_steps % output.max_rounds
+        """How many rounds a step has."""
+        self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
@@ -92,8 +97,42 @@ class FakeExecutor:
         return set(self._sequences)
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step. Raises: FakeExecutorError."""
+        """Compute one step, of as many rounds as it may have or fewer. Raises: FakeExecutorError."""
         self.num_steps += 1
+        result = self._execute_round(output)
+        num_rounds = self.num_rounds(output)
+        for _ in range(1, num_rounds):
+            output = self._next_round(output, result)
+            further = self._execute_round(output)
+            result = dataclasses.replace(result, results=result.results + further.results)
+        return dataclasses.replace(result, num_rounds=num_rounds)
+
+    def watch(self, ends_step: Callable[[int], bool]) -> None:
+        """Kept to be looked at: how many rounds a step has is decided by `num_rounds`."""
+        self.ends_step = ends_step
+
+    def _next_round(self, output: SchedulerOutput, result: StepResult) -> SchedulerOutput:
+        """The step that a scheduler would have planned next, had it been asked."""
+        tokens = {item.request_id: item.token_id for item in result.results}
+        scheduled = []
+        for item in output.scheduled:
+            token_id = tokens[item.request_id]
+            self._need(token_id is not None and item.num_tokens == 1, f"'{item.request_id}' has no next round")
+            assert token_id is not None
+            tables = self._sequences[item.request_id].tables
+            scheduled.append(
+                ScheduledRequest(
+                    item.request_id,
+                    item.num_computed_tokens + 1,
+                    1,
+                    samples=True,
+                    new_token_ids=(token_id,),
+                    block_table_updates=tuple(BlockTableUpdate(len(table), ()) for table in tables),
+                )
+            )
+        return SchedulerOutput(output.step_id, (), tuple(scheduled), (), (), ())
+
+    def _execute_round(self, output: SchedulerOutput) -> StepResult:
         # What was once wrong stays wrong: an engine that tries again must not get away with it.
         self._need(not self._complaint, self._complaint)
         self._need(not self.is_shut_down, "executed after shutdown")

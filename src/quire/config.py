@@ -78,6 +78,7 @@ class EngineOptions:
         "throughput", "interactivity, on CPUs: prompts take small shares of steps in which others generate",
         choices=PERFORMANCE_MODES,
     )  # fmt: skip
+    max_decode_rounds: int = option(8, "tokens that requests may get in one step, while nobody waits; 1: off")
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
     max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
@@ -175,6 +176,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     prefill_tokens_per_decode: int | None = None
     """Of a step in which requests generate, prompts get so many tokens per such request, or fill 12; None: all."""
+    max_decode_rounds: int = 1
+    """Where all requests generate and nobody waits, a step may sample so many tokens for each, one after another."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
@@ -255,7 +258,7 @@ def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "tensor_parallel_size", "max_num_events",
+        "max_decode_rounds", "tensor_parallel_size", "max_num_events",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is None:

@@ -215,10 +215,13 @@ class SchedulerOutput:
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
     forgets_all: bool = False
     """Forget every request, before anything else: the step before was lost, and nobody knows how far it came."""
+    max_rounds: int = 1
+    """So many tokens may be sampled for each request, one after another: each has one token to compute first, samples,
+    and owns the blocks for all rounds. The executor may end the step after any round; to replay one, say how many."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
+        """Tokens computed in this step, or in each of its rounds."""
         return sum(item.num_tokens for item in self.scheduled)
 
 
@@ -252,21 +255,26 @@ class RequestResult:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did
-    neither sample, nor pool, nor report prompt logprobs are absent."""
+    neither sample, nor pool, nor report prompt logprobs are absent. After several rounds all results of the first
+    come first, then those of the second."""
 
     step_id: int
     results: tuple[RequestResult, ...]
     is_lost: bool = False
     """The executor raised. `results` name only requests that end with an error; all others will be recomputed."""
+    num_rounds: int = 1
+    """How many tokens were sampled one after another (`SchedulerOutput.max_rounds`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What `Scheduler.update` did for one request: the token it appended, if any, and the step's result."""
+    """What `Scheduler.update` did for one request: the token it appended, if any, the step's result, and where the
+    request was then. After several rounds there is one for each."""
 
     request: Request
     result: RequestResult
     new_token_id: int | None
+    status: RequestStatus
 
 
 # --- What callers see -------------------------------------------------------------------------

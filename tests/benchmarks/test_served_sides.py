@@ -18,7 +18,8 @@ def test_offline_counts_as_clients_would(tmp_path: Path) -> None:
     model = str(make_tiny_directory(tmp_path, max_position_embeddings=2048))
     result = Offline(model).measure(2, Bodies(model, 4, 3, 0).take(5))
     assert len(result.good) == 5
-    assert {(answer.num_tokens, len(answer.chunk_times)) for answer in result.answers} == {(3, 3)}
+    assert {answer.num_tokens for answer in result.answers} == {3}
+    assert all(1 <= len(answer.chunk_times) <= 3 for answer in result.answers)
     assert result.tokens_per_s == 15 / result.duration_s
 
 

@@ -87,8 +87,8 @@ class ScriptedExecutor(FakeExecutor):
         self.in_step: Callable[[int], None] = lambda step: None
         """Called in the middle of each step with the number of steps so far."""
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        super().execute_model(output)
+    def _execute_round(self, output: SchedulerOutput) -> StepResult:
+        super()._execute_round(output)
         self.in_step(self.num_steps)
         results = []
         for item in output.scheduled:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.llm_engine import LLMEngine
+from quire.engine.llm_engine import MAX_ROUNDS_S, LLMEngine
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -161,6 +161,39 @@ def test_step_events_add_up() -> None:
     for step in steps:
         parts = step["schedule_s"] + step["execute_s"] + step["output_s"]
         assert step["duration_s"] == pytest.approx(parts)
+
+
+def texts(*, max_decode_rounds: int, **params: Any) -> tuple[dict[str, str], LLMEngine]:
+    engine, _ = make_engine(max_decode_rounds=max_decode_rounds)
+    for name in ("a", "b"):
+        engine.add_request(name, f"prompt {name}", SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | params))
+    return {name: output.outputs[0].text for name, output in finals(run(engine)).items()}, engine
+
+
+@pytest.mark.parametrize("params", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["q", "za"]}])
+def test_several_rounds_a_step_give_the_same_texts(params: dict[str, Any]) -> None:
+    expected, one_by_one = texts(max_decode_rounds=1, **params)
+    found, several = texts(max_decode_rounds=5, **params)
+    assert found == expected
+    slow, fast = (engine.events.of(EventKind.STEP) for engine in (one_by_one, several))
+    assert {event.data["num_rounds"] for event in slow} == {1}
+    assert sum(event.data["num_tokens"] for event in fast) == sum(event.data["num_tokens"] for event in slow)
+    assert (max(event.data["num_rounds"] for event in fast) > 1) == ("stop" not in params)
+
+
+def test_a_step_of_several_rounds_ends_when_somebody_waits_or_its_time_is_up() -> None:
+    engine, executor = make_engine()
+    now_s = 0.0
+    engine._clock = lambda: now_s
+    engine.step()
+    now_s = 0.4 * MAX_ROUNDS_S
+    assert [executor.ends_step(num_rounds) for num_rounds in (1, 2)] == [False, False]
+    engine.watch(lambda: True)
+    assert executor.ends_step(1)
+    engine.watch(lambda: False)
+    now_s = 0.6 * MAX_ROUNDS_S
+    assert executor.ends_step(1), "a second round would take it beyond its time"
+    assert not executor.ends_step(2)
 
 
 def test_a_step_without_work_is_harmless() -> None:

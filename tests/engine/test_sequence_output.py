@@ -23,7 +23,7 @@ def add(sequence: SequenceOutput, token_id: int, status: RequestStatus | None = 
     sequence.request.output_token_ids.append(token_id)
     if status is not None:
         sequence.request.status = status
-    return sequence.add(RequestResult("r", token_id), token_id)
+    return sequence.add(RequestResult("r", token_id), token_id, sequence.request.status)
 
 
 def feed(sequence: SequenceOutput, text: str) -> list[str]:
@@ -115,7 +115,7 @@ def test_logprobs_and_their_sum() -> None:
     for token_id, logprob in ((97, -0.5), (98, -1.5)):
         sequence.request.output_token_ids.append(token_id)
         values = TokenLogprobs((token_id, 99), (logprob, -0.1), (2, 1))
-        sequence.add(RequestResult("r", token_id, values), token_id)
+        sequence.add(RequestResult("r", token_id, values), token_id, RequestStatus.RUNNING)
     taken = sequence.snapshot()
     assert taken.cumulative_logprob == -2.0
     assert taken.logprobs is not None

@@ -342,3 +342,84 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(temperature: floa
         assert result.error is not None
         assert "NaN" in result.error
         assert (result.token_id, result.embedding) == (None, None)
+
+
+def in_rounds(num_rounds: int, *requests: Request, ends_step: Any = None, **config: Any) -> tuple[Any, list[int]]:
+    """Tokens per request, and the number of rounds of each step."""
+    runtime = Runtime(max_decode_rounds=num_rounds, **config)
+    if ends_step is not None:
+        runtime.runner.ends_step = ends_step
+    rounds: list[int] = []
+    execute = runtime.execute_model
+
+    def counting(output: SchedulerOutput) -> StepResult:
+        result = execute(output)
+        assert result.num_rounds <= output.max_rounds
+        rounds.append(result.num_rounds)
+        return result
+
+    runtime.execute_model = counting  # type: ignore[method-assign]
+    return runtime.run(*requests), rounds
+
+
+def test_several_rounds_equal_as_many_steps() -> None:
+    def requests() -> list[Request]:
+        return [
+            make_request("greedy", prompt(1, 9), 20),
+            make_request("drawn", prompt(2, 5), 17, seed=4, temperature=1.0, repetition_penalty=1.3, logprobs=2),
+            make_request("late end", prompt(3, 4), 20, seed=5, temperature=1.0, min_tokens=6, bad_words=["x"]),
+        ]
+
+    expected, steps = in_rounds(1, *requests())
+    found, rounds = in_rounds(5, *requests())
+    assert found == expected
+    assert sum(rounds) == sum(steps)
+    assert max(rounds) == 5
+
+
+def test_a_step_ends_with_the_round_in_which_somebody_ends() -> None:
+    drawn = tokens(Runtime().run(make_request("a", prompt(1, 9), 20, seed=3, temperature=1.0)))["a"]
+    ended_after = next(i for i in range(4, 20) if drawn[i] not in drawn[:i]) + 1
+    stops = make_request("stops", prompt(1, 9), 20, seed=3, temperature=1.0, stop_token_ids=[drawn[ended_after - 1]])
+    found, rounds = in_rounds(20, stops, make_request("goes on", prompt(2, 9), 20))
+    assert tokens(found) == {"stops": drawn[:ended_after], "goes on": greedy(prompt(2, 9), 20)}
+    assert rounds == [1, ended_after - 1, 20 - ended_after]
+
+
+def test_a_step_ends_when_it_is_told_to() -> None:
+    asked: list[int] = []
+
+    def ends(num_rounds: int) -> bool:
+        asked.append(num_rounds)
+        return num_rounds == 2
+
+    found, rounds = in_rounds(6, make_request("a", prompt(1, 9), 7), ends_step=ends)
+    assert rounds == [1, 2, 2, 2]
+    assert asked == [1, 2] * 3 or asked == [1, 2, 1, 2, 1]
+    assert tokens(found)["a"] == greedy(prompt(1, 9), 7)
+
+
+def test_a_round_that_fails_for_one_counts_for_nobody_and_fails_in_the_next_step() -> None:
+    runtime = Runtime(max_decode_rounds=8)
+    runtime.forward.model = DamagedModel()
+    good, bad = make_request("good", prompt(2, 9), 8, logit_bias={49: -100.0}), make_request("bad", prompt(1, 9), 8)
+    # Greedy until the third token, which is the one that overflows.
+    state = {"calls": 0}
+    sample = runtime.runner.sampler.sample
+
+    def third(logits: torch.Tensor, request_ids: list[str]) -> Any:
+        state["calls"] += 1
+        found = sample(logits, request_ids)
+        return [
+            (49, None) if name == "bad" and state["calls"] == 3 else one
+            for name, one in zip(request_ids, found, strict=True)
+        ]
+
+    runtime.runner.sampler.sample = third  # type: ignore[method-assign]
+    found = runtime.run(good, bad)
+    assert [item.token_id for item in found["bad"][:3]][2] == 49
+    assert found["bad"][3].error is not None
+    assert "NaN" in found["bad"][3].error
+    assert len(found["bad"]) == 4
+    expected = Runtime().run(make_request("good", prompt(2, 9), 8, logit_bias={49: -100.0}))
+    assert tokens(found)["good"] == tokens(expected)["good"]

@@ -41,6 +41,14 @@ def test_tokens_are_appended_and_tables_updated() -> None:
     assert states.block_tables[1, row, :3].tolist() == [8, 9, 10]
 
 
+def test_a_token_sampled_here_is_the_next_known_one() -> None:
+    states = make_states()
+    states.apply(step(new_requests=(new("a"),), scheduled=(item("a"),)))
+    states.append("a", 40)
+    states.apply(step(scheduled=(item("a", new_token_ids=(41,)),)))
+    assert states.token_slice("a", 0, states["a"].num_tokens).tolist() == [1, 2, 3, 40, 41]
+
+
 def test_rows_are_reused_and_requests_come_back() -> None:
     states = make_states(max_num_seqs=1)
     for round_number in range(3):

@@ -121,6 +121,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_long_partial_prefills=draw(st.integers(1, 2)),
         long_prefill_token_threshold=draw(st.integers(0, 8)) if chunked else 0,
         prefill_tokens_per_decode=draw(st.sampled_from((None, 1, 3))) if chunked else None,
+        max_decode_rounds=draw(st.sampled_from([1, 1, 2, 5])),
         policy=draw(st.sampled_from(["fcfs", "priority", "sjf"])),
     )
 
@@ -138,6 +139,7 @@ class Workload:
         self.driver = Driver(config, Scheduler(config, self.events), vocab_size=VOCAB_SIZE)
         self.accepted: dict[str, Request] = {}
         self.ended: Counter[str] = Counter()
+        self.num_checked: Counter[str] = Counter()
         self.beams: dict[int, dict[str, int | None]] = {}
 
     def run(self) -> None:
@@ -209,12 +211,14 @@ class Workload:
 
     def _check(self, update: SequenceUpdate) -> None:
         request, result = update.request, update.result
-        if request.status.is_finished:
+        if update.status.is_finished:
             self._note_ended([request])
         if request.sampling is None:
             return
         known = request.prompt_token_ids + request.output_token_ids
-        known = known if update.new_token_id is None else known[:-1]
+        if update.new_token_id is not None:
+            self.num_checked[request.request_id] += 1
+            known = known[: request.num_prompt_tokens + self.num_checked[request.request_id] - 1]
         assert result.token_id == token_after(chain_all(known), request.seed, VOCAB_SIZE)
         if request.awaits_external_token:
             assert update.new_token_id is None
@@ -273,7 +277,7 @@ def test_random_workloads(config: SchedulerConfig, plan: list[Job], lost: frozen
 def test_the_workloads_reach_what_they_are_for() -> None:
     """Against a generator that has gone dull: across seeds everything that can happen does."""
     kinds: Counter[EventKind] = Counter()
-    num_steps = num_cached = 0
+    num_steps = num_further = num_cached = 0
     for seed in range(40):
         rng = random.Random(seed)
         # Half of the seeds: long decodes under priority, where a victim often already has its share of the step.
@@ -285,6 +289,7 @@ def test_the_workloads_reach_what_they_are_for() -> None:
             block_size=rng.choice([2, 3, 4]),
             num_blocks=rng.randrange(22, 40),
             kv_cache_groups=make_groups(rng.choice([(None,), (None, 5)])),
+            max_decode_rounds=rng.choice([1, 4]),
             policy="priority" if crowded else rng.choice(["fcfs", "priority", "sjf"]),
         )
         plan = [
@@ -304,8 +309,10 @@ def test_the_workloads_reach_what_they_are_for() -> None:
         workload.check_end()
         kinds.update(item.kind for item in workload.events)
         num_steps += workload.driver.executor.num_steps
+        num_further += sum(output.max_rounds > 1 for output in workload.driver.outputs)
         num_cached += sum(request.num_cached_tokens for request in workload.accepted.values())
     assert num_steps > 1000
+    assert num_further > 20
     assert num_cached > 1000
     for kind in (EventKind.PREEMPT, EventKind.COPY, EventKind.SHARE, EventKind.EVICT):
         assert kinds[kind] > 20, kind

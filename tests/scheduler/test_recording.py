@@ -40,7 +40,7 @@ def record(path: Path, config: SchedulerConfig) -> list[SchedulerOutput]:
                 scheduler.abort(["beam", "child"])
         assert not scheduler.has_unfinished
         assert scheduler.reset_prefix_cache()
-        driver.add(make_request("last", range(31), 2))
+        driver.add(make_request("last", range(31), 9))
         driver.run()
     return driver.outputs
 
@@ -56,12 +56,14 @@ def test_replay_gives_the_identical_schedule(tmp_path: Path, policy: str) -> Non
 
 
 def test_recorded_outputs_can_be_executed_again(tmp_path: Path) -> None:
-    config = make_config(num_blocks=40)
+    config = make_config(num_blocks=40, max_decode_rounds=4)
     path = tmp_path / "steps.jsonl"
     record(path, config)
     executor = FakeExecutor(config, vocab_size=VOCAB_SIZE)
+    executor.num_rounds = lambda output: output.max_rounds
     recorded = [item for item in read_recording(path) if type(item).__name__ == "UpdateRecord"]
     outputs = [output for output in read_outputs(path) if output.scheduled]
+    assert max(output.max_rounds for output in outputs) > 1
     for output, update in zip(outputs, recorded, strict=True):
         result = executor.execute_model(output)
         assert tuple((item.request_id, item.token_id) for item in result.results) == update.token_ids  # type: ignore[union-attr]

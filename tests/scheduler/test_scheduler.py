@@ -1,12 +1,13 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
-from quire.types import RequestStatus, SchedulerOutput, StepResult
+from quire.types import Request, RequestStatus, SchedulerOutput, StepResult
 from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
 
 
@@ -274,3 +275,60 @@ def test_importing_the_scheduler_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, quire.scheduler.scheduler; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def in_rounds(num_rounds: int, *requests: Request, **config: Any) -> Driver:
+    """Run to the end; every step that may have several rounds has all it may."""
+    driver = Driver(make_config(max_decode_rounds=num_rounds, **config))
+    driver.executor.num_rounds = lambda output: output.max_rounds
+    driver.add(*requests)
+    driver.run()
+    return driver
+
+
+def test_several_rounds_a_step_give_the_same_tokens_in_fewer_steps() -> None:
+    def requests() -> list[Request]:
+        return [make_request("a", 9, 13), make_request("b", 3, 30), make_request("c", 5, 9, n=2)]
+
+    for windows in ((None,), (None, 6)):
+        one_by_one, several = requests(), requests()
+        slow = in_rounds(1, *one_by_one, windows=windows)
+        fast = in_rounds(4, *several, windows=windows)
+        assert [item.output_token_ids for item in several] == [item.output_token_ids for item in one_by_one]
+        assert len(fast.outputs) < len(slow.outputs) / 2
+        assert fast.all_blocks_are_home
+
+
+def test_tokens_that_the_executor_went_on_with_are_not_sent_to_it() -> None:
+    driver = in_rounds(4, make_request("a", 8, 14))
+    rounds = [output.max_rounds for output in driver.outputs if output.scheduled]
+    sent = [item.new_token_ids for output in driver.outputs for item in output.scheduled]
+    assert rounds == [1, 4, 4, 4, 1]
+    assert [len(token_ids) for token_ids in sent] == [0, 1, 1, 1, 1]
+
+
+def test_what_was_sampled_behind_the_end_does_not_count() -> None:
+    driver = Driver(make_config(max_decode_rounds=8))
+    driver.executor.num_rounds = lambda output: output.max_rounds
+    alone = make_request("same", 8, 12)
+    driver.add(alone)
+    driver.run()
+    end = alone.output_token_ids[4]
+    request = make_request("same", 8, 12, eos_token_ids=frozenset({end}))
+    driver.add(request)
+    updates = [update for _ in range(2) for update in driver.step()]
+    assert request.output_token_ids == alone.output_token_ids[: alone.output_token_ids.index(end) + 1]
+    assert [update.new_token_id for update in updates] == request.output_token_ids
+    assert [update.status.is_finished for update in updates] == [False] * (len(updates) - 1) + [True]
+    assert driver.all_blocks_are_home
+
+
+def test_one_token_at_a_time_while_somebody_waits() -> None:
+    driver = Driver(make_config(max_decode_rounds=4, max_num_seqs=1))
+    driver.add(make_request("a", 8, 9), make_request("b", 8, 9))
+    driver.run()
+    both = [
+        output.max_rounds for output in driver.outputs if output.scheduled and output.scheduled[0].request_id == "a"
+    ]
+    assert both == [1] * 9
+    assert any(output.max_rounds == 4 for output in driver.outputs)

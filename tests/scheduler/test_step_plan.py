@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 
 from quire.scheduler.step_plan import Share, StepPlan
 from quire.types import Request
-from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.builders import make_config, make_pooling_request, make_request
 
 
 def test_the_budget_is_spent_and_refunded() -> None:
@@ -69,3 +71,40 @@ def test_partial_prompts_are_counted_and_long_ones_apart() -> None:
 
 def test_without_chunked_prefill_nothing_is_partial() -> None:
     assert not StepPlan(make_config(enable_chunked_prefill=False)).allows_partial()
+
+
+def generating(request_id: str = "g", max_tokens: int = 20, num_output: int = 1, **fields: Any) -> Request:
+    request = make_request(request_id, 8, max_tokens, **fields)
+    request.output_token_ids = [7] * num_output
+    request.num_computed_tokens = request.num_tokens - 1
+    return request
+
+
+def rounds_of(*running: Request, num_free_blocks: int = 100, **config: Any) -> int:
+    plan = StepPlan(make_config(**{"max_decode_rounds": 6, **config}))
+    plan.allow_rounds(running, num_free_blocks)
+    return plan.max_rounds
+
+
+def test_who_generates_gets_several_rounds_up_to_the_end_of_the_first() -> None:
+    assert rounds_of(generating()) == 6
+    assert rounds_of(generating(), generating(num_output=15)) == 5
+    assert rounds_of(generating(), generating(num_output=19)) == 1
+    assert rounds_of(generating(num_output=15), max_model_len=25) == 2
+    assert rounds_of(generating(), max_decode_rounds=1) == 1
+    assert rounds_of() == 1
+
+
+def test_one_round_beside_a_prompt_a_beam_a_vector_or_a_stop_string() -> None:
+    beam = generating(awaits_external_token=True)
+    vector = make_pooling_request("v")
+    for other in (running(2), make_request("first token", 1), beam, vector, generating(params={"stop": "end"})):
+        assert rounds_of(generating(), other) == 1
+
+
+def test_nobody_loses_blocks_for_further_rounds() -> None:
+    # 6 rounds may begin two blocks of 4 tokens, and copy one that is shared.
+    assert rounds_of(generating(), num_free_blocks=3) == 6
+    assert rounds_of(generating(), num_free_blocks=2) == 1
+    assert rounds_of(generating(), generating(), num_free_blocks=5) == 1
+    assert rounds_of(generating(), num_free_blocks=5, windows=(None, 9)) == 1

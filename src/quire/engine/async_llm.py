@@ -57,6 +57,7 @@ class AsyncLLM:
         self._is_closing = False
         self._is_closed = False
         self._wakeup = threading.Condition()
+        engine.watch(lambda: bool(self._inbox) or self._is_closing)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
         atexit.register(self._end_with_the_process)

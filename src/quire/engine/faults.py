@@ -15,11 +15,12 @@ imports this file.
 Next to read: `isolation.py`, which answers the first and the fourth; `output_processor.py`, which answers the third.
 """
 
+import dataclasses
 import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,15 @@ class FaultyExecutor:
         raises = self._meets_token(output)
         self._num_raised += raises
         if not raises or self._num_raised % 2 == 0:
-            result = self._executor.execute_model(output)
+            # One round: faults are counted in steps, and a token that is fatal must be seen before it is computed.
+            result = self._executor.execute_model(dataclasses.replace(output, max_rounds=1))
         if raises:
             raise InjectedError("QUIRE_FAULTS: this step raises")
         return self._with_nan(output, result)
+
+    def watch(self, ends_step: Callable[[int], bool]) -> None:
+        """See `Executor`."""
+        self._executor.watch(ends_step)
 
     def shutdown(self) -> None:
         """See `Executor`."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_IDLE_STEPS = 1000
 """Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
 
+MAX_ROUNDS_S = 0.025
+"""The rounds of one step take no longer, as far as can be foreseen: outputs come at least 40 times a second."""
+
 Observer = Callable[[SequenceUpdate], None]
 
 
@@ -64,7 +67,10 @@ class LLMEngine:
         self._ended: list[Output] = []
         self._num_idle_steps = 0
         self._clock = clock
+        self._step_started_s = 0.0
+        self._has_news: Callable[[], bool] = lambda: False
         self._is_shut_down = False
+        executor.watch(self._ends_step)
 
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
@@ -141,6 +147,10 @@ class LLMEngine:
         """No more updates of this request are wanted."""
         self._observers.pop(request_id, None)
 
+    def watch(self, has_news: Callable[[], bool]) -> None:
+        """A step of several rounds ends early when `has_news`: somebody waits for this engine's driver."""
+        self._has_news = has_news
+
     # --- Steps ----------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
@@ -153,7 +163,7 @@ class LLMEngine:
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()
-        started = self._clock()
+        started = self._step_started_s = self._clock()
         try:
             schedule = self.scheduler.schedule(self._isolation.suspect_id())
             scheduled = self._clock()
@@ -172,8 +182,9 @@ class LLMEngine:
         self.events.record(
             EventKind.STEP,
             step_id=schedule.step_id,
-            num_tokens=schedule.num_tokens,
+            num_tokens=schedule.num_tokens * result.num_rounds,
             num_requests=len(schedule.scheduled),
+            num_rounds=result.num_rounds,
             duration_s=ended - started,
             schedule_s=scheduled - started,
             execute_s=executed - scheduled,
@@ -200,6 +211,10 @@ class LLMEngine:
         if self._num_idle_steps > MAX_IDLE_STEPS and self.scheduler.num_waiting:
             raise EngineError(f"{self.scheduler.num_waiting} requests wait, but none can be scheduled")
         return StepResult(schedule.step_id, ())
+
+    def _ends_step(self, num_rounds: int) -> bool:
+        foreseen_s = (self._clock() - self._step_started_s) * (num_rounds + 1) / num_rounds
+        return foreseen_s > MAX_ROUNDS_S or self._has_news()
 
     def _make_outputs(self, updates: list[SequenceUpdate], now_s: float) -> list[Output]:
         outputs, endings = self._output_processor.process(updates, now_s)

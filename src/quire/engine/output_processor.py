@@ -150,7 +150,7 @@ class OutputProcessor:
         if update.new_token_id is None or sequence.finish_reason is not None:
             return False, None
         record.note_token(now_s)
-        matched = sequence.add(update.result, update.new_token_id)
+        matched = sequence.add(update.result, update.new_token_id, update.status)
         if matched is None:
             return True, None
         return True, Ending(update.request.request_id, RequestStatus.FINISHED_STOPPED, matched)

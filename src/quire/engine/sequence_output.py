@@ -46,14 +46,14 @@ class SequenceOutput:
             if params.stop_strings:
                 self._matcher = StopStringMatcher(params.stop_strings, params.include_stop_str_in_output)
 
-    def add(self, result: RequestResult, token_id: int) -> str | None:
-        """Take the token of one step. Returns the stop string it completed, if any.
+    def add(self, result: RequestResult, token_id: int, status: RequestStatus) -> str | None:
+        """Take one token. Returns the stop string it completed, if any.
 
-        Where the scheduler has already ended the request (EOS, stop token, length), that end is taken over.
+        `status`: the request's after this token; where the scheduler has ended it (EOS, stop token, length), that end
+        is taken over.
         """
         self.num_tokens += 1
         self._add_logprobs(result)
-        status = self.request.status
         # The token that ends a text is listed but not shown, unless stop strings are shown as well.
         params = self.request.sampling
         is_end = status is RequestStatus.FINISHED_STOPPED

@@ -4,6 +4,7 @@ a fake one in tests.
 Next to read: `runtime/worker.py`.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.config import EngineConfig
@@ -23,6 +24,13 @@ class Executor(Protocol):
 
         It may raise: the next step then has `forgets_all`, and takes up each request anew. An EngineDeadError says
         that no step will ever succeed again.
+        """
+        ...
+
+    def watch(self, ends_step: Callable[[int], bool]) -> None:
+        """From now on `ends_step` is asked between rounds, with the number computed, whether the step ends with these.
+
+        Without, steps end at `max_rounds`, or with the round in which a request ends.
         """
         ...
 
@@ -57,6 +65,11 @@ class InProcessExecutor:
         if self._worker is None:
             raise EngineDeadError("the executor was shut down; build a new engine")
         return self._worker.execute_model(output)
+
+    def watch(self, ends_step: Callable[[int], bool]) -> None:
+        """See `Executor`."""
+        assert self._worker is not None
+        self._worker.runner.ends_step = ends_step
 
     def shutdown(self) -> None:
         """Let go of the worker, and with it of weights and KV memory."""

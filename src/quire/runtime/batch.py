@@ -4,6 +4,7 @@ All per-token work is numpy indexing; Python loops only over requests. It must n
 Next to read: `forward.py`.
 """
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -40,6 +41,10 @@ class StepLayout:
     sampled_ids: list[str]
     logit_rows: NDArray[np.int32]
     logit_index: list[int] | None
+
+    def of_next_round(self) -> "StepLayout":
+        """The same requests, one token further."""
+        return dataclasses.replace(self, starts=self.starts + np.int32(1))
 
 
 def lay_out(output: SchedulerOutput) -> StepLayout:

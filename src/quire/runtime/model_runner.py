@@ -6,6 +6,7 @@ Next to read: `batch.py`, `forward.py`, then `sampling/sampler.py`.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,7 +27,10 @@ _BAD_EMBEDDING = (
 
 
 class ModelRunner:
-    """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it."""
+    """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
+
+    Attributes: `ends_step` is asked with the number of rounds computed whether the step shall end with these.
+    """
 
     def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
         scheduler = config.scheduler
@@ -40,20 +44,21 @@ class ModelRunner:
             block_size=scheduler.block_size,
             num_groups=len(scheduler.kv_cache_groups),
         )
+        self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._hidden_sums: dict[str, torch.Tensor] = {}
         """Mean pooling: per request the fp32 sum [E] over the chunks so far."""
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step: request changes, block copies, forward, sampling, prompt logprobs, pooling."""
+        """Compute one step: request changes, block copies, forward, sampling, prompt logprobs, pooling; then further
+        rounds of forward and sampling, if the schedule allows them."""
         self._update_requests(output)
         if output.copies:
             self.cache.copy(output.copies)
         if not any(item.num_tokens for item in output.scheduled):
             return StepResult(output.step_id, ())
         layout = lay_out(output)
-        is_greedy = self.sampler.is_plain_greedy(layout.sampled_ids)
-        likeliest = self.forward.run(layout, self.states, only_likeliest=is_greedy)
+        likeliest = self._forward(layout)
         prompt_logprobs, embeddings = self._read_prompts(layout)
         sampled = self._sample(layout, likeliest)
         results = []
@@ -68,7 +73,26 @@ class ModelRunner:
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif token_id is not None or of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, token_id, logprobs, of_prompt, embedding))
-        return StepResult(output.step_id, tuple(results))
+        num_rounds = 1
+        while num_rounds < output.max_rounds and not self.sampler.ends_any(sampled) and not self.ends_step(num_rounds):
+            layout = layout.of_next_round()
+            sampled = self._next_round(layout, sampled)
+            if any(token_id is None for token_id, _ in sampled.values()):
+                break  # nothing of this round counts: the next step computes it again, and says what is wrong
+            results += (RequestResult(request_id, *taken) for request_id, taken in sampled.items())
+            num_rounds += 1
+        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
+
+    def _next_round(self, layout: StepLayout, sampled: dict[str, Sampled]) -> dict[str, Sampled]:
+        for request_id, (token_id, _) in sampled.items():
+            assert token_id is not None
+            self.states.append(request_id, token_id)
+            self.sampler.append_tokens(request_id, (token_id,))
+        return self._sample(layout, self._forward(layout))
+
+    def _forward(self, layout: StepLayout) -> list[int | None] | None:
+        is_greedy = self.sampler.is_plain_greedy(layout.sampled_ids)
+        return self.forward.run(layout, self.states, only_likeliest=is_greedy)
 
     def _update_requests(self, output: SchedulerOutput) -> None:
         # First, so that whatever is remembered here belongs to a request of the states, also if this step breaks off.

@@ -70,6 +70,12 @@ class RequestStates:
         for item in output.scheduled:
             self._advance(item)
 
+    def append(self, request_id: str, token_id: int) -> None:
+        """Note a token that was sampled here and is computed next, before the scheduler hears of it."""
+        state = self[request_id]
+        self.tokens[state.row, state.num_tokens] = token_id
+        state.num_tokens += 1
+
     def token_slice(self, request_id: str, start: int, stop: int) -> NDArray[np.int32]:
         """A view of the known tokens at positions start … stop - 1."""
         return self.tokens[self[request_id].row, start:stop]

@@ -11,7 +11,7 @@ vocabulary size) was checked when it was added to the engine.
 Next to read: `state.py`, then `native.py` or `torch_rows.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -88,6 +88,13 @@ class Sampler:
         if token_ids and (state := self._states.get(request_id)) is not None:
             for token_id in token_ids:
                 state.append(token_id)
+
+    def ends_any(self, tokens: Mapping[str, Sampled]) -> bool:
+        """Whether any of these requests got the last token of its text, or none at all."""
+        return any(
+            token_id is None or self._states[request_id].ends_with(token_id)
+            for request_id, (token_id, _) in tokens.items()
+        )
 
     def is_plain_greedy(self, request_ids: Sequence[str]) -> bool:
         """Whether none of these requests wants anything but the likeliest token now."""

@@ -68,6 +68,10 @@ class SamplingState:
             self._matcher.append(token_id)
             self._allowed = None
 
+    def ends_with(self, token_id: int) -> bool:
+        """Whether this token ends the text, unless it comes before `min_tokens`."""
+        return token_id in self._end_ids
+
     @property
     def has_grammar(self) -> bool:
         """Whether what is allowed may be different after each token."""

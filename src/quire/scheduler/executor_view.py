@@ -35,6 +35,11 @@ class ExecutorView:
         if self._forget(request_id):
             self._finished.append(request_id)
 
+    def note_rounds(self, request_id: str, num_rounds: int) -> None:
+        """The executor sampled so many tokens: it knows all that it went on to compute with, all but the last."""
+        if num_rounds > 1 and request_id in self._num_sent:
+            self._num_sent[request_id] += num_rounds - 1
+
     def forget_all(self) -> None:
         """The executor shall forget every request; those that go on return as new."""
         self._num_sent.clear()
@@ -71,7 +76,7 @@ class ExecutorView:
         self._preempted, self._finished = [], []
         forgets_all, self._forgets_all = self._forgets_all, False
         return SchedulerOutput(
-            step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished, forgets_all=forgets_all
+            step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished, forgets_all, plan.max_rounds
         )
 
     def _describe_new(self, request: Request) -> NewRequest:

@@ -5,7 +5,9 @@ and each update with the tokens sampled. Whatever a scheduler decided can so be 
 Next to read: `scheduler.py`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -195,8 +197,15 @@ def read_recording(path: Path) -> Iterator[Record]:
 
 
 def read_outputs(path: Path) -> list[SchedulerOutput]:
-    """The schedules of a recording: executed in order they give the same tokens."""
-    return [record.output for record in read_recording(path) if isinstance(record, ScheduleRecord)]
+    """The schedules of a recording, with as many rounds as there were: executed in order they give the same tokens."""
+    outputs: list[SchedulerOutput] = []
+    for record in read_recording(path):
+        if isinstance(record, ScheduleRecord):
+            outputs.append(record.output)
+        elif isinstance(record, UpdateRecord):
+            num_rounds = max(Counter(request_id for request_id, _ in record.token_ids).values(), default=1)
+            outputs[-1] = replace(outputs[-1], max_rounds=num_rounds)
+    return outputs
 
 
 def replay(path: Path) -> list[SchedulerOutput]:

@@ -79,10 +79,7 @@ class Scheduler:
 
         A leader takes along siblings that still wait in it. Unknown ids are ignored. Returns those ended.
         """
-        ended: list[Request] = []
-        for request_id in request_ids:
-            ended += self._end(request_id, RequestStatus.FINISHED_ABORTED, None)
-        return ended
+        return [item for name in request_ids for item in self._end(name, RequestStatus.FINISHED_ABORTED, None)]
 
     def finish(self, request_id: str, status: RequestStatus, stop_reason: int | str | None = None) -> list[Request]:
         """End a request for a reason found outside: a stop string, an error. Like `abort` otherwise."""
@@ -175,7 +172,11 @@ class Scheduler:
 
         output = self._executor.describe(self._step_id, plan, self.blocks)
         self._in_flight = {share.request.request_id: share.request for share in plan.shares.values()}
-        self._record_step(plan)
+        if plan.shares:
+            self._record(
+                EventKind.SCHEDULE, step_id=self._step_id, num_tokens=output.num_tokens,
+                num_requests=len(plan.shares), num_waiting=self.num_waiting,
+            )  # fmt: skip
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
@@ -188,7 +189,9 @@ class Scheduler:
         """
         if not output.step_id == result.step_id == self._step_id:
             raise EngineError(f"update of step {output.step_id} with {result.step_id} after step {self._step_id}")
-        results = {item.request_id: item for item in result.results}
+        results: dict[str, list[RequestResult]] = {}
+        for taken in result.results:
+            results.setdefault(taken.request_id, []).append(taken)
         in_flight, self._in_flight = self._in_flight, {}
         updates: list[SequenceUpdate] = []
         for item in output.scheduled:
@@ -196,20 +199,14 @@ class Scheduler:
             # The same id may by now belong to another request.
             if request is None or not self._requests.holds(request):
                 continue
-            item_result = results.get(item.request_id)
-            if item_result is not None and item_result.error is not None:
+            rounds = results.get(item.request_id, [])
+            if rounds and rounds[0].error is not None:
                 # What it computed may be damaged too, and must not be found by others.
                 self.blocks.forget_prefixes(request.request_id)
                 ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                updates += (SequenceUpdate(member, item_result, None) for member in ended)
-                continue
-            if result.is_lost:
-                continue
-            request.num_computed_tokens = item.num_computed_tokens + item.num_tokens
-            self.blocks.register(request)
-            token_id = self._take_token(request, item, item_result)
-            if item_result is not None:
-                updates.append(SequenceUpdate(request, item_result, token_id))
+                updates += (SequenceUpdate(member, rounds[0], None, member.status) for member in ended)
+            elif not result.is_lost:
+                updates += self._take(request, item, rounds)
         if result.is_lost:
             self._executor.forget_all()
             for request in tuple(self._requests.running):
@@ -225,6 +222,8 @@ class Scheduler:
 
     def _run_all(self, plan: StepPlan) -> None:
         plan.limit_prefill(self._requests.running)
+        if not self._requests.waiting:
+            plan.allow_rounds(self._requests.running, self.blocks.num_free)
         self._continue_running(tuple(self._requests.running), plan)
         if plan.num_preempted == 0:
             self._admit_waiting(plan)
@@ -251,7 +250,7 @@ class Scheduler:
             num_tokens = plan.chunk_len(num_left)
             if num_tokens == 0:  # its next token is not chosen yet, or prompts have had their share
                 continue
-            copies = self._allocate_or_preempt(request, num_tokens, plan)
+            copies = self._allocate_or_preempt(request, num_tokens + plan.max_rounds - 1, plan)
             if copies is not None:
                 self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
 
@@ -298,12 +297,8 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self._requests.running.append(request)
         plan.free_seats -= 1 + len(request.siblings)
-        self._record(
-            EventKind.ADMIT,
-            request.request_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=hit.num_tokens,
-        )
+        num_prompt, num_cached = request.num_prompt_tokens, hit.num_tokens
+        self._record(EventKind.ADMIT, request.request_id, num_prompt_tokens=num_prompt, num_cached_tokens=num_cached)
         self.blocks.admit(request, hit)
         copies = self.blocks.allocate(request, num_tokens)
         if copies is None:
@@ -317,8 +312,7 @@ class Scheduler:
             plan.add_partial(share.request, self.blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
-        leaders = [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]
-        for leader in leaders:
+        for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
             for sibling in self._requests.release_siblings(leader):
                 sibling.num_cached_tokens = leader.num_cached_tokens
                 self._fork_running(leader, sibling, leader.num_tokens)
@@ -332,8 +326,7 @@ class Scheduler:
         self._executor.note_fork(parent.request_id, child.request_id)
 
     def _preempt_idle(self, plan: StepPlan) -> bool:
-        idle = [request for request in self._requests.running if is_idle(request)]
-        if idle:
+        if idle := [request for request in self._requests.running if is_idle(request)]:
             self._preempt(self._requests.victim(idle), plan)
         return bool(idle)
 
@@ -356,6 +349,20 @@ class Scheduler:
             self._requests.parked[victim.request_id] = victim
         else:
             self._requests.wait(victim)
+
+    def _take(self, request: Request, item: ScheduledRequest, rounds: list[RequestResult]) -> list[SequenceUpdate]:
+        """Take note of what was computed: of no result, of one, or of one per round."""
+        updates = []
+        for num_further, result in enumerate(rounds or (None,)):
+            request.num_computed_tokens = item.num_computed_tokens + item.num_tokens + num_further
+            self.blocks.register(request)
+            token_id = self._take_token(request, item, result)
+            if result is not None:
+                updates.append(SequenceUpdate(request, result, token_id, request.status))
+            if request.status.is_finished:
+                break
+        self._executor.note_rounds(request.request_id, len(rounds))
+        return updates
 
     def _take_token(self, request: Request, item: ScheduledRequest, result: RequestResult | None) -> int | None:
         """Append what was sampled, unless it is chosen elsewhere, and end the request if that was its last."""
@@ -386,13 +393,6 @@ class Scheduler:
             num_output = len(item.output_token_ids)
             self._record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_output)
         return ended
-
-    def _record_step(self, plan: StepPlan) -> None:
-        if plan.shares:
-            self._record(
-                EventKind.SCHEDULE, step_id=self._step_id, num_tokens=self.config.max_num_batched_tokens - plan.budget,
-                num_requests=len(plan.shares), num_waiting=self.num_waiting,
-            )  # fmt: skip
 
     def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
         if self._events is not None:

@@ -4,7 +4,7 @@ Next to read: `scheduler.py`, which fills it, and `executor_view.py`, which turn
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.config import SchedulerConfig
@@ -54,6 +54,7 @@ class StepPlan:
         self.shares: dict[str, Share] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0
+        self.max_rounds = 1
 
     def limit_prefill(self, running: Iterable[Request]) -> None:
         """Keep the step short for those who generate in it, if that is wanted."""
@@ -62,6 +63,21 @@ class StepPlan:
             num_decodes = sum(request.num_tokens - request.num_computed_tokens == 1 for request in running)
             if num_decodes:
                 self._prefill_budget = max(MIN_STEP_TOKENS - num_decodes, per_decode * num_decodes)
+
+    def allow_rounds(self, running: Sequence[Request], num_free_blocks: int) -> None:
+        """Let all who run get several tokens in this step, if they generate and nobody must leave for it.
+
+        What ends a request by its text is found outside of the step: who has stop strings gets one token at a time,
+        so that none is computed in vain. Call only when nobody waits.
+        """
+        if self._config.max_decode_rounds == 1 or not all(map(_generates, running)):
+            return
+        longest = self._config.max_model_len
+        left = (min(item.max_tokens - len(item.output_token_ids), longest - item.num_tokens) for item in running)
+        wanted = min(self._config.max_decode_rounds, *left) if running else 1
+        num_blocks = (wanted // self._config.block_size + 2) * len(self._config.kv_cache_groups) * len(running)
+        if num_blocks <= num_free_blocks:
+            self.max_rounds = wanted
 
     def chunk_len(self, num_left: int) -> int:
         """How many of `num_left` tokens a request gets now; 0 where prompts have had their share of the step."""
@@ -99,3 +115,14 @@ class StepPlan:
 
     def _is_long(self, request: Request) -> bool:
         return 0 < self._config.long_prefill_token_threshold < request.num_tokens
+
+
+def _generates(request: Request) -> bool:
+    sampling = request.sampling
+    return (
+        sampling is not None
+        and request.num_tokens - request.num_computed_tokens == 1
+        and bool(request.output_token_ids)
+        and not request.awaits_external_token
+        and not sampling.stop_strings
+    )

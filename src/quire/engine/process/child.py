@@ -105,6 +105,8 @@ class EngineLoop:
 
     def run(self) -> None:
         """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
+        # No new request, and nobody's end, waits for the rounds of a step.
+        self._engine.watch(lambda: bool(self._inbox) or self._is_closing)
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
         engine = self._engine
         while self._take_messages():

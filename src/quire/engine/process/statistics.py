@@ -93,9 +93,10 @@ class Meter:
         data, statistics = event.data, self.statistics
         if data["num_tokens"] == 0:  # nothing was computed
             return
-        is_decode = data["num_tokens"] <= data["num_requests"]
-        self._observe("step_decode" if is_decode else "step_prefill", data["duration_s"])
-        statistics.num_steps += 1
+        num_rounds = data["num_rounds"]
+        is_decode = data["num_tokens"] <= data["num_requests"] * num_rounds
+        self._observe("step_decode" if is_decode else "step_prefill", data["duration_s"] / num_rounds, num_rounds)
+        statistics.num_steps += num_rounds
         statistics.num_computed_tokens += data["num_tokens"]
         statistics.busy_s += data["duration_s"]
 
@@ -113,8 +114,9 @@ class Meter:
         metrics = update.metrics
         if not update.finished:
             self._last_token_s[update.request_id] = now_s
-        if num_tokens and before_s is not None:
-            self._observe("inter_token", now_s - before_s)
+        longest = max((len(choice.token_ids) for choice in update.choices), default=0)
+        if longest and before_s is not None:
+            self._observe("inter_token", (now_s - before_s) / longest, longest)
         if metrics is None:
             return
         arrival_s = metrics.arrival_time_s
@@ -122,7 +124,6 @@ class Meter:
             self._observe("queue", metrics.first_scheduled_time_s - arrival_s)
         if metrics.first_token_time_s is not None:
             self._observe("time_to_first_token", metrics.first_token_time_s - arrival_s)
-            longest = max((len(choice.token_ids) for choice in update.choices), default=0)
             if before_s is None and longest > 1 and metrics.last_token_time_s is not None:
                 # All tokens came at once, because nobody wanted them earlier: only their mean distance is known.
                 distance_s = (metrics.last_token_time_s - metrics.first_token_time_s) / (longest - 1)
