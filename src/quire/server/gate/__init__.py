@@ -61,7 +61,10 @@ class Gate:
         if self._cors.is_preflight(scope):
             return None
         record = self._access.begin(scope)
-        error = self._checks.refusal(scope)
+        try:
+            error = self._checks.refusal(scope)
+        except Exception as exception:
+            error = ApiError.of(exception)
         if error is None:
             return None
         record.status = error.status
