@@ -66,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._is_in_body = False
         self._is_in_message = False
+        self._has_head = False
         self._framing_bytes = 0
         self._header_bytes = 0
         self._num_chunks = 0
@@ -133,6 +134,7 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._is_in_headers = self._is_in_message = True
+        self._has_head = False
         self._framing_bytes = self._header_bytes = self._num_chunks = 0
 
     def on_url(self, url: bytes) -> None:
@@ -151,6 +153,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The application hears of the request, unless something in its headers is ambiguous."""
+        self._has_head = True
         self._check_headers()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusals.MALFORMED)
@@ -211,11 +214,12 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _refused_scope(self) -> Scope:
-        """As much as is known of the request that is being read: perhaps nothing, perhaps half a path."""
+        """What is known of the request that is being read, as far as it may be written down."""
         if self._is_in_message and "path" in self.scope:
             return self.scope  # type: ignore[return-value]
         scope: Scope = {"method": "-", "path": "-", "headers": []}
-        if self._is_in_message and self.url:
+        # A key that stands in the path is known as one only by the header that may still be missing.
+        if self._is_in_message and self._has_head:
             scope["method"] = self.parser.get_method().decode("ascii")
             scope["headers"] = self.headers
             if self.url.startswith(b"/"):

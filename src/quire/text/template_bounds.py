@@ -55,7 +55,7 @@ class _Budget:
     """Of `time.thread_time()`."""
     num_steps: int
     num_characters: int
-    pause_s: float = SHORT_SECONDS
+    pause_s: float
     """When it stands aside next, in seconds of processor time from its start."""
     is_costly: bool = False
 
@@ -91,7 +91,7 @@ _costly = threading.Lock()
 @contextmanager
 def template_budget() -> Iterator[None]:
     """Give what is rendered inside a fresh budget."""
-    budget = _Budget(time.thread_time(), MAX_STEPS, MAX_PRINTED_CHARACTERS)
+    budget = _Budget(time.thread_time(), MAX_STEPS, MAX_PRINTED_CHARACTERS, SHORT_SECONDS)
     token = _budget.set(budget)
     try:
         yield
