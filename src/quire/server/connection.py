@@ -288,6 +288,7 @@ class Connection(HttpToolsProtocol):
         if closes and not is_unread:
             self.transport.close()
         self.on_response_complete()
+        cycle.on_response = lambda: None  # else it and this connection would keep each other
 
     # --- Writing --------------------------------------------------------------------------------
 

@@ -14,7 +14,10 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. `trace_headers`: the W3C headers that name its place in a distributed trace."""
+    """One request. `trace_headers`: the W3C headers that name its place in a distributed trace.
+
+    `status`: of the answer. `is_noted`: its line is written. `started_s`: on `time.perf_counter()`.
+    """
 
     request_id: str
     method: str
