@@ -203,7 +203,8 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(
         wrap(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
-        http=connection, ws="none", server_header=False, timeout_graceful_shutdown=5, log_level=logging.WARNING,
+        http=connection, ws="none", server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=5, log_level=logging.WARNING,
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]

@@ -1,5 +1,8 @@
 """Each attempt would take gigabytes or hours if it ran."""
 
+import itertools
+import threading
+
 import pytest
 
 from benchmarks.soak.inputs.template_cases import LARGE, WORK
@@ -37,6 +40,40 @@ def test_waiting_for_a_processor_takes_nothing_from_the_budget(monkeypatch: pyte
     monkeypatch.setattr(template_bounds.time, "thread_time", lambda: 7.0)
     monkeypatch.setattr(template_bounds.time, "monotonic", iter(range(0, 10**9, 10**6)).__next__)
     assert run("{% for i in range(99) %}{% endfor %}done") == "done"
+
+
+ENDLESS = "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_costly_template_stands_aside_and_a_short_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(template_bounds.time, "sleep", pauses.append)
+    used_s = iter(range(10**9))
+    monkeypatch.setattr(template_bounds.time, "thread_time", lambda: next(used_s) * 0.002)
+    run("{% for i in range(99) %}{% endfor %}")
+    assert not pauses
+    with pytest.raises(TemplateLimitError, match=r"more than 0.25 s"):
+        run(ENDLESS)
+    assert len(pauses) > 50
+
+
+def test_one_costly_template_is_rendered_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    monkeypatch.setattr(template_bounds.time, "sleep", lambda _: turns.append(threading.get_ident()))
+    monkeypatch.setattr(template_bounds, "SHORT_SECONDS", 0.0)
+    barrier = threading.Barrier(3)
+
+    def render() -> None:
+        barrier.wait()
+        with pytest.raises(TemplateLimitError):
+            run(ENDLESS)
+
+    threads = [threading.Thread(target=render) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([turn for turn, _ in itertools.groupby(turns)]) == len(set(turns)) == 3
 
 
 @pytest.mark.parametrize("source", LARGE)

@@ -47,26 +47,26 @@ async def _measure(
     server: Server, row: Row, cases: list[tuple[str, dict[str, str], bytes | None]], log_format: str
 ) -> None:
     start = len(server.lines)
-    num_served = num_refused = num_leaks = 0
+    num_named = num_cut_off = num_leaks = 0
     for path, headers, body in cases:
         async with connected(server.url, SECRET) as client:
             method = "GET" if body is None else "POST"
             answer = await client.ask(method, path, body, {"Connection": "close", **headers})
-        # A request that is refused while its headers are read has no id, and no line.
-        num_served += "x-request-id" in answer.headers
-        num_refused += answer.status in (0, 400, 431) and "x-request-id" not in answer.headers
+        num_named += "x-request-id" in answer.headers
+        # A client that goes on sending after it was refused may be reset before it reads why.
+        num_cut_off += answer.status == 0
         num_leaks += SECRET in str(answer.headers)
     deadline_s = time.monotonic() + WAIT_S
-    while len(server.lines) - start < num_served and time.monotonic() < deadline_s:
+    while len(server.lines) - start < len(cases) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.2)
     lines = [line.removesuffix("\n") for line in server.lines[start:]]
     text = "\n".join(lines)
     bad = [line for line in lines if not line.isprintable() or not line.isascii() or len(line) > LONGEST]
     is_own = [_is_a_line(line, log_format) for line in lines]
-    row.note(f"{log_format}: refused unread", num_refused)
-    row.check("lines, answers", f"{len(lines)}, {num_served}", passes=len(lines) == num_served)
-    row.check("answers or refusals", num_served + num_refused, passes=num_served + num_refused == len(cases))
+    row.note(f"{log_format}: cut off", num_cut_off)
+    row.check("lines, requests", f"{len(lines)}, {len(cases)}", passes=len(lines) == len(cases))
+    row.check("answers with an id, or cut off", num_named + num_cut_off, passes=num_named + num_cut_off == len(cases))
     row.check("lines not escaped, not the server's own, or long", len(bad) + is_own.count(False),
               passes=not bad and all(is_own))  # fmt: skip
     hidden = text.count(SECRET) + text.count(PROMPT)

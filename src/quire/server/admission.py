@@ -124,16 +124,18 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Completions that were let in and do not run yet."""
-        return max(0, self.num_requests - self._num_seats())
+        return max(0, self.num_requests - self._num_seats(self._statistics()))
 
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens of requests that were let in and not yet begun."""
-        return max(0, self._num_prompt_tokens - self._statistics().num_running_prompt_tokens)
+        return self._num_tokens_behind(self._statistics())
 
-    def _num_seats(self) -> int:
+    def _num_tokens_behind(self, statistics: Statistics) -> int:
+        return max(0, self._num_prompt_tokens - statistics.num_running_prompt_tokens)
+
+    def _num_seats(self, statistics: Statistics) -> int:
         # While nobody waits in the engine, all of its seats can be taken.
-        statistics = self._statistics()
         return statistics.num_running if statistics.num_waiting else self._supervisor.options.max_num_seqs
 
     def _check_queue(self, caller: Caller, num_prompt_tokens: int, num_completions: int) -> None:
@@ -142,20 +144,28 @@ class Admission:
         if num_completions > limit:
             message = f"n={num_completions} is more than this server takes at once, {limit}: ask for fewer"
             raise self._refuse(ApiError(400, message, code="too_many_completions", param="n"))
-        if self.num_requests + num_completions - self._num_seats() > options.max_queued_requests:
-            raise self._full(f"{self.num_waiting} completions wait already, of at most {options.max_queued_requests}")
-        num_tokens = self.num_waiting_tokens
+        statistics = self._statistics()
+        num_waiting = self.num_requests - self._num_seats(statistics)
+        if num_waiting + num_completions > options.max_queued_requests:
+            raise self._full(
+                f"{max(0, num_waiting)} completions wait already, of at most {options.max_queued_requests}", statistics
+            )
+        num_tokens = self._num_tokens_behind(statistics)
         if num_tokens and num_tokens + num_prompt_tokens > options.max_queued_tokens:
-            raise self._full(f"{num_tokens} prompt tokens wait already, of at most {options.max_queued_tokens}")
+            raise self._full(
+                f"{num_tokens} prompt tokens wait already, of at most {options.max_queued_tokens}", statistics
+            )
         share = max(1, limit - limit // RESERVED_SHARE)
         if len(self._limits) > 1 and self._held[caller.client_id] + num_completions > share:
-            raise self._full(f"this key has {self._held[caller.client_id]} completions here, of at most {share}")
+            raise self._full(
+                f"this key has {self._held[caller.client_id]} completions here, of at most {share}", statistics
+            )
 
-    def _full(self, what: str) -> ApiError:
+    def _full(self, what: str, statistics: Statistics) -> ApiError:
         # Those who were told to come back come first: with one time for all of them, most would be sent away again.
         now_s = self._clock()
-        num_tokens = self._num_tokens_left(self._returning.count(now_s))
-        wait_s = self._throughput.wait_s(self._statistics(), num_tokens, self._supervisor.options.max_num_seqs)
+        num_tokens = self._num_tokens_behind(statistics) + self._num_tokens_left(self._returning.count(now_s))
+        wait_s = self._throughput.wait_s(statistics, num_tokens, self._supervisor.options.max_num_seqs)
         self._returning.add(now_s + wait_s)
         message = f"the server is busy: {what}; try again later"
         return self._refuse(ApiError(429, message, code="queue_full", retry_after_s=wait_s))
@@ -164,11 +174,11 @@ class Admission:
         self._num_generated_tokens += num_tokens
 
     def _num_tokens_left(self, num_returning: int) -> float:
-        """To be computed for all that is here, and for so many more completions of the same kind."""
+        """To be computed for all that has begun, and for so many more completions of the same kind."""
         share, num_here = self._lengths.used_share, max(1, self.num_requests)
         num_left = max(0.0, self._num_allowed_tokens * share - self._num_generated_tokens)
         each = (self._num_prompt_tokens + self._num_allowed_tokens * share) / num_here
-        return self.num_waiting_tokens + num_left + num_returning * each
+        return num_left + num_returning * each
 
     def _refuse(self, error: ApiError) -> ApiError:
         self.num_refused[error.code or ""] += 1

@@ -7,15 +7,19 @@ Next to read: `refusals.py`, then `gate/__init__.py`, which sees requests once t
 
 import asyncio
 import contextlib
+import re
 import resource
 import socket
 import struct
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server import refusals
+from quire.server.gate import Gate
 from quire.server.refusals import Refusal
 
 MAX_HEADER_BYTES = 32 << 10
@@ -30,6 +34,7 @@ SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it for its own bookkeeping; with the buffer above, less than 256 KiB wait for a slow reader."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset and frees what was not sent."""
+_END_OF_PATH = re.compile("[?#]")
 _SPARE_FILES = 64
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 MAX_CONNECTIONS = max(16, min(4096, _OPEN_FILES - _SPARE_FILES if _OPEN_FILES > 0 else 4096))
@@ -48,15 +53,20 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        assert isinstance(self.app, Gate)
+        self._gate = self.app
         self.timeout_keep_alive = self.KEEP_ALIVE_S
         self._refusal: Refusal | None = None
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._next: RequestResponseCycle | None = None
+        self._is_feeding = False
         self._is_deaf = False
         self._is_in_headers = True
         self._is_in_body = False
         self._is_in_message = False
+        self._has_head = False
         self._framing_bytes = 0
         self._header_bytes = 0
         self._num_chunks = 0
@@ -95,6 +105,12 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf or self.parser is None or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
+        self._is_feeding = True
+        self._feed(data)
+        self._is_feeding = False
+        self._begin()
+
+    def _feed(self, data: bytes) -> None:
         if self._read_timer is None and (self._is_in_headers or self._is_in_body):
             self._start_read_timer()
         self._framing_bytes += len(data)
@@ -118,6 +134,7 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._is_in_headers = self._is_in_message = True
+        self._has_head = False
         self._framing_bytes = self._header_bytes = self._num_chunks = 0
 
     def on_url(self, url: bytes) -> None:
@@ -136,6 +153,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The application hears of the request, unless something in its headers is ambiguous."""
+        self._has_head = True
         self._check_headers()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusals.MALFORMED)
@@ -184,6 +202,7 @@ class Connection(HttpToolsProtocol):
         """Answer and close; without an answer where one to an earlier request is still owed or under way."""
         if self.transport.is_closing():
             return
+        named = self._gate.note_refusal(self._refused_scope(), refusal.status)
         if self._owes_answer():
             self.transport.abort()
             return
@@ -191,8 +210,21 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        self.transport.write(refusal.response())
+        self.transport.write(refusal.response(named))
         self._linger()
+
+    def _refused_scope(self) -> Scope:
+        """What is known of the request that is being read, as far as it may be written down."""
+        if self._is_in_message and "path" in self.scope:
+            return self.scope  # type: ignore[return-value]
+        scope: Scope = {"method": "-", "path": "-", "headers": []}
+        # A key that stands in the path is known as one only by the header that may still be missing.
+        if self._is_in_message and self._has_head:
+            scope["method"] = self.parser.get_method().decode("ascii")
+            scope["headers"] = self.headers
+            if self.url.startswith(b"/"):
+                scope["path"] = unquote(_END_OF_PATH.split(self.url.decode("latin-1"), maxsplit=1)[0])
+        return scope
 
     def _owes_answer(self) -> bool:
         """Whether a request that came completely is not yet answered completely, or an answer has begun."""
@@ -226,6 +258,37 @@ class Connection(HttpToolsProtocol):
         # Stray bytes behind a request must not cost its answer; once that is out, the keep-alive time runs.
         if not self._owes_answer():
             self._refuse(refusals.TIMED_OUT)
+
+    # --- Answering ------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # Not now: it is not known yet whether the body came together with the head.
+        self._next = cycle
+        if not self._is_feeding:
+            self.loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """If it is a request's turn: what the gate refuses is answered here; all else by a task."""
+        cycle, self._next = self._next, None
+        if cycle is None:
+            return
+        refused = None
+        if not (cycle.disconnected or self.flow.write_paused):
+            refused = self._gate.refusal(cycle.scope)  # type: ignore[arg-type]
+        if refused is None:
+            super()._start_asgi_task(cycle, self.app)
+            return
+        error, headers = refused
+        is_unread = self._is_in_body and cycle is self.cycle
+        closes = not cycle.keep_alive or is_unread or "Connection" in error.extra_headers
+        has_body = cycle.scope["method"] != "HEAD"
+        headers = [*cycle.default_headers, *headers]
+        self.transport.write(refusals.whole_answer(error, headers, closes=closes, has_body=has_body))
+        cycle.response_started = cycle.response_complete = True
+        if closes and not is_unread:
+            self.transport.close()
+        self.on_response_complete()
+        cycle.on_response = lambda: None  # else it and this connection would keep each other
 
     # --- Writing --------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class ClientDisconnected(Exception):
 
 
 class ApiError(Exception):
-    """An answer that is an error. `retry_after_s` becomes a header, in whole seconds."""
+    """An answer that is an error. `retry_after_s` becomes a header too, in whole seconds."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        extra_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -49,6 +50,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.extra_headers = extra_headers or {}
 
     @classmethod
     def of(cls, error: Exception) -> "ApiError":
@@ -81,8 +83,8 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """The headers that go with it."""
         if self.retry_after_s is None:
-            return {}
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+            return dict(self.extra_headers)
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s))), **self.extra_headers}
 
     def response(self) -> Response:
         """The whole answer."""

@@ -1,10 +1,13 @@
-"""What a connection answers by itself, before there is a request that the application could answer.
+"""Answers that no application writes: what a connection refuses by itself, and what the gate does at once.
 
 In OpenAI's shape, like every error. Next to read: `connection.py`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from http import HTTPStatus
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from quire.server.errors import ApiError
 
@@ -17,12 +20,20 @@ class Refusal:
     code: str
     message: str
 
-    def response(self) -> bytes:
-        """The whole answer, head and body."""
-        answer = ApiError(self.status, self.message, code=self.code).response()
-        head = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}".encode(), b"connection: close"]
-        head += [name + b": " + value for name, value in answer.raw_headers]
-        return b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
+    def response(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+        """The whole answer, head and body, after which the connection ends."""
+        return whole_answer(ApiError(self.status, self.message, code=self.code), headers, closes=True)
+
+
+def whole_answer(
+    error: ApiError, headers: Iterable[tuple[bytes, bytes]], *, closes: bool, has_body: bool = True
+) -> bytes:
+    """An error as the bytes of HTTP, in one piece. has_body: whether it has one beside its length, as HEAD has not."""
+    body = msgspec.json.encode(error.body())
+    lines = [f"{name}: {value}\r\n" for name, value in error.headers().items() if name != "Connection"]
+    ours = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" + "".join(lines)
+    head = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in headers), ours.encode()]
+    return b"".join((*head, b"connection: close\r\n\r\n" if closes else b"\r\n", body if has_body else b""))
 
 
 MALFORMED = Refusal(400, "malformed_request", "this is not valid HTTP/1.1")

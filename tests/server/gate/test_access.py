@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.soak.inputs.log_cases import HEADERS, LONGEST, PATHS, SECRET, VALUES
+from quire.server.gate import access
 from quire.server.gate.access import Access
 from quire.server.gate.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
 from quire.server.request_record import current_record
 from tests.server.gate.test_gate import ask
-from tests.server.served import CHAT, chat_body, make_state, serving
+from tests.server.served import CHAT, Answer, chat_body, make_state, quick, serving
 
 BEARER = {"Authorization": f"Bearer {SECRET}"}
 
@@ -150,3 +151,94 @@ def test_a_client_that_leaves_before_its_answer_is_noted_and_its_work_ends() -> 
             assert 'quire_requests_total{finish_reason="abort"} 1' in page
 
     asyncio.run(main())
+
+
+REFUSED = {
+    400: (
+        b"NONSENSE\r\n\r\n",
+        b"GET /a?key=sk-the-secret-key HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /%0d%0aINFO%20forged HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /v1/models/sk-the-secret-key HTTP/1.1\r\nX: \x00\x1b[31m\r\nAuthorization: Bearer sk-\r\n\r\n",
+        b"GET /v1/models/sk-the-secret-key HTTP/1.1\r\nAuthorization: Bearer sk-the-secret-key\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ),
+    414: (b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",),
+    431: (b"GET /v1/models/sk-the-secret-key HTTP/1.1\r\nX-Request-Id: " + b"i" * 40_000 + b"\r\n\r\n",),
+}
+
+
+def test_what_is_refused_before_it_is_a_request_has_an_id_a_line_and_is_counted(log: io.StringIO) -> None:
+    async def main() -> None:
+        async with serving() as served:
+            for status, requests in REFUSED.items():
+                for data in requests:
+                    before = len(log.getvalue().splitlines())
+                    answer = Answer(await served.raw(data))
+                    assert answer.status == status
+                    (line,) = log.getvalue().splitlines()[before:]
+                    assert answer.headers["x-request-id"] in line
+                    assert str(status) in line
+            page = (await served.answer("GET", "/metrics")).body.decode()
+            for status, requests in REFUSED.items():
+                counted = re.findall(rf'quire_http_requests_total{{.*status="{status}"}} (\d+)', page)
+                assert sum(map(int, counted)) == len(requests)
+
+    asyncio.run(main())
+    text = log.getvalue()
+    assert SECRET not in text
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert max(map(len, text.splitlines())) < LONGEST
+
+
+def test_a_request_that_never_ends_has_a_line_and_a_stranger_who_says_nothing_too(log: io.StringIO) -> None:
+    async def main() -> None:
+        with quick(READ_TIMEOUT_S=0.1, LINGER_S=0.1) as connection:
+            async with serving(connection=connection) as served:
+                assert b" 408 " in await served.raw(b"")
+                assert b" 408 " in await served.raw(b"GET /version HTTP/1.1\r\nHost: a\r\n")
+                assert b" 408 " in await served.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                                    b"Content-Length: 10\r\n\r\n{")  # fmt: skip
+                await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all("408" in line for line in lines)
+    assert "/v1/completions" in lines[2]
+
+
+def test_of_many_that_are_sent_away_the_first_has_a_line_and_the_others_a_number(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "REPEATS_S", 0.2)
+
+    async def main() -> None:
+        async with serving(requests_per_minute=1) as served:
+            assert (await served.chat()).status == 200
+            refused = [await served.chat() for _ in range(6)]
+            assert {answer.status for answer in refused} == {429}
+            assert len({answer.headers["x-request-id"] for answer in refused}) == 6
+            await asyncio.sleep(0.4)
+            page = (await served.answer("GET", "/metrics")).body.decode()
+            assert re.search(r'quire_http_requests_total{.*status="429"} 6', page)
+
+    asyncio.run(main())
+    lines = [line for line in log.getvalue().splitlines() if "429" in line]
+    own = [line for line in lines if "req-" in line]
+    numbers = [int(found[1]) for line in lines if (found := re.search(r'"?requests"?(?:=|: )(\d+)', line))]
+    assert own
+    assert numbers
+    assert len(own) + sum(numbers) == 6
+    assert len(lines) == len(own) + len(numbers) < 6
+
+
+def test_one_keys_refusals_do_not_hide_anothers(log: io.StringIO) -> None:
+    async def main() -> None:
+        async with serving(requests_per_minute=1, keys=KeyRing({"a": "ann", "b": "bob"})) as served:
+            for key in "aabb":
+                await served.chat(headers={"Authorization": f"Bearer {key}"})
+
+    asyncio.run(main())
+    refused = [line for line in log.getvalue().splitlines() if "429" in line]
+    assert [name for line in refused for name in ("ann", "bob") if name in line] == ["ann", "bob"]

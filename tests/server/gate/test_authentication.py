@@ -4,6 +4,7 @@ import pytest
 
 from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.gate.authentication import MAX_TOKEN_BYTES, Authentication, bearer_token
+from quire.server.gate.checks import Checks
 from quire.server.gate.keys import KeyRing
 from tests.server.gate.test_gate import ask
 
@@ -26,7 +27,7 @@ def test_the_token_of_one_header() -> None:
 
 
 def test_each_key_is_a_caller_of_its_own() -> None:
-    app = Authentication(tell_caller, KeyRing({"key-one": "ann", "key-two": None}))
+    app = Checks(tell_caller, Authentication(KeyRing({"key-one": "ann", "key-two": None})))
 
     async def caller(key: bytes) -> tuple[str, bytes]:
         _, headers, salt = await ask(app, "GET", "/", [(b"authorization", b"Bearer " + key)])
@@ -42,12 +43,12 @@ def test_each_key_is_a_caller_of_its_own() -> None:
 
 @pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer anything")]])
 def test_without_keys_everybody_is_nobody(headers: list[tuple[bytes, bytes]]) -> None:
-    _, found, salt = asyncio.run(ask(Authentication(tell_caller, KeyRing({})), "GET", "/", headers))
+    _, found, salt = asyncio.run(ask(Checks(tell_caller, Authentication(KeyRing({}))), "GET", "/", headers))
     assert (found["caller"], salt) == (ANONYMOUS.client_id, b"")
 
 
 def test_a_probe_with_a_key_is_known_by_it() -> None:
-    app = Authentication(tell_caller, KeyRing({"k": "ann"}))
+    app = Checks(tell_caller, Authentication(KeyRing({"k": "ann"})))
     assert asyncio.run(ask(app, "GET", "/health/live", []))[1]["caller"] == ANONYMOUS.client_id
     assert asyncio.run(ask(app, "GET", "/health/live", [(b"authorization", b"Bearer k")]))[1]["caller"] == "ann"
 

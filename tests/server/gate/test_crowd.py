@@ -81,3 +81,107 @@ def test_a_refusal_leaves_the_connection_as_it_was(is_kept: bool) -> None:
             await asyncio.gather(*tasks)
 
     asyncio.run(main())
+
+
+def head(method: bytes, path: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join((method + b" " + path + b" HTTP/1.1", b"Host: localhost", *headers)) + b"\r\n\r\n"
+
+
+def test_a_refusal_has_what_every_answer_has() -> None:
+    async def main() -> None:
+        page = "https://app.example"
+        async with serving(
+            scheduler={"max_num_seqs": 1}, max_queued_requests=1, requests_per_minute=50, allowed_origins=(page,)
+        ) as served:
+            tasks = await fill(served)
+            answer = await served.chat(headers={"X-Request-Id": "mine-7", "Origin": page})
+            assert (answer.status, answer.code) == (429, "queue_full")
+            assert answer.json["error"]["type"] == "rate_limit_error"
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["x-request-id"] == "mine-7"
+            assert answer.headers["x-ratelimit-remaining-requests"] == "48"
+            assert answer.headers["access-control-allow-origin"] == page
+            assert "retry-after" in answer.headers["access-control-expose-headers"]
+            assert answer.headers["content-type"] == "application/json"
+            assert int(answer.headers["content-length"]) == len(answer.body)
+            assert "date" in answer.headers
+            assert (await served.chat(headers={"Host": "evil.example"})).status == 403
+            preflight = {"Origin": page, "Access-Control-Request-Method": "POST"}
+            assert (await served.answer("OPTIONS", CHAT, headers=preflight)).status == 204
+            assert (await served.answer("GET", CHAT)).status == 405
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_answers_to_pipelined_requests_keep_their_order() -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
+            tasks = await fill(served)
+            version, refused = head(b"GET", b"/version"), head(b"POST", CHAT.encode(), b"Content-Length: 2") + b"{}"
+            data = await served.raw(
+                refused + version + refused + refused + head(b"GET", b"/version", b"Connection: close")
+            )
+            assert [piece[:3] for piece in data.split(b"HTTP/1.1 ")[1:]] == [b"429", b"200", b"429", b"429", b"200"]
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("expects", [(), (b"Expect: 100-continue",)])
+def test_a_body_that_is_still_being_sent_does_not_cost_the_answer(expects: tuple[bytes, ...]) -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
+            tasks = await fill(served)
+            reader, writer = await served.connect()
+            writer.write(head(b"POST", CHAT.encode(), b"Content-Length: 2000000", *expects))
+            async with asyncio.timeout(10):
+                answer = await reader.readuntil(b"}}")
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"\r\nconnection: close\r\n" in answer
+            writer.write(b"a" * 100_000)
+            await writer.drain()
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_a_refusal_waits_for_a_client_who_reads_nothing() -> None:
+    async def main() -> None:
+        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
+            tasks = await fill(served)
+            others = set(served.server.server_state.connections)
+            reader, writer = await served.connect()
+            while not (news := set(served.server.server_state.connections) - others):
+                await asyncio.sleep(0.01)
+            connection = news.pop()
+            connection.pause_writing()  # as its transport does when too much is unread
+            writer.write(head(b"POST", CHAT.encode(), b"Content-Length: 2") + b"{}")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await reader.read(1)
+            connection.resume_writing()
+            async with asyncio.timeout(10):
+                assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 429 ")
+            writer.close()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_an_exception_while_the_gate_decides_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with serving() as served:
+
+            def fail(caller: object, num_requests: int) -> None:
+                raise ValueError("secrets at 0x7f00")
+
+            monkeypatch.setattr(served.state.admission, "check_room", fail)
+            answer = await served.chat()
+            assert (answer.status, answer.code) == (500, "internal_error")
+            assert b"secrets" not in answer.body
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from quire.server.gate.checks import Checks
 from quire.server.gate.hosts import KnownHosts, is_loopback_address
 from quire.server.options import ServerOptions
 from tests.server.gate.test_gate import ask
@@ -14,7 +15,7 @@ async def answer(scope, receive, send) -> None:
 
 def status(host_header: bytes, origin: bytes | None = None, **options: object) -> int:
     headers = [(b"host", host_header)] + ([] if origin is None else [(b"origin", origin)])
-    return asyncio.run(ask(KnownHosts(answer, ServerOptions(**options)), "POST", "/", headers))[0]
+    return asyncio.run(ask(Checks(answer, KnownHosts(ServerOptions(**options))), "POST", "/", headers))[0]
 
 
 @pytest.mark.parametrize(

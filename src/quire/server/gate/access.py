@@ -4,10 +4,12 @@ What is written: method, path without its query, status, duration, tokens, the k
 Next to read: `../logs.py`, `../metrics.py`.
 """
 
+import asyncio
 import logging
+import os
 import re
 import time
-import uuid
+from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,15 +17,38 @@ from quire.server.caller import ANONYMOUS, SCOPE_KEY
 from quire.server.errors import ApiError
 from quire.server.gate.authentication import bearer_token
 from quire.server.gate.headers import OPEN_PATHS, header_value, with_headers
-from quire.server.request_record import RequestRecord, set_current_record
+from quire.server.request_record import CLIENT_LEFT, RECORD_KEY, RequestRecord, set_current_record
 from quire.server.state import ServerState
 
 ACCESS_LOG = logging.getLogger("quire.access")
 MAX_PATH_CHARACTERS = 200
-CLIENT_LEFT = 499
-"""The status that is noted where the client left before there was one."""
+REPEATS_S = 1.0
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
+
+
+class Repeats:
+    """Of the requests of one key that are sent away within a second, the first has a line; then comes their number.
+
+    Under a flood the lines would cost more than the answers, and hide all others.
+    """
+
+    def __init__(self) -> None:
+        self._num_more: Counter[str] = Counter()
+
+    def count(self, client_id: str) -> bool:
+        """Whether this one is counted, and needs no line of its own."""
+        is_first = client_id not in self._num_more
+        self._num_more[client_id] += not is_first
+        if is_first:
+            asyncio.get_running_loop().call_later(REPEATS_S, self._write, client_id)
+        return not is_first
+
+    def _write(self, client_id: str) -> None:
+        num_more = self._num_more.pop(client_id)
+        if num_more:
+            fields = {"status": 429, "requests": num_more, "key": client_id or "-"}
+            ACCESS_LOG.info("more requests", extra={"fields": fields})
 
 
 class Access:
@@ -32,14 +57,12 @@ class Access:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
+        self._repeats = Repeats()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        self._state.metrics.watch_loop()
-        record = new_record(scope)
+        record = self.begin(scope)
         set_current_record(record)
-        started = time.perf_counter()
-        status = CLIENT_LEFT
         has_left = has_ended = False
 
         async def receive_watched() -> Message:
@@ -49,12 +72,12 @@ class Access:
             return message
 
         async def send_named(message: Message) -> None:
-            nonlocal status, has_ended
-            if has_left and status == CLIENT_LEFT:
+            nonlocal has_ended
+            if has_left and record.status == CLIENT_LEFT:
                 return  # whatever is made of it, nobody reads it
             if message["type"] == "http.response.start":
-                status = message["status"]
-                message = with_headers(message, self._headers(scope, record))
+                record.status = message["status"]
+                message = with_headers(message, self.headers(scope))
             elif not message.get("more_body", False):
                 has_ended = True
             await send(message)
@@ -62,25 +85,40 @@ class Access:
         try:
             await self._app(scope, receive_watched, send_named)
         except Exception as error:
-            if status == CLIENT_LEFT and not has_left:
+            if record.status == CLIENT_LEFT and not has_left:
                 await ApiError.of(error).response()(scope, receive_watched, send_named)
             elif not (has_ended or has_left):
                 # Half an answer is out: only a broken connection can say so.
                 raise
         finally:
-            self._note(scope, record, status, time.perf_counter() - started)
+            self.note(scope)
 
-    def _headers(self, scope: Scope, record: RequestRecord) -> list[tuple[bytes, bytes]]:
+    def begin(self, scope: Scope) -> RequestRecord:
+        """The record of a request, which is made once. Mutates: `scope`."""
+        record: RequestRecord | None = scope.get(RECORD_KEY)
+        if record is None:
+            self._state.metrics.watch_loop()
+            record = scope[RECORD_KEY] = new_record(scope)
+        return record
+
+    def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What every answer has."""
         caller = scope.get(SCOPE_KEY, ANONYMOUS)
         limits = self._state.admission.rate_limit_headers(caller)
-        return [(b"x-request-id", record.request_id.encode()), *limits]
+        return [(b"x-request-id", scope[RECORD_KEY].request_id.encode()), *limits]
 
-    def _note(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
+    def note(self, scope: Scope) -> None:
+        """A request is over: count it, and write its line. Once, however often it is called."""
+        record: RequestRecord = scope[RECORD_KEY]
+        if record.is_noted:
+            return
+        record.is_noted = True
+        status, duration_s = record.status, time.perf_counter() - record.started_s
         route = getattr(scope.get("route"), "path", None)
         self._state.metrics.http_request(scope["method"], route, status, duration_s)
         # Probes come all day, and say nothing as long as all is well.
         level = logging.DEBUG if record.path in OPEN_PATHS and status < 400 else logging.INFO
-        if ACCESS_LOG.isEnabledFor(level):
+        if ACCESS_LOG.isEnabledFor(level) and not (status == 429 and self._repeats.count(record.client_id)):
             fields: dict[str, object] = {
                 "method": record.method,
                 "path": record.path,
@@ -98,7 +136,7 @@ def new_record(scope: Scope) -> RequestRecord:
     """The record of a request that has just come. Its id is the client's, where that is short, plain and no key."""
     token = (bearer_token(scope) or b"").decode("latin-1")
     given = header_value(scope, b"x-request-id")
-    request_id = f"req-{uuid.uuid4().hex}"
+    request_id = f"req-{os.urandom(16).hex()}"
     if given is not None and _REQUEST_ID.fullmatch(given) and given.decode("ascii") != token:
         request_id = given.decode("ascii")
     path = scope["path"].replace(token, "[key]") if token else scope["path"]

@@ -4,13 +4,13 @@ The path is the one that routes are chosen by, `scope["path"]`, never one made o
 Next to read: `keys.py`.
 """
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.errors import ApiError
 from quire.server.gate.headers import OPEN_PATHS, header_values
 from quire.server.gate.keys import KeyRing
-from quire.server.request_record import current_record
+from quire.server.request_record import RECORD_KEY
 
 MAX_TOKEN_BYTES = 1024
 
@@ -18,25 +18,21 @@ MAX_TOKEN_BYTES = 1024
 class Authentication:
     """Lets callers with a key through and names them; answers 401 to all others."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
-        self._app = app
+    def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """What is wrong with a request's key. Mutates: `scope`, which names the caller from now on."""
         caller = self._identify(scope)
         if caller is None:
-            error = ApiError(
-                401, "this server needs an API key, sent as `Authorization: Bearer KEY`", code="invalid_api_key"
-            )
-            response = error.response()
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return await response(scope, receive, send)
-        record = current_record()
-        if record is not None:
-            record.client_id = caller.client_id
+            return ApiError(
+                401, "this server needs an API key, sent as `Authorization: Bearer KEY`", code="invalid_api_key",
+                extra_headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        if RECORD_KEY in scope:
+            scope[RECORD_KEY].client_id = caller.client_id
         scope[SCOPE_KEY] = caller
-        await self._app(scope, receive, send)
+        return None
 
     def _identify(self, scope: Scope) -> Caller | None:
         if not len(self._keys):

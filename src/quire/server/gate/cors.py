@@ -1,4 +1,4 @@
-"""Leave for chosen web pages to read the answers (CORS). Only in front of the application if origins are chosen.
+"""Leave for chosen web pages to read the answers (CORS); for none, unless origins are chosen.
 
 Next to read: `hosts.py`, which refuses all other origins.
 """
@@ -25,20 +25,34 @@ class Cors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
+        headers = self.headers(scope)
+        if not self.is_preflight(scope):
+            return await self._app(scope, receive, adding(send, headers) if headers else send)
+        wanted = header_value(scope, b"access-control-request-headers") or b"authorization, content-type"
+        if _HEADER_NAMES.fullmatch(wanted):
+            headers.append((b"access-control-allow-headers", wanted))
+        headers += [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-max-age", str(MAX_AGE_S).encode()),
+        ]
+        await Response(status_code=204)(scope, receive, adding(send, headers))
+
+    def is_preflight(self, scope: Scope) -> bool:
+        """Whether the page of a chosen origin asks what it may send; such a request carries no key."""
+        if scope["method"] != "OPTIONS" or header_value(scope, b"access-control-request-method") is None:
+            return False
+        return bool(self.headers(scope))
+
+    def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What an answer has for the page of a chosen origin; nothing for others."""
         origin = header_value(scope, b"origin")
         if origin is None or not self._allows(origin):
-            return await self._app(scope, receive, send)
-        headers = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-        if scope["method"] == "OPTIONS" and header_value(scope, b"access-control-request-method") is not None:
-            wanted = header_value(scope, b"access-control-request-headers") or b"authorization, content-type"
-            if _HEADER_NAMES.fullmatch(wanted):
-                headers.append((b"access-control-allow-headers", wanted))
-            headers += [
-                (b"access-control-allow-methods", b"GET, POST, DELETE"),
-                (b"access-control-max-age", str(MAX_AGE_S).encode()),
-            ]
-            return await Response(status_code=204)(scope, receive, adding(send, headers))
-        await self._app(scope, receive, adding(send, [*headers, (b"access-control-expose-headers", EXPOSED)]))
+            return []
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"vary", b"Origin"),
+            (b"access-control-expose-headers", EXPOSED),
+        ]
 
     def _allows(self, origin: bytes) -> bool:
         return "*" in self._origins or origin.decode("latin-1").lower() in self._origins

@@ -1,12 +1,11 @@
 """While the queue is full, whoever would wait in it is sent away before anything is read or parsed.
 
-A refusal must cost next to nothing: those that a server cannot serve come on the same cores that compute for others.
 Whether a request fits is decided again, with all that is known of it, by `../admission.py`. Next to read: `body.py`.
 """
 
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from quire.server.caller import ANONYMOUS, SCOPE_KEY
 from quire.server.errors import ApiError
@@ -26,17 +25,16 @@ class _Route:
 class Crowd:
     """Answers 429 with `Retry-After` where there is no room for one more completion."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self._app = app
+    def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """Whether there is no room. Mutates: `scope`, which then names the route, as the application would."""
         if scope["method"] != "POST" or scope["path"] not in COMPUTING_PATHS:
-            return await self._app(scope, receive, send)
+            return None
         try:
             self._state.admission.check_room(scope.get(SCOPE_KEY, ANONYMOUS), 1)
         except ApiError as error:
             scope["route"] = _Route(scope["path"])
-            return await error.response()(scope, receive, send)
-        await self._app(scope, receive, send)
+            return error
+        return None

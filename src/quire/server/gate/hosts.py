@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from quire.server.errors import ApiError
 from quire.server.gate.headers import header_value, header_values
@@ -23,25 +23,22 @@ class KnownHosts:
     Any host name will do on a public address without `allowed_hosts`.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
-        self._app = app
+    def __init__(self, options: ServerOptions) -> None:
         self._names: frozenset[str] | None = None
         if options.is_local or options.allowed_hosts:
             self._names = frozenset(name.lower() for name in (options.host, "localhost", *options.allowed_hosts))
         self._origins = frozenset(origin.lower() for origin in options.allowed_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """What is wrong with where a request is sent to, or comes from."""
         host = header_value(scope, b"host")
         if not self._knows_host(host):
-            error = ApiError(403, "the Host header names a host that this server does not answer for; see "
-                                  "--allowed-hosts", code="host_not_allowed")  # fmt: skip
-        elif not self._knows_origin(header_values(scope, b"origin"), host or b""):
-            error = ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
-                             code="origin_not_allowed")  # fmt: skip
-        else:
-            return await self._app(scope, receive, send)
-        await error.response()(scope, receive, send)
+            return ApiError(403, "the Host header names a host that this server does not answer for; see "
+                                 "--allowed-hosts", code="host_not_allowed")  # fmt: skip
+        if not self._knows_origin(header_values(scope, b"origin"), host or b""):
+            return ApiError(403, "pages of this origin may not call the server; see --allowed-origins",
+                            code="origin_not_allowed")  # fmt: skip
+        return None
 
     def _knows_host(self, value: bytes | None) -> bool:
         if self._names is None:
