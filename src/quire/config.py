@@ -81,7 +81,7 @@ class EngineOptions:
     max_decode_rounds: int = option(8, "tokens that requests may get in one step, while nobody waits; 1: off")
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
-    max_num_waiting: int | None = option(None, "length of the waiting queue; None: unbounded")
+    max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
     tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")

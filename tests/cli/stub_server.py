@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +22,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.answer(self, body)
 
     def do_GET(self) -> None:
+        if self.path == "/v1/models" and self.server.models:
+            self.send_json(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
+            return
         self.server.requests.append((self.path, dict(self.headers), {}))
         self.server.answer(self, {})
 
@@ -57,8 +60,9 @@ class StubServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, models: Sequence[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.models = models
         self.answer = answer
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
 
@@ -71,9 +75,9 @@ class StubServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def stub_server(answer: Answer) -> Iterator[StubServer]:
-    """A running stub."""
-    with StubServer(answer) as server:
+def stub_server(answer: Answer, *, models: Sequence[str] = ()) -> Iterator[StubServer]:
+    """A running stub. `models`: it lists these by itself."""
+    with StubServer(answer, models) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield server

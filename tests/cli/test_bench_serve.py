@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,24 +8,26 @@ import pytest
 from tests.cli.command_line import call, parsed
 from tests.cli.stub_server import Handler, chunks, stub_server
 
+serving = partial(stub_server, models=("tiny",))
+
 
 def answer(handler: Handler, body: dict[str, Any]) -> None:
     handler.send_events(chunks("a", "b", "c"), gap_s=0.002)
 
 
 def test_a_table_row_per_load() -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "-c", "1,4", "--requests", "8", "--gen", "3")
     assert result.exit_code == 0, result.stderr
     header, _, *rows = result.stdout.splitlines()
     assert "TTFT" in header
     assert [row.split("|")[1:4] for row in rows] == [
-        [" 1 clients ", " 8 ", " 0 "], [" 4 clients ", " 8 ", " 0 "],
+        [" 1 client ", " 8 ", " 0 "], [" 4 clients ", " 8 ", " 0 "],
     ]  # fmt: skip
 
 
 def test_prompts_are_streamed_all_different_and_as_long_as_asked() -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         call("bench", "serve", "--url", server.url, "-c", "2", "--requests", "6", "--prompt", "5", "--model", "m")
     bodies = [body for _, _, body in server.requests]
     assert len(bodies) == 7  # one warms up
@@ -35,7 +38,7 @@ def test_prompts_are_streamed_all_different_and_as_long_as_asked() -> None:
 
 
 def test_the_json_holds_every_figure() -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "--rate", "500", "--requests", "10", "--json")
     value = parsed(result)
     assert value["schema"] == "quire.bench-serve/1"
@@ -48,7 +51,7 @@ def test_the_json_holds_every_figure() -> None:
 
 @pytest.mark.parametrize(("limit", "code"), [("e2e_p50<60s", 0), ("e2e_p50<0.001ms", 6)])
 def test_limits_decide_the_exit_code(limit: str, code: int) -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "-c", "1", "--requests", "2", "--slo", limit)
     assert result.exit_code == code
 
@@ -64,7 +67,7 @@ def test_refusals_are_counted_and_hold_no_limit() -> None:
         else:
             handler.send_json(429, {"error": {"message": "full"}})
 
-    with stub_server(sometimes) as server:
+    with serving(sometimes) as server:
         arguments = ("--url", server.url, "-c", "1", "--requests", "4", "--slo", "ttft_p50<60s", "--json")
         result = call("bench", "serve", *arguments)
     assert result.exit_code == 6
@@ -74,7 +77,7 @@ def test_refusals_are_counted_and_hold_no_limit() -> None:
 
 
 def test_the_highest_rate_is_searched() -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         arguments = ("--url", server.url, "--sweep", "--slo", "ttft_p50<0.000001ms", "--requests", "2", "--json")
         result = call("bench", "serve", *arguments)
     value = parsed(result)
@@ -100,7 +103,7 @@ def test_bad_usage(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_address_and_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         monkeypatch.setenv("QUIRE_URL", server.url.removeprefix("http://") + "/v1")
         monkeypatch.delenv("QUIRE_API_KEY", raising=False)
         monkeypatch.setenv("OPENAI_API_KEY", "mine")
@@ -113,21 +116,21 @@ def test_a_server_that_refuses_is_reported_as_by_other_verbs(status: int, exit_c
     def refuse(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_json(status, {"error": {"message": "because", "code": "the_code"}})
 
-    with stub_server(refuse) as server:
+    with serving(refuse) as server:
         result = call("bench", "serve", "--url", server.url)
     assert result.exit_code == exit_code
     assert f"error[the_code]: the server answers {status}: because" in result.stderr
 
 
 def test_a_server_without_text_cannot_be_measured() -> None:
-    with stub_server(lambda handler, body: handler.send_events(chunks())) as server:
+    with serving(lambda handler, body: handler.send_events(chunks())) as server:
         result = call("bench", "serve", "--url", server.url)
     assert result.exit_code == 5
     assert "it sent no text" in result.stderr
 
 
 def test_no_server() -> None:
-    with stub_server(answer) as server:
+    with serving(answer) as server:
         url = server.url
     result = call("bench", "serve", "--url", url)
     assert result.exit_code == 5
@@ -137,3 +140,15 @@ def test_no_server() -> None:
 def test_the_verb_of_two_words_does_not_hide_the_verb_of_one(tmp_path: Path) -> None:
     assert "Measure prompt processing" in call("bench", "--help").stdout
     assert call("bench", str(tmp_path / "nothing")).exit_code == 3
+
+
+def test_the_model_is_the_servers_first_unless_one_is_named() -> None:
+    with serving(answer) as server:
+        call("bench", "serve", "--url", server.url, "-c", "1", "--requests", "1")
+    assert {body["model"] for _, _, body in server.requests} == {"tiny"}
+
+
+def test_no_clients_are_no_load() -> None:
+    result = call("bench", "serve", "-c", "1,0")
+    assert result.exit_code == 2
+    assert "--concurrency is at least 1" in result.stderr

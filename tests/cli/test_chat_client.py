@@ -129,3 +129,32 @@ def test_ctrl_c_ends_a_question_with_130() -> None:
     assert set(rest) <= set("a\n")
     assert "[interrupted]" in stderr
     assert "Traceback" not in stderr
+
+
+def test_an_error_after_some_text_has_a_line_of_its_own() -> None:
+    def breaks_off(handler: Handler, body: dict[str, Any]) -> None:
+        if handler.command == "GET":
+            handler.send_json(200, {"data": [{"id": "tiny"}]})
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n')
+        handler.close_connection = True
+
+    with stub_server(breaks_off) as server:
+        result = call("chat", "why", "--url", server.url)
+    assert (result.exit_code, result.stdout) == (5, "half\n")
+    assert result.stderr.endswith("broke: it was closed before the answer was complete\n")
+
+
+def test_log_probabilities_are_in_the_json() -> None:
+    def tells(handler: Handler, body: dict[str, Any]) -> None:
+        choice = {"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": [{"logprob": -1.0}]}}
+        handler.send_json(200, {"choices": [choice], "data": [{"id": "tiny"}]})
+
+    with stub_server(tells) as server:
+        value = parsed(call("chat", "why", "--url", server.url, "--json", "--logprobs", "0"))
+    assert value["completions"] == [
+        {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": {"content": [{"logprob": -1.0}]}}
+    ]

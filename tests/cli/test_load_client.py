@@ -113,3 +113,12 @@ def test_what_is_no_address(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "h:1", "http://h:1/v1"])
 def test_the_base_url_may_end_in_v1(url: str) -> None:
     assert Endpoint.parse(url, "/v1/models") == Endpoint("h", 1, "/v1/models")
+
+
+def test_a_server_of_something_else() -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.wfile.write(b"220 mail.example ready\r\n")
+        handler.close_connection = True
+
+    with stub_server(answer) as server, pytest.raises(ServerUnreachableError, match="no HTTP server at "):
+        ask(server)

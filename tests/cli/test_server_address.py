@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.cli.server_address import ServerUnreachableError, api_key, base_url
+from quire.cli.server_address import ServerUnreachableError, api_key, base_url, key_hint
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
     assert api_key() == ""
+    assert key_hint() == "set QUIRE_API_KEY"
     monkeypatch.setenv("OPENAI_API_KEY", "second")
     assert api_key() == "second"
+    assert key_hint() == "the key in OPENAI_API_KEY is not one of its keys"
     monkeypatch.setenv("QUIRE_API_KEY", "first, other")
     assert api_key() == "first"

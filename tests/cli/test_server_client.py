@@ -130,3 +130,17 @@ def test_closing_the_events_closes_the_connection() -> None:
                 break
             time.sleep(0.005)
     assert left
+
+
+def test_a_key_that_the_server_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    assert ServerAnswerError.of(401, b"no").message.endswith("; set QUIRE_API_KEY")
+    monkeypatch.setenv("QUIRE_API_KEY", "wrong")
+    assert ServerAnswerError.of(401, b"no").message.endswith("; the key in QUIRE_API_KEY is not one of its keys")
+
+
+def test_reasons_are_words() -> None:
+    with ServerClient("http://127.0.0.1:1") as client, pytest.raises(ServerUnreachableError) as caught:
+        client.get_json("/x")
+    assert "no server at http://127.0.0.1:1: Connection refused; start one" in caught.value.message

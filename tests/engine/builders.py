@@ -1,7 +1,9 @@
 """An engine without a model: a scripted executor, a byte tokenizer, small configs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -9,7 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
+from quire.parallel.executor import Executor
 from quire.sampling_params import SamplingParams
+from quire.scheduler.recording import RecordingScheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import (
@@ -146,14 +150,26 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     has_tokenizer: bool = True,
     options: dict[str, Any] | None = None,
+    wrap: Callable[[ScriptedExecutor], Executor] = lambda executor: executor,
+    record_to: Path | None = None,
     **scheduler: Any,
 ) -> tuple[LLMEngine, ScriptedExecutor]:
-    """An engine and its executor."""
+    """An engine and its executor. `wrap`: what stands between the two; `record_to`: the file of recorded steps."""
     config = make_config(options, **scheduler)
     executor = ScriptedExecutor(config.scheduler, next_token, logprobs)
     if has_tokenizer and tokenizer is None:
         tokenizer = byte_tokenizer()
-    return LLMEngine(config, executor, tokenizer), executor
+    recording = None if record_to is None else RecordingScheduler(config.scheduler, record_to)
+    return LLMEngine(config, wrap(executor), tokenizer, scheduler=recording), executor
+
+
+@contextmanager
+def recorded_engine(path: Path, **scheduler: Any) -> Iterator[tuple[LLMEngine, ScriptedExecutor]]:
+    """An engine whose scheduler writes what it does to a file, which is complete at the end."""
+    engine, executor = make_engine(record_to=path, **scheduler)
+    assert isinstance(engine.scheduler, RecordingScheduler)
+    with engine.scheduler:
+        yield engine, executor
 
 
 def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:

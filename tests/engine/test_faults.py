@@ -27,7 +27,6 @@ from tests.engine.builders import (
     assert_forgotten,
     byte_tokenizer,
     finals,
-    make_config,
     make_engine,
     run,
     saying,
@@ -37,9 +36,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def make(faults: str, **scheduler: Any) -> LLMEngine:
-    config = make_config(**scheduler)
-    executor = ScriptedExecutor(config.scheduler, saying("abcdef"))
-    return LLMEngine(config, FaultyExecutor(executor, parse_faults(faults)))
+    known = parse_faults(faults)
+    return make_engine(
+        saying("abcdef"), has_tokenizer=False, wrap=lambda executor: FaultyExecutor(executor, known), **scheduler
+    )[0]
 
 
 def results(engine: LLMEngine, **requests: list[int]) -> dict[str, tuple[list[int], str | None]]:

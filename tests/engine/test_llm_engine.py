@@ -17,18 +17,16 @@ from quire.errors import (
 )
 from quire.events import EventKind
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.scheduler.recording import RecordingScheduler, replay
+from quire.scheduler.recording import replay
 from quire.types import PoolingRequestOutput, RequestOutput
 from tests.engine.builders import (
     EOS,
-    ScriptedExecutor,
     assert_all_home,
     assert_forgotten,
-    byte_tokenizer,
     finals,
-    make_config,
     make_engine,
     mixing,
+    recorded_engine,
     run,
     saying,
 )
@@ -204,9 +202,7 @@ def test_a_step_without_work_is_harmless() -> None:
 
 
 def test_what_an_engine_scheduled_can_be_replayed(tmp_path: Path) -> None:
-    config = make_config(num_blocks=20)
-    with RecordingScheduler(config.scheduler, tmp_path / "schedule.jsonl") as scheduler:
-        engine = LLMEngine(config, ScriptedExecutor(config.scheduler), byte_tokenizer(), scheduler=scheduler)
+    with recorded_engine(tmp_path / "schedule.jsonl", num_blocks=20) as (engine, _):
         for i in range(4):
             engine.add_request(str(i), f"prompt {i}", SamplingParams(n=1 + i % 2, max_tokens=12, stop="a"))
             engine.step()

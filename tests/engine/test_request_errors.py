@@ -6,19 +6,17 @@ from pathlib import Path
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
-from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.scheduler.recording import RecordingScheduler, replay
+from quire.scheduler.recording import replay
 from quire.types import RequestOutput
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,
     assert_forgotten,
-    byte_tokenizer,
     finals,
-    make_config,
     make_engine,
+    recorded_engine,
     run,
 )
 
@@ -132,11 +130,8 @@ def test_async() -> None:
 
 
 def test_replay(tmp_path: Path) -> None:
-    config = make_config()
-    executor = ScriptedExecutor(config.scheduler)
-    fail_at(executor, 4, "bad")
-    with RecordingScheduler(config.scheduler, tmp_path / "steps.jsonl") as scheduler:
-        engine = LLMEngine(config, executor, byte_tokenizer(), scheduler=scheduler)
+    with recorded_engine(tmp_path / "steps.jsonl") as (engine, executor):
+        fail_at(executor, 4, "bad")
         for request_id in ("good", "bad"):
             engine.add_request(request_id, "hello", TEN)
         run(engine)

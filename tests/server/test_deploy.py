@@ -128,6 +128,15 @@ def test_probes_ask_for_routes_that_need_no_key() -> None:
     assert {("GET", path) for path in paths} <= set(ROUTES)
 
 
+def test_no_service_of_kubernetes_sets_the_servers_options() -> None:
+    """Each Service becomes variables such as QUIRE_PORT=tcp://10.0.0.1:80 in the containers beside it."""
+    names = {item["metadata"]["name"].upper().replace("-", "_") for item in KUBERNETES if item["kind"] == "Service"}
+    clash = {f"{name}_PORT" for name in names} & {f"QUIRE_{name.upper()}" for name in OPTIONS}
+    pod = next(item for item in KUBERNETES if item["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert clash
+    assert pod["enableServiceLinks"] is False
+
+
 def test_kubernetes_names_fit_together() -> None:
     by_kind = {item["kind"]: item for item in KUBERNETES}
     pod = by_kind["Deployment"]["spec"]["template"]

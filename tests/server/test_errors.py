@@ -71,6 +71,10 @@ async def test_routes_and_methods_that_do_not_exist() -> None:
     async with requests_to(app) as client:
         assert_error(await client.get("/no/such/" + "x" * 500), 404, "route_not_found")
         assert_error(await client.get("/v1/chat/completions/"), 404, "route_not_found")
+        for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completion"):
+            answer = await client.post(path, json={})
+            assert_error(answer, 404, "route_not_found")
+            assert answer.json()["error"]["message"].endswith("(did you mean '/v1/chat/completions'?)")
         answer = await client.get("/v1/chat/completions")
         assert_error(answer, 405, "method_not_allowed")
         assert answer.headers["allow"] == "POST"

@@ -118,3 +118,12 @@ def test_the_lag_of_the_event_loop_is_measured() -> None:
         raise AssertionError("nothing was measured")
 
     asyncio.run(main())
+
+
+def test_counters_with_labels_begin_at_0() -> None:
+    """Else the first refusal of a server's life raises no alert: a rate needs two values."""
+    text = make_state().metrics.render().decode()
+    for reason in ("queue_full", "rate_limit_exceeded", "too_many_completions"):
+        assert f'quire_refused_requests_total{{reason="{reason}"}} 0.0' in text
+    for reason in ("stop", "length", "abort", "error"):
+        assert f'quire_requests_total{{finish_reason="{reason}"}} 0.0' in text

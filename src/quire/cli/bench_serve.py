@@ -102,7 +102,7 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
 )
 @click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
               help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
-@click.option("--model", default="smollm2", metavar="name", cls=GroupedOption, help="the model's name there  [smollm2]")
+@click.option("--model", metavar="name", cls=GroupedOption, help="the model's name there  [the server's first]")
 @click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
 @click.option("--rate", type=str, default="", metavar="r,…", cls=GroupedOption, help="requests per second, instead")
 @click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="n", cls=GroupedOption,
@@ -115,18 +115,20 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
 @click.option("--sweep", is_flag=True, cls=GroupedOption, help="search the highest rate that holds --slo")
 @click.option("--seed", type=int, default=0, metavar="n", cls=GroupedOption, help="of prompts and gaps  [0]")
 def bench_serve_command(
-    url: str, model: str, concurrency: tuple[int, ...], rate: str, num_requests: int | None, num_words: int,
+    url: str, model: str | None, concurrency: tuple[int, ...], rate: str, num_requests: int | None, num_words: int,
     num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
 ) -> None:  # fmt: skip
     """Measure each load, or search for the highest."""
     output = output_of()
     rates = _rates(rate)
+    if 0 in concurrency:
+        raise click.UsageError("--concurrency is at least 1")
     if sum((bool(concurrency), bool(rates), sweep)) > 1:
         raise click.UsageError("--concurrency, --rate and --sweep exclude each other")
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
     endpoint = Endpoint.parse(url, "/v1/chat/completions", api_key())
-    bodies = Bodies(model, num_words, num_generated, seed)
+    bodies = Bodies(_model_name(url, model), num_words, num_generated, seed)
 
     def measure(load: Load) -> LoadResult:
         count = num_requests or max(32, 3 * (load.concurrency or 0))
@@ -148,6 +150,16 @@ def bench_serve_command(
     if not all(_holds(result, slo) for result in results):
         output.note(f"a limit is exceeded: {', '.join(map(str, slo))}", style="red")
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
+
+
+def _model_name(url: str, chosen: str | None) -> str:
+    from quire.cli.chat_client_answers import find_model
+    from quire.cli.server_client import ServerClient
+
+    if chosen is not None:
+        return chosen
+    with ServerClient(url) as client:
+        return find_model(client, None).name
 
 
 def _refusal(answer: Answer) -> QuireError:

@@ -100,8 +100,11 @@ def _answer_whole(
         output.result_json("quire.chat/1", {
             "url": client.url, "model": response.get("model", model.name), "text": texts[0],
             "finish_reason": first.get("finish_reason"), "usage": response.get("usage"),
-            "timings": response.get("timings"), "completions": [{"index": index, "text": text}
-                                                                for index, text in enumerate(texts)],
+            "timings": response.get("timings"), "completions": [
+                {"index": index, "text": text, "finish_reason": choice.get("finish_reason"),
+                 "logprobs": choice.get("logprobs")}
+                for index, (text, choice) in enumerate(zip(texts, response["choices"], strict=True))
+            ],
         })  # fmt: skip
         return
     for index, text in enumerate(texts):

@@ -12,7 +12,7 @@ from typing import Any
 from quire.cli.chat import Message, Reply
 from quire.cli.output import format_seconds
 from quire.cli.server_client import ServerAnswerError, ServerClient
-from quire.errors import ModelNotFoundError
+from quire.errors import ModelNotFoundError, QuireError
 from quire.sampling_params import SamplingParams
 
 PATH = "/v1/chat/completions"
@@ -150,5 +150,9 @@ class ServerAnswerer:
                         on_text(text)
             except KeyboardInterrupt:
                 answer.interrupted = True
+            except QuireError:
+                if answer.text and on_text is not None:
+                    on_text("\n")  # the error gets a line of its own
+                raise
         line = answer.statistics_line(self._model.max_model_len)
         return Reply(answer.text, line, time.perf_counter() - start_s, answer.interrupted)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from quire.cli.other_options import advice
 from quire.cli.output import COLOR_CHOICES, Output
 
 OUTPUT_GROUP = "Output"
@@ -39,6 +40,16 @@ class VerbCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
         self.params.extend(_make_output_options())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As Click's, but an option that people know from another engine is told its name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            text = advice(error.option_name, {name for parameter in self.params for name in parameter.opts})
+            if text is None:
+                raise
+            raise click.UsageError(f"No such option '{error.option_name}': {text}", ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section per option group, in order of first use; the output options last."""

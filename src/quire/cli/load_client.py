@@ -5,6 +5,7 @@ HTTP/1.1 over asyncio streams, parsed by httptools; events are split by hand and
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,7 +110,11 @@ class StreamClient:
             if not data:
                 answer.error = answer.error or "the server closed the connection"
                 break
-            parser.feed_data(data)
+            try:
+                parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.close()
+                raise ServerUnreachableError(f"no HTTP server at {self._endpoint.host}:{self._endpoint.port}") from None
         answer.ended_s = time.perf_counter()
         answer.status = answer.status or parser.get_status_code()
         # Servers that do not count their tokens send one at a time.
@@ -129,9 +134,9 @@ class StreamClient:
             self._reader, self._writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
         except OSError as error:
             where = f"{self._endpoint.host}:{self._endpoint.port}"
-            raise ServerUnreachableError(
-                f"no server at {where}: {error.strerror or error}; start one with `quire serve`"
-            ) from None
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror or error
+            raise ServerUnreachableError(f"no server at {where}: {reason}; start one with `quire serve`") from None
 
     def _request(self, body: bytes) -> bytes:
         where = self._endpoint

@@ -28,7 +28,9 @@ class Load:
     @property
     def name(self) -> str:
         """As it stands in the table."""
-        return f"{self.concurrency} clients" if self.concurrency is not None else f"{self.rate:g} req/s"
+        if self.concurrency is None:
+            return f"{self.rate:g} req/s"
+        return f"{self.concurrency} client{'' if self.concurrency == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)

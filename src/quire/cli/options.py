@@ -51,24 +51,28 @@ SAMPLING_HELP = {
 """Help of each field of `SamplingParams`; a test holds the two together."""
 
 
-def engine_options(*, without: frozenset[str] = frozenset()) -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `EngineOptions`, but those in `without`."""
-    return _option_flags(EngineOptions, "engine", without)
+def engine_options(
+    *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
+) -> Callable[[_Decorated], _Decorated]:
+    """Decorator: one flag per field of `EngineOptions`, but those in `without`. `defaults` overrides those shown."""
+    return _option_flags(EngineOptions, "engine", without, defaults or {})
 
 
 def server_options() -> Callable[[_Decorated], _Decorated]:
     """Decorator: one flag per field of `ServerOptions`."""
-    return _option_flags(ServerOptions, "server", frozenset())
+    return _option_flags(ServerOptions, "server", frozenset(), {})
 
 
-def _option_flags(kind: type[Any], prefix: str, without: frozenset[str]) -> Callable[[_Decorated], _Decorated]:
+def _option_flags(
+    kind: type[Any], prefix: str, without: frozenset[str], defaults: Mapping[str, str]
+) -> Callable[[_Decorated], _Decorated]:
     hints = get_type_hints(kind)
 
     def decorate(function: _Decorated) -> _Decorated:
         for item in reversed(fields(kind)):
             if item.name not in without:
                 group = ENGINE_GROUPS.get(item.metadata["group"], item.metadata["group"].title())
-                note = _default_text(item)
+                note = defaults.get(item.name, _default_text(item))
                 function = _flag(item, hints[item.name], group, item.metadata["help"], note, prefix)(function)
         return function
 
@@ -171,7 +175,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _default_text(item: Field[Any]) -> str:
     value = item.default
-    if value is MISSING or value is None:
+    if value is MISSING or value is None or value == ():
         return ""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 

@@ -12,6 +12,9 @@ from quire.cli.session import configure_logging
 from quire.config import EngineOptions
 from quire.weights.sources import resolve_source
 
+DEFAULTS = {"performance_mode": "interactivity"}
+"""Several people watch several answers: none shall stand still for another's prompt."""
+
 
 @click.command(
     "serve",
@@ -20,7 +23,7 @@ from quire.weights.sources import resolve_source
 )
 @click.argument("model", required=False)
 @server_options()
-@engine_options(without=frozenset({"model"}))
+@engine_options(defaults=DEFAULTS)
 def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     output = output_of()
@@ -28,8 +31,8 @@ def serve_command(model: str | None, **values: Any) -> None:
     from quire.server.options import ServerOptions
 
     options = ServerOptions(**chosen_server_options(values))
-    # Several people watch several answers: none shall stand still for another's prompt.
-    engine = EngineOptions.from_kwargs(model, **{"performance_mode": "interactivity", **chosen_engine_options(values)})
+    chosen = chosen_engine_options(values)
+    engine = EngineOptions.from_kwargs(**{**DEFAULTS, **chosen, **_named_model(model, chosen)})
     with show_progress(output) as progress:
         # A model that is not there must be reported before an engine process is started for it.
         resolve_source(engine.model, revision=engine.revision, progress=progress)
@@ -40,3 +43,12 @@ def serve_command(model: str | None, **values: Any) -> None:
             output.note(f"serving {options.model_name(engine)} at {url}")
 
     serve(engine, options, on_ready=announce)
+
+
+def _named_model(word: str | None, chosen: dict[str, Any]) -> dict[str, str]:
+    """The argument, which goes before `QUIRE_MODEL`. Raises: click.UsageError if there is --model too."""
+    if word is None:
+        return {}
+    if click.get_current_context().get_parameter_source("engine_model") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"the model is given twice: '{word}' and --model {chosen['model']}")
+    return {"model": word}

@@ -35,8 +35,18 @@ def base_url(url: str) -> str:
 
 def api_key() -> str:
     """The user's key: the first of `QUIRE_API_KEY`, else `OPENAI_API_KEY`; empty without one."""
+    return _found_key()[1]
+
+
+def key_hint() -> str:
+    """What to do about a key that a server wants: which variable to set, or which one holds another key."""
+    name, key = _found_key()
+    return f"the key in {name} is not one of its keys" if key else f"set {KEY_VARIABLES[0]}"
+
+
+def _found_key() -> tuple[str, str]:
     for name in KEY_VARIABLES:
         key = os.environ.get(name, "").split(",")[0].strip()
         if key:
-            return key
-    return ""
+            return name, key
+    return "", ""

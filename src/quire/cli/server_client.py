@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from quire.cli.server_address import KEY_VARIABLES, ServerUnreachableError, api_key, base_url
+from quire.cli.server_address import ServerUnreachableError, api_key, base_url, key_hint
 from quire.errors import QuireError
 
 CONNECT_S = 10.0
@@ -44,7 +44,7 @@ class ServerAnswerError(QuireError):
             message, code = body[:200].decode("utf-8", "replace").strip() or "no reason was given", "server_error"
         # It goes to a terminal: no control characters, and not a page of it.
         message = "".join(character if character.isprintable() else " " for character in message[:MAX_MESSAGE])
-        hint = f"; set {KEY_VARIABLES[0]}" if status == 401 else ""
+        hint = f"; {key_hint()}" if status == 401 else ""
         return cls(status, f"the server answers {status}: {message}{hint}", code)
 
 
@@ -114,11 +114,18 @@ class ServerClient:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise ServerUnreachableError(
-                f"no server at {self.url}: {error or type(error).__name__}; start one with `quire serve`"
+                f"no server at {self.url}: {_reason(error)}; start one with `quire serve`"
             ) from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            what = str(error) or type(error).__name__
-            raise ServerUnreachableError(f"the connection to {self.url} broke: {what}") from None
+            raise ServerUnreachableError(f"the connection to {self.url} broke: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """An exception of the HTTP client in words for people, without numbers of the operating system."""
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    if isinstance(error, httpx2.RemoteProtocolError) and ("closed" in text or "disconnected" in text):
+        return "it was closed before the answer was complete"
+    return text
 
 
 def _word(code: object) -> str:

@@ -4,6 +4,7 @@ One request's way: `routes/` → `front_end.py` (template, tokens, checks) → `
 """
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
@@ -19,7 +20,8 @@ def make_app(state: ServerState) -> FastAPI:
         title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     app.state.quire = state
-    install_error_handlers(app)
+    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute))
+    install_error_handlers(app, [route.path for route in routes if "{" not in route.path])
     for module in MODULES:
         app.include_router(module.router)
     return app

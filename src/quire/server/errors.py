@@ -7,7 +7,7 @@ Next to read: `app.py`, which installs the handlers.
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from quire.errors import CapacityError, InvalidParameterError, QuireError, RequestError
+from quire.errors import CapacityError, InvalidParameterError, QuireError, RequestError, nearest
 
 LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
@@ -113,8 +113,11 @@ def shown(value: Any) -> str:
     return text[:80]
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every error of the app OpenAI's shape, those of the framework included."""
+def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
+    """Give every error of the app OpenAI's shape, those of the framework included.
+
+    `paths`: those that a client who asks for another one may have meant.
+    """
 
     async def on_error(request: Request, error: Exception) -> Response:
         return ApiError.of(error).response()
@@ -130,7 +133,8 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         path = json.dumps(request.scope["path"][:MAX_ECHOED_CHARACTERS])
         if error.status_code == 404:
-            return ApiError(404, f"no route {path}", code="route_not_found").response()
+            hint = nearest(request.scope["path"][:MAX_ECHOED_CHARACTERS], paths)
+            return ApiError(404, f"no route {path}{hint}", code="route_not_found").response()
         if error.status_code == 405:
             message = f"{request.method[:20]} is not allowed for {path}"
             answer = ApiError(405, message, code="method_not_allowed").response()

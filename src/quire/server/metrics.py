@@ -24,6 +24,8 @@ from quire.server.supervisor import Supervisor
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_ROUTES = 200
+REFUSALS = ("queue_full", "rate_limit_exceeded", "too_many_completions")
+"""Shown as 0 before the first: Prometheus sees no increase of a counter that begins at 1."""
 LAG_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 LAG_EVERY_S = 0.25
 
@@ -97,7 +99,7 @@ class Metrics(Collector):
             value=self._admission.num_requests,
         )
         refused = CounterMetricFamily("quire_refused_requests", "Requests that were sent away", labels=["reason"])
-        for reason, number in self._admission.num_refused.items():
+        for reason, number in {**dict.fromkeys(REFUSALS, 0), **self._admission.num_refused}.items():
             refused.add_metric([reason], number)
         yield refused
         requests = CounterMetricFamily("quire_http_requests", "HTTP requests", labels=["method", "route", "status"])

@@ -11,6 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import BOUNDS_S
 
+FINISH_REASONS = ("stop", "length", "abort", "error")
+"""Shown as 0 before the first: Prometheus sees no increase of a counter that begins at 1."""
+
 
 def engine_metrics(statistics: Statistics) -> Iterable[Metric]:
     """All of them; those that no engine has reported yet are 0."""
@@ -45,7 +48,7 @@ def _counters(statistics: Statistics) -> Iterable[Metric]:
     ):
         yield CounterMetricFamily(name, text, value=value)
     finished = CounterMetricFamily("quire_requests", "Completions that ended", labels=["finish_reason"])
-    for reason, number in statistics.num_finished.items():
+    for reason, number in {**dict.fromkeys(FINISH_REASONS, 0), **statistics.num_finished}.items():
         finished.add_metric([reason], number)
     yield finished
 

@@ -88,24 +88,28 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
-def check(script: str) -> str:
+def failures(script: str) -> str:
+    """What a script `expect`ed in vain, or died of; empty if all was as it should be."""
     code, out, errors = finish(start(script))
-    assert code == 0, out + errors
-    return out
+    return "" if code == 0 else f"exit code {code}: {out}{errors}"
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 7])
 def test_threads_give_the_bits_of_one(num_threads: int) -> None:
-    check(f"""
+    assert (
+        failures(f"""
         work = Work({num_threads})
         for _ in range(50):
             expect(work.compute() == EXPECTED, "bits")
     """)
+        == ""
+    )
 
 
 def test_a_fork_computes_with_threads_of_its_own() -> None:
     """Also a fork of a fork, and the parent afterwards."""
-    check("""
+    assert (
+        failures("""
         work = Work(2)
         expect(work.compute() == EXPECTED, "before")
 
@@ -127,11 +131,14 @@ def test_a_fork_computes_with_threads_of_its_own() -> None:
             child(1)
             expect(work.compute() == EXPECTED, "after")
     """)
+        == ""
+    )
 
 
 def test_a_fork_in_the_middle_of_a_step() -> None:
     """Of a process whose other thread is inside of a plan: new plans work in the child, and the old one ends."""
-    check("""
+    assert (
+        failures("""
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         busy, done = Work(2), threading.Event()
@@ -152,10 +159,13 @@ def test_a_fork_in_the_middle_of_a_step() -> None:
         done.set()
         thread.join()
     """)
+        == ""
+    )
 
 
 def test_plans_that_are_gone_leave_no_threads() -> None:
-    check("""
+    assert (
+        failures("""
         before = num_threads_alive()
         for _ in range(60):
             work = Work(4)
@@ -169,10 +179,13 @@ def test_plans_that_are_gone_leave_no_threads() -> None:
             time.sleep(0.01)
         expect(num_threads_alive() == before, f"{num_threads_alive()} threads, {before} before")
     """)
+        == ""
+    )
 
 
 def test_plans_may_share_a_pool() -> None:
-    check("""
+    assert (
+        failures("""
         pool = _native.ThreadPool(3)
         works = [Work(0, pool) for _ in range(5)]
         before = num_threads_alive()
@@ -183,10 +196,13 @@ def test_plans_may_share_a_pool() -> None:
             expect(num_threads_alive() == before + 2, "two more threads in all")
             works = works[1:] or works
     """)
+        == ""
+    )
 
 
 def test_two_callers_with_pools_of_their_own() -> None:
-    check("""
+    assert (
+        failures("""
         works = [Work(2) for _ in range(3)]
         wrong = []
 
@@ -202,6 +218,8 @@ def test_two_callers_with_pools_of_their_own() -> None:
             thread.join()
         expect(not wrong, "bits")
     """)
+        == ""
+    )
 
 
 @pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
@@ -229,7 +247,8 @@ def test_signals_arrive_while_a_plan_runs(wanted: signal.Signals) -> None:
 
 
 def test_handlers_run_in_the_main_thread_between_steps() -> None:
-    check("""
+    assert (
+        failures("""
         seen = []
         signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.current_thread() is threading.main_thread()))
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -240,11 +259,14 @@ def test_handlers_run_in_the_main_thread_between_steps() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         expect(len(seen) >= 50 and all(seen), f"{len(seen)} alarms")
     """)
+        == ""
+    )
 
 
 def test_faulthandler_and_small_signal_stacks() -> None:
     """Frames of signals hold the wide registers; a stack for signals that is too small for them is never used by us."""
-    check("""
+    assert (
+        failures("""
         import ctypes, faulthandler
 
         class Stack(ctypes.Structure):
@@ -268,6 +290,8 @@ def test_faulthandler_and_small_signal_stacks() -> None:
             os.kill(os.getpid(), signal.SIGUSR1)
             expect(work.compute() == EXPECTED, "with signals")
     """)
+        == ""
+    )
 
 
 def test_busy_processes_beside() -> None:
@@ -275,13 +299,16 @@ def test_busy_processes_beside() -> None:
     spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     neighbours = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
     try:
-        check("""
+        assert (
+            failures("""
             works = [Work(2), Work(6)]
             for _ in range(100):
                 for work in works:
                     expect(work.compute() == EXPECTED, "bits")
                 time.sleep(0.0005)  # the threads of one fall asleep now and then
         """)
+            == ""
+        )
     finally:
         for neighbour in neighbours:
             neighbour.kill()
@@ -290,31 +317,40 @@ def test_busy_processes_beside() -> None:
 
 def test_pauses_of_any_length_between_steps() -> None:
     """Threads that spin, offer their core or sleep: each is woken."""
-    check("""
+    assert (
+        failures("""
         work = Work(3)
         for pause in (0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 0.01, 0.06, 0.15):
             for _ in range(5):
                 time.sleep(pause)
                 expect(work.compute() == EXPECTED, f"after {pause} s")
     """)
+        == ""
+    )
 
 
 def test_denormals_are_the_callers_again() -> None:
     """Flushed to zero inside of a plan only."""
-    check("""
+    assert (
+        failures("""
         work = Work(2)
         work.compute()
         small = np.full(64, 1e-40, np.float32)
         expect((small * np.float32(0.5) > 0).all(), "denormals were switched off for the caller")
     """)
+        == ""
+    )
 
 
 def test_the_process_may_end_at_any_moment() -> None:
     """With threads that spin, offer their core, or sleep."""
     for pause in (0.0, 0.0002, 0.1):
-        check(f"""
+        assert (
+            failures(f"""
             works = [Work(4), Work(2)]
             for work in works:
                 work.compute()
             time.sleep({pause})
         """)
+            == ""
+        )

@@ -8,6 +8,7 @@ import pytest
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.completion import CompletionRequest
+from quire.server.protocol.embedding import EmbeddingRequest
 from quire.server.protocol.fields import UNSUPPORTED, known_names
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES
@@ -35,15 +36,15 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
         ({"stop": ["a", 3]}, "stop.1", "stop.1 must be text, got 3"),
         ({"stop": 3}, "stop", "stop must be text, got 3"),
         ({"stop": ["a"] * 17}, "stop", "stop must have at most 16 items, got a list of 17 items"),
-        ({"stop": ""}, "stop", 'stop must have at least 1 characters, got ""'),
+        ({"stop": ""}, "stop", 'stop must have at least 1 character, got ""'),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "logit_bias.5 must be at most 100, got 101"),
         ({"stream": "yes"}, "stream", 'stream must be true or false, got "yes"'),
         ({"stream_options": 1, "stream": True}, "stream_options", "stream_options must be an object, got 1"),
-        ({"messages": []}, "messages", "messages must have at least 1 items, got a list of 0 items"),
+        ({"messages": []}, "messages", "messages must have at least 1 item, got a list of 0 items"),
         ({"messages": {}}, "messages", "messages must be a list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
-        ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be one of "text", got "audio"'),
+        ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be "text", got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
 )  # fmt: skip
@@ -64,6 +65,25 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
     error = refusal({**CHAT, "max_token": 5})
     assert (error.code, error.param) == ("unknown_parameter", "max_token")
     assert error.message == "unknown field \"max_token\" (did you mean 'max_tokens'?)"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("n_predict", ChatRequest, ": use max_tokens"),
+        ("repeat_penalty", ChatRequest, ": use repetition_penalty"),
+        ("enable_thinking", ChatRequest, ": use chat_template_kwargs.enable_thinking"),
+        ("best_of", ChatRequest, ": use n"),
+        ("best_off", CompletionRequest, " (did you mean 'best_of'?)"),
+        ("n_predict", EmbeddingRequest, ""),
+        ("mirostat", ChatRequest, ""),
+    ],
+)
+def test_hints_are_fields_of_this_request(name: str, kind: Any, hint: str) -> None:
+    """Never the name itself, nor a field that only another route has."""
+    needed = {"model": "m", **({"messages": MESSAGES} if kind is ChatRequest else {"prompt": "x", "input": "x"})}
+    body = {key: value for key, value in needed.items() if key in kind.model_fields}
+    assert refusal({**body, name: 1}, kind).message == f"unknown field {json.dumps(name)}{hint}"
 
 
 def test_a_nested_unknown_field_has_its_path() -> None:

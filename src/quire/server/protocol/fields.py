@@ -59,6 +59,19 @@ UNSUPPORTED = {
     "web_search_options": "this server does not search",
 }
 """Known fields that are refused where they have a value, and what to do instead."""
+OTHER_NAMES = {
+    "best_of": "n",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "structured_outputs.json",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "num_predict": "max_tokens",
+    "regex": "structured_outputs.regex",
+    "repeat_penalty": "repetition_penalty",
+}
+"""Names that other servers have for something, and the field that is it here."""
 
 
 def text_or_list(value: Any) -> str:

@@ -4,6 +4,7 @@ Next to read: `fields.py`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import UNSUPPORTED, known_names
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, known_names
 from quire.server.protocol.json_text import JsonTextError, parse_json
 
 MAX_NAME_CHARACTERS = 100
@@ -39,7 +40,7 @@ MESSAGES = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
-    "literal_error": "must be one of {expected}",
+    "literal_error": "must be {expected}",
 }
 """What a field must be, by pydantic's type of the error; others have pydantic's own sentence."""
 
@@ -61,10 +62,10 @@ def validate(kind: type[_B], value: Any) -> _B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _answer(error) from None
+        raise _answer(error, kind) from None
 
 
-def _answer(error: ValidationError) -> ApiError:
+def _answer(error: ValidationError, kind: type[Body]) -> ApiError:
     first = error.errors(include_url=False)[0]
     path = [str(part)[:MAX_NAME_CHARACTERS] for part in first["loc"] if not _is_tag(part)]
     param = ".".join(path)[:200] or None
@@ -73,7 +74,7 @@ def _answer(error: ValidationError) -> ApiError:
         if len(path) == 1 and name in UNSUPPORTED:
             return ApiError(400, f"{name} is not supported: {UNSUPPORTED[name]}", code="unsupported_parameter",
                             param=param)  # fmt: skip
-        hint = nearest(name, known_names())
+        hint = _field_hint(name, kind if len(path) == 1 else None)
         return ApiError(400, f"unknown field {json.dumps(name)}{hint}", code="unknown_parameter", param=param)
     if first["type"] == "value_error":
         cause = first["ctx"]["error"]
@@ -94,11 +95,24 @@ def _sentence(kind: str, context: Mapping[str, Any], message: str) -> str:
     if template is None:
         return f"is wrong: {message[:1].lower()}{message[1:200]}"
     expected = str(context.get("expected", "")).replace("'", '"')
+    several = " or " in expected
+    expected = f"one of {expected}" if several else {"False": "false", "True": "true"}.get(expected, expected)
     numbers = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in context.items()
     }
-    return template.format(**{**numbers, "expected": expected})
+    sentence = template.format(**{**numbers, "expected": expected})
+    return re.sub(r"\b1 (character|item)s$", r"1 \1", sentence)
+
+
+def _field_hint(name: str, kind: type[Body] | None) -> str:
+    """What a client may have meant. `kind`: the whole request, if the field stands at its top level."""
+    if kind is None:
+        return nearest(name, known_names() - {name})
+    fields = {field.alias or own for own, field in kind.model_fields.items()}
+    if name in OTHER_NAMES and OTHER_NAMES[name].partition(".")[0] in fields:
+        return f": use {OTHER_NAMES[name]}"
+    return nearest(name, fields)
 
 
 def _is_tag(part: int | str) -> bool:

@@ -1,6 +1,6 @@
 """A chat request, checked and tokenised: what both the whole answer and the stream are made from.
 
-Next to read: `chat.py`.
+Next to read: `prepared.py`, `chat.py`.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.chat import ChatRequest, Message
-from quire.server.protocol.forms import form_of, renaming, schema_field
-from quire.server.tools import ToolUse, fields_of, plan_tools
+from quire.server.protocol.forms import schema_field
+from quire.server.routes.prepared import prepare_request, tool_use_of
+from quire.server.tools import ToolUse
 from quire.types import Request
 
 
@@ -48,9 +49,7 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
     if body.logprobs:
         chosen["logprobs"] = body.top_logprobs or 0
     offer = body.offer()
-    tool_use = plan_tools(
-        front_end.template, front_end.tokenizer, offer, is_parallel=body.parallel_tool_calls is not False
-    )
+    tool_use = tool_use_of(front_end, body)
     prompt = front_end.chat_prompt(
         template_messages(body.messages),
         tools=None if offer is None else offer.tools,
@@ -60,16 +59,8 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
         add_special_tokens=bool(body.add_special_tokens),
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
     )
-    with renaming({"logprobs": "top_logprobs", **schema_field(body.response_format), **fields_of(tool_use)}):
-        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
-        if tool_use is not None:
-            chosen |= tool_use.sampling_values()
-        request = front_end.prepare(
-            new_id("chat"),
-            prompt,
-            front_end.sampling_params(chosen),
-            **caller.identity(body.priority, body.cache_salt),
-        )
+    names = schema_field(body.response_format)
+    request = prepare_request(front_end, body, caller, prompt, chosen, tool_use, kind="chat", names=names)
     answer_id = f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl")
     return ChatJob(body, answer_id, timestamp(), request, prompt, _opening(body), tool_use)
 

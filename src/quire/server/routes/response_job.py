@@ -11,10 +11,11 @@ from quire.server.caller import Caller
 from quire.server.front_end import FrontEnd
 from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import LogprobWriter
-from quire.server.protocol.forms import form_of, renaming, schema_field
+from quire.server.protocol.forms import schema_field
 from quire.server.protocol.response_items import chat_messages
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.tools import ToolUse, fields_of, plan_tools
+from quire.server.routes.prepared import prepare_request, tool_use_of
+from quire.server.tools import ToolUse
 from quire.types import Request
 
 
@@ -106,25 +107,14 @@ def prepare_response(front_end: FrontEnd, body: ResponsesRequest, caller: Caller
         chosen["logprobs"] = body.top_logprobs or 0
         writer = LogprobWriter(front_end.tokenizer, body.top_logprobs or 0, as_ids=False)
     offer = body.offer()
-    tool_use = plan_tools(
-        front_end.template, front_end.tokenizer, offer, is_parallel=body.parallel_tool_calls is not False
-    )
+    tool_use = tool_use_of(front_end, body)
     prompt = front_end.chat_prompt(
         _messages(body),
         tools=None if offer is None else offer.tools,
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens),
     )
     names = dict.fromkeys(schema_field(body.response_format), "text.format.schema")
-    with renaming({"logprobs": "top_logprobs", **names, **fields_of(tool_use)}):
-        chosen["structured_outputs"] = form_of(body.response_format, body.structured_outputs)
-        if tool_use is not None:
-            chosen |= tool_use.sampling_values()
-        request = front_end.prepare(
-            new_id("resp"),
-            prompt,
-            front_end.sampling_params(chosen),
-            **caller.identity(body.priority, body.cache_salt),
-        )
+    request = prepare_request(front_end, body, caller, prompt, chosen, tool_use, kind="resp", names=names)
     response_id = f"resp_{body.request_id}" if body.request_id else item_id("resp")
     return ResponseJob(body, response_id, timestamp(), model, request, writer, tool_use)
 

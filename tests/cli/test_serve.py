@@ -1,0 +1,37 @@
+"""Which model `quire serve` takes, before anything is started."""
+
+import pytest
+
+from tests.cli.command_line import call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "model"),
+    [
+        (["./argument.gguf"], None, "./argument.gguf"),
+        (["--model", "./flag.gguf"], None, "./flag.gguf"),
+        ([], "./variable.gguf", "./variable.gguf"),
+        (["./argument.gguf"], "./variable.gguf", "./argument.gguf"),
+        (["--model", "./flag.gguf"], "./variable.gguf", "./flag.gguf"),
+    ],
+)
+def test_the_model_is_the_argument_else_the_flag_else_the_variable(
+    arguments: list[str], variable: str | None, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("QUIRE_MODEL", variable)
+    result = call("serve", "--port", "0", *arguments)
+    assert result.exit_code == 3
+    assert f"there is no file or directory '{model}'" in result.stderr
+
+
+def test_the_model_is_given_once() -> None:
+    result = call("serve", "one", "--model", "two")
+    assert result.exit_code == 2
+    assert "the model is given twice: 'one' and --model two" in result.stderr
+
+
+def test_the_help_shows_the_defaults_of_a_server() -> None:
+    text = " ".join(call("serve", "--help").stdout.split())
+    assert "[interactivity; QUIRE_PERFORMANCE_MODE]" in text
+    assert "[()" not in text
