@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidParameterError
-from quire.grammar import limits
 from quire.grammar.check_process import CheckProcess, Refused
 from quire.grammar.compiler import CACHE_BYTES, GrammarCompiler, check_form
 from quire.structured_outputs import StructuredOutputsParams
@@ -137,15 +136,6 @@ def test_a_refusal_names_the_field_the_value_and_the_reason() -> None:
             make_vocabulary, check_process=CountingProcess(Refused("compiling takes longer than the deadline of 2 s"))
         ).compile(StructuredOutputsParams(json={}))
     assert caught.value.field == "structured_outputs.json"
-
-
-def test_what_only_the_vocabulary_makes_too_large_is_refused_in_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_LEXER_FUEL", 100)
-    form = StructuredOutputsParams(regex="|".join(f"word{number}[a-z]{{9}}" for number in range(100)))
-    compiler = GrammarCompiler(make_vocabulary)
-    with pytest.raises(InvalidParameterError, match="its patterns are too large together: use fewer") as caught:
-        compiler.compile(form, check_form(form)).start()
-    assert "fuel" not in str(caught.value)
 
 
 def test_a_form_is_checked_without_a_vocabulary() -> None:
