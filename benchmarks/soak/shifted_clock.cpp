@@ -133,4 +133,13 @@ int sem_clockwait(sem_t *__restrict semaphore, clockid_t clock,
   return real(semaphore, clock, &deadline);
 }
 
+int clock_nanosleep(clockid_t clock, int flags, const timespec *until,
+                    timespec *left) {
+  static const auto real =
+      next<int (*)(clockid_t, int, const timespec *, timespec *)>(__func__);
+  const timespec deadline =
+      flags & TIMER_ABSTIME ? plus(*until, -shift_of(clock)) : *until;
+  return real(clock, flags, &deadline, left);
+}
+
 } // extern "C"
