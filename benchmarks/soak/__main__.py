@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import attacks, faults, files, hogs, invariance, loads, long, memory
+from benchmarks.soak import attacks, clocks, faults, files, hogs, invariance, loads, long, memory
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
@@ -27,7 +27,7 @@ HEADER = ("id", "what", "measured", "pass?")
 TABLES = ("L", "F", "B")
 SEATS, QUEUE = 8, 32
 SHORT = ("--max-num-seqs", str(SEATS), "--max-model-len", "2048")
-REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200}
+REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200, "F8": 30}
 
 
 def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Row]]]:
@@ -61,7 +61,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F5": lambda: faults.cut_links(model, count=repeat("F5")),
         "F6": lambda: files.lost_files(model),
         "F7": lambda: memory.limited_memory(model),
-        "F8": lambda: faults.suspended(model),
+        "F8": lambda: clocks.moved_clocks(model, suspend_s=repeat("F8")),
         "F9": lambda: hogs.beside_hogs(model),
         "F10": lambda: faults.cannot_start(model),
         **inputs.checks(model, arguments.repeat),
@@ -74,7 +74,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="ids, or L, F or B for all of a table  [all]")
     parser.add_argument("--model", default="smollm2", help="[%(default)s]")
     parser.add_argument("--duration-s", type=float, default=600.0, help="of L1, and at most of L2  [%(default)s]")
-    parser.add_argument("--repeat", type=int, help=f"of F1, F2, F3 and F5  [{REPEATS}], and cases of the rows B")
+    parser.add_argument(
+        "--repeat", type=int, help=f"of F1, F2, F3 and F5, seconds of F8  [{REPEATS}], and cases of the rows B"
+    )
     parser.add_argument("--server-options", default="", help="more options of quire serve, for the rows L1 to L6")
     parser.add_argument("--seed", type=int, default=0, help="of L1's requests  [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -207,29 +207,6 @@ async def cut_links(model: str | Server, *, count: int = 200, num_tokens: int = 
     return row
 
 
-async def suspended(model: str, *, suspend_s: float = 30.0) -> Row:
-    """F8: server and engine stand still, as a suspended machine does. The wall clock cannot be set here."""
-    row = Row("F8", f"all processes suspended {suspend_s:g} s (the ±1 day of the clock is not tested)")
-    with serving(model) as server:
-        await ask(server.url, HELLO)
-        tasks = streams(server, 2, 200)
-        await until_running(tasks, server, 2)
-        processes = server.processes()
-        for process in processes:
-            process.suspend()
-        await asyncio.sleep(suspend_s)
-        for process in reversed(processes):
-            process.resume()
-        seen = await asyncio.gather(*tasks)
-        good = sum(item.is_good and item.num_tokens == 200 for item in seen)
-        row.check("answers complete", f"{good}/2", passes=good == 2)
-        page = await get(server.url, "/metrics")
-        negative = [line for line in page.text.splitlines() if not line.startswith("#") and " -" in line]
-        row.check("negative metrics", len(negative), passes=not negative and page.status == 200)
-        row.check("healthy", await is_healthy(server), passes=await is_healthy(server))
-    return row
-
-
 async def cannot_start(model: str, *, limit_s: float = 2.0) -> Row:
     """F10: what is wrong from the beginning is said at once, in one line."""
     row = Row("F10", "port busy, bad flag, bad model, bad key file")

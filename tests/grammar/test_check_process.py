@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.soak.inputs.hostile_forms import ENDLESS, HOSTILE
 from quire.errors import InvalidParameterError, QueueFullError
-from quire.grammar.check_process import CheckProcess, Refused, shared_check_process
+from quire.grammar.check_process import CheckProcess, Refused, shared_check_process, short_reason
 from quire.structured_outputs import StructuredOutputsParams
 
 Form = StructuredOutputsParams
@@ -130,3 +130,8 @@ def test_whitespace_options_are_asked_for(process: CheckProcess) -> None:
     assert len({default, none, own}) == 3
     refused = process.check(Form(json={}, whitespace_pattern="("))
     assert isinstance(refused, Refused)
+
+
+def test_a_reason_names_no_option_that_no_client_has() -> None:
+    said = "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable precompute_large_lexemes"
+    assert short_reason(said) == "its patterns are too large together: use fewer, or shorter repetitions"

@@ -59,6 +59,9 @@ def render() -> str:
 def main(arguments: list[str]) -> int:
     """Write or check the page; returns the exit code."""
     paths = [Path(argument) for argument in arguments if argument != "--check"]
+    if len(paths) > 1 or any(path.suffix != ".md" for path in paths):
+        sys.stderr.write("usage: python -m quire.cli.reference [--check] [PAGE.md]\n")
+        return 2
     path = paths[0] if paths else DEFAULT_PATH
     text = render()
     if "--check" in arguments:

@@ -84,7 +84,7 @@ class CheckProcess:
             self._end()
             return Refused("compiling it takes too much memory or nesting")
         answer = json.loads(line)
-        return answer["grammar"] if "grammar" in answer else Refused(_reason(answer["error"]))
+        return answer["grammar"] if "grammar" in answer else Refused(short_reason(answer["error"]))
 
     def _busy(self) -> QueueFullError:
         return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
@@ -154,8 +154,8 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | Non
     return b"".join(pieces)
 
 
-def _reason(message: str) -> str:
-    """What the library says, in one short line without places in its source."""
+def short_reason(message: str) -> str:
+    """What the library says, in one short line without places in its source or options that no client has."""
     if message.startswith("panic"):
         return "the grammar library fails on it"
     _, found, after = message.partition("\nerror: ")
@@ -163,6 +163,8 @@ def _reason(message: str) -> str:
     line = next((part.strip() for part in text.splitlines() if part.strip()), "no reason given")
     if line.startswith("NoExtension"):
         return "no text matches it"
+    if "initial_lexer_fuel" in line:
+        return "its patterns are too large together: use fewer, or shorter repetitions"
     printable = "".join(character if character.isprintable() else " " for character in line)
     return printable if len(printable) <= 200 else printable[:199] + "…"
 

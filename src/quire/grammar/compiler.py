@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from quire.errors import InvalidParameterError
-from quire.grammar.check_process import CheckProcess, Refused, shared_check_process
+from quire.grammar.check_process import CheckProcess, Refused, shared_check_process, short_reason
 from quire.grammar.form_cache import FormCache
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
@@ -114,7 +114,7 @@ class GrammarCompiler:
         try:
             found.get_ready()
         except ValueError as error:
-            raise _refusal(spec, str(error).partition("\n")[0][:200]) from None
+            raise _refusal(spec, short_reason(str(error))) from None
         return found
 
     def _compile(self, spec: StructuredOutputsParams, checked: str | None) -> CompiledGrammar:
