@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.kernels.peaks import Peaks, measure
 from quire import _native
+from quire.runtime.huge_pages import allocate
 
 SECONDS = 0.5
 """Spent on each figure; the shortest run counts."""
@@ -64,8 +65,8 @@ class Layers:
         blocks = -(-(start + count) // BLOCK_SIZE)
         stride = shape.layer_bytes * shape.num_layers
         num_tokens = num_requests * count
-        self.memory = torch.full((num_requests * blocks * stride + 64,), BLOCK_FILL, dtype=torch.uint8)
-        base = self.memory.data_ptr() + -self.memory.data_ptr() % 64
+        self.memory = allocate(num_requests * blocks * stride).fill_(BLOCK_FILL)
+        base = self.memory.data_ptr()
         order = torch.randperm(num_requests * blocks, generator=torch.Generator().manual_seed(0))
         self.tables = order.int().reshape(num_requests, blocks)
         columns, kv_columns = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size

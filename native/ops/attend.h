@@ -16,11 +16,12 @@ constexpr int64_t kPartialsAt = kScratchBytes / 2;  // the scratch's second half
 // The values of tokens low … high - 1 of a tile as runs. The token that pairs with the last one may not be written yet:
 // it is read as zero. Where D is no multiple of 16, values are copied to rows that are.
 template <class Kv>
-int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& tile, const TileKeys& next, int64_t low,
+int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& tile, const Stream& stream, int64_t low,
                   int64_t high, Run* runs, int64_t* row_bytes) {
   const int64_t step_bytes = kv.head_size * Kv::kValueBytes / kLanes, padded = rows.stride * Kv::kValueBytes / kLanes;
   const bool copies = padded != step_bytes;
   std::byte* free = rows.padded;
+  const std::byte* const* ahead = stream.ahead(stream.values);
   int64_t count = 0;
   for (int64_t g = tile.first; g < tile.end; ++g) {
     const int64_t begin = low > g * kGroup ? low - g * kGroup : 0;
@@ -37,7 +38,8 @@ int64_t make_runs(const KvLayer& kv, const AttendRows& rows, const TileKeys& til
       free += kGroup / Kv::kTokens * padded;
     }
     if (steps > first) {
-      runs[count++] = {values + first * padded, next.keys[g], steps - first, weights + first * Kv::kWeightBytes};
+      runs[count++] = {values + first * padded, ahead[g - tile.first], steps - first,
+                       weights + first * Kv::kWeightBytes};
     }
     if (half) {
       const std::byte* last = tile.values[g] + steps * step_bytes;
@@ -67,7 +69,8 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
       prefetch(next.scales[g] + op.kv.block_size);
     }
   }
-  score_tile<Kv>(rows, tile, (width + Kv::kDims - 1) / Kv::kDims);
+  const Stream stream = make_stream<Kv>(op.kv, tile, next);
+  score_tile<Kv>(rows, tile, stream, (width + Kv::kDims - 1) / Kv::kDims);
   // All rows' highest scores before the first weight: the many reductions overlap.
   Seen seen[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
@@ -77,6 +80,7 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   }
   float factors[kAttendRows];
   for (int64_t row = 0; row < rows.count; ++row) {
+    prefetch_some(stream, row);
     if constexpr (Kv::kScaled) {
       factors[row] = soften_scaled(rows, row, seen[row], tile.scales, op.kv.block_size);
     } else {
@@ -85,7 +89,7 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   }
   Run runs[kTileGroups + 1];
   int64_t row_bytes;
-  const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, next, low - begin, high - begin, runs, &row_bytes);
+  const int64_t num_runs = make_runs<Kv>(op.kv, rows, tile, stream, low - begin, high - begin, runs, &row_bytes);
   weigh_tile<Kv>(rows, runs, num_runs, row_bytes, reinterpret_cast<std::byte*>(rows.tile.sums));
   if constexpr (Kv::kScaled) {
     for (int64_t row = 0; row < rows.count; ++row) {

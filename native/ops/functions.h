@@ -50,7 +50,7 @@ inline F32x16 exp2_scaled(F32x16 x, F32x16 scale) {
 // N vectors step by step: two take a third less time than one after the other, since the processor looks too few
 // operations ahead to overlap whole chains.
 template <int N>
-void exp2_of_non_positive(F32x16 (&x)[N]) {
+[[gnu::always_inline]] inline void exp2_of_non_positive(F32x16 (&x)[N]) {
   const F32x16 magic = broadcast(12582912.0f);
   F32x16 shifted[N], r[N], p[N];
   QUIRE_UNROLL for (int i = 0; i < N; ++i) shifted[i] = x[i] + magic;
