@@ -250,6 +250,8 @@ class RequestResult:
     embedding: tuple[float, ...] | None = None
     error: str | None = None
     """Why this request has no result and must end, while the others of the step go on."""
+    error_code: str | None = None
+    """As `CompletionOutput` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,7 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
     or stop token id that matched; None for EOS. `error`: what went wrong, where `finish_reason` is "error".
+    `error_code`: `FORM_FAILED` where the request's own form of text is to blame; None for all else.
     """
 
     index: int
@@ -309,6 +312,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_code: str | None = None
 
     @property
     def finished(self) -> bool:

@@ -101,7 +101,7 @@ class GrammarCompiler:
         Nothing happens where texts can follow no grammar.
         """
         with suppress(InvalidParameterError, ValueError):
-            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary()).start().allowed()
+            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary(), is_schema=True).start().allowed()
 
     def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar:
         """The grammar of a form. Who holds on to it finds it again, whatever else is kept.

@@ -70,6 +70,12 @@ class TokenMatcher:
     def _fail(self) -> None:
         lines = self._matcher.get_error().splitlines()
         reason = lines[0][:200] if lines else "no reason given"
+        if reason.startswith("NoExtension"):
+            self.failure = (
+                "the grammar of structured_outputs cannot be followed any further: nothing may come next, though the "
+                "text is not complete; end its rules that lead to nothing but themselves"
+            )
+            return
         self.failure = (
             f"the grammar of structured_outputs cannot be followed any further ({reason}): make it simpler, "
             "with fewer alternatives that begin alike and smaller repetitions"
