@@ -12,7 +12,7 @@ from quire.engine.llm import LLM
 from quire.errors import InvalidParameterError
 from quire.events import EventKind
 from quire.sampling_params import SamplingParams
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from quire.text.tool_calls.formats import GENERIC, uses_tools
 from quire.text.tool_calls.parser import ToolCallParser
@@ -211,6 +211,8 @@ def test_a_request_that_cannot_go_on_fails_alone(llm: LLM) -> None:
     failed, good = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params, use_tqdm=False))
     assert failed.finish_reason == "error"
     assert "structured_outputs allows none of allowed_token_ids" in (failed.error or "")
+    assert failed.error_code == FORM_FAILED
+    assert good.error_code is None
     assert re.fullmatch("[a-z]+", good.text)
     assert not llm.llm_engine.errored
 

@@ -58,16 +58,16 @@ async def cancel_storm(server: Server, *, count: int = 200, max_tokens: int = 19
     return row
 
 
-async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int = 1900, max_tokens: int = 200) -> Row:
+async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int = 1900, max_tokens: int = 800) -> Row:
     """L4: a long prompt arrives while others stream."""
     row = Row("L4", f"fairness: {num_streams} streams, a prompt of {prompt_tokens} tokens arrives")
     await ask(server.url, HELLO)
     alone = await ask(server.url, chat_body(prompt_of(prompt_tokens, 1), 4))
-    calm = await gathered(server, num_streams, max_tokens // 2, "Alone")
+    calm = await gathered(server, num_streams, max_tokens // 4, "Alone")
     median_s = at_percent([gap for item in calm for gap in item.gaps_s], 50)
     bodies = [chat_body(f"Tell me a story. {index}", max_tokens) for index in range(num_streams)]
     streams = [asyncio.create_task(ask(server.url, body)) for body in bodies]
-    await asyncio.sleep(20 * median_s + 0.3)
+    await asyncio.sleep(0.5)
     long_one = await ask(server.url, chat_body(prompt_of(prompt_tokens, 2), 4))
     seen = await asyncio.gather(*streams)
     begin_s, end_s = long_one.started_s, (long_one.piece_times or [long_one.ended_s])[0]
@@ -83,6 +83,7 @@ async def fairness(server: Server, *, num_streams: int = 4, prompt_tokens: int =
         return row
     first_alone_s, first_s = (item.piece_times[0] - item.started_s for item in (alone, long_one))
     p99_s = at_percent(gaps, 99)
+    row.check("pieces of the streams meanwhile (≥ 20)", len(gaps), passes=len(gaps) >= 20)
     row.note("ITL median alone ms", 1e3 * median_s)
     row.check("ITL p99 ÷ that (≤ 4)", p99_s / median_s, passes=p99_s <= 4 * median_s)
     row.check("long TTFT ÷ alone (≤ 3)", first_s / first_alone_s, passes=first_s <= 3 * first_alone_s)

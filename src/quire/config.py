@@ -175,7 +175,7 @@ class SchedulerConfig:
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
     prefill_tokens_per_decode: int | None = None
-    """Of a step in which requests generate, prompts get so many tokens per such request, or fill 12; None: all."""
+    """Of a step in which requests generate, prompts get at least so many tokens for each, or fill 12; None: all."""
     max_decode_rounds: int = 1
     """Where all requests generate and nobody waits, a step may sample so many tokens for each, one after another."""
     policy: str = "fcfs"

@@ -1,9 +1,8 @@
 """Nouns that cross folders, without tensors: requests, schedules, results, outputs.
 
-The path of one token: `Request` (scheduler's view of one sequence) → `SchedulerOutput` (what one
-step computes) → executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees).
-Everything in a `SchedulerOutput` and a `StepResult` is made of integers, floats, strings and tuples, so that a
-step can be recorded, replayed and sent to another process.
+The path of one token: `Request` (scheduler's view of one sequence) → `SchedulerOutput` (what one step computes) →
+executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees). Everything in a `SchedulerOutput`
+and a `StepResult` is integers, floats, strings and tuples: it can be recorded, replayed and sent to another process.
 Next to read: `scheduler/scheduler.py`.
 """
 
@@ -249,14 +248,14 @@ class RequestResult:
     """For prompt positions this step made known, in order. Position 0 has none."""
     embedding: tuple[float, ...] | None = None
     error: str | None = None
-    """Why this request has no result and must end, while the others of the step go on."""
+    """Why this request has no result and must end, while the others go on; the code is as in `CompletionOutput`."""
+    error_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did
-    neither sample, nor pool, nor report prompt logprobs are absent. After several rounds all results of the first
-    come first, then those of the second."""
+    """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did neither sample, nor pool,
+    nor report prompt logprobs are absent. After several rounds the results of the first come first, and so on."""
 
     step_id: int
     results: tuple[RequestResult, ...]
@@ -299,6 +298,7 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
     or stop token id that matched; None for EOS. `error`: what went wrong, where `finish_reason` is "error".
+    `error_code`: `FORM_FAILED` where the request's own form of text is to blame; None for all else.
     """
 
     index: int
@@ -309,6 +309,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_code: str | None = None
 
     @property
     def finished(self) -> bool:

@@ -56,3 +56,13 @@ def test_a_stale_page_is_found_and_rewritten(tmp_path: Path, capsys: pytest.Capt
     page.write_text(page.read_text() + "edited")
     assert main(["--check", str(page)]) == 1
     assert "is stale" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--chek"], ["page.txt"], ["a.md", "b.md"], ["--check", "--help"]])
+def test_a_wrong_argument_writes_nothing_but_the_usage(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == "usage: python -m quire.cli.reference [--check] [PAGE.md]\n"
+    assert list(tmp_path.iterdir()) == []

@@ -87,6 +87,7 @@ class ScriptedExecutor(FakeExecutor):
         self.next_token = next_token
         self.logprobs = logprobs or (lambda known: [-math.log(VOCAB_SIZE)] * VOCAB_SIZE)
         self.errors: dict[str, str] = {}
+        self.error_code: str | None = None
         """Request id → the error that it gets in place of a token or an embedding."""
         self.in_step: Callable[[int], None] = lambda step: None
         """Called in the middle of each step with the number of steps so far."""
@@ -103,7 +104,7 @@ class ScriptedExecutor(FakeExecutor):
     def _scripted(self, request_id: str, start: int, end: int, *, samples: bool) -> RequestResult:
         new, known = self._sequences[request_id].new, self._sequences[request_id].token_ids
         if request_id in self.errors and end == len(known):
-            return RequestResult(request_id, error=self.errors[request_id])
+            return RequestResult(request_id, error=self.errors[request_id], error_code=self.error_code)
         if new.sampling is None:
             done = end == len(known)
             return RequestResult(request_id, embedding=(float(len(known)), float(known[-1])) if done else None)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.llm_engine import MAX_ROUNDS_S, LLMEngine
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.pace import STEP_S
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -184,14 +185,26 @@ def test_a_step_of_several_rounds_ends_when_somebody_waits_or_its_time_is_up() -
     now_s = 0.0
     engine._clock = lambda: now_s
     engine.step()
-    now_s = 0.4 * MAX_ROUNDS_S
+    now_s = 0.4 * STEP_S
     assert [executor.ends_step(num_rounds) for num_rounds in (1, 2)] == [False, False]
     engine.watch(lambda: True)
     assert executor.ends_step(1)
     engine.watch(lambda: False)
-    now_s = 0.6 * MAX_ROUNDS_S
+    now_s = 0.6 * STEP_S
     assert executor.ends_step(1), "a second round would take it beyond its time"
     assert not executor.ends_step(2)
+
+
+@pytest.mark.parametrize(("ms_per_token", "expected"), [(1, 25), (50, 12)])
+def test_prompts_get_more_of_a_step_where_the_machine_is_fast(ms_per_token: int, expected: int) -> None:
+    engine, _ = make_engine(prefill_tokens_per_decode=2, max_num_batched_tokens=64)
+    engine._clock = lambda: 0.0
+    engine._pace.note(100, 1, 1, 0.1 * ms_per_token)
+    engine.add_request("generates", [1], SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.step()
+    engine.add_request("prompt", [2] * 60, SamplingParams(max_tokens=1))
+    engine.step()
+    assert engine.events.of(EventKind.STEP)[-1].data["num_tokens"] == expected
 
 
 def test_a_step_without_work_is_harmless() -> None:

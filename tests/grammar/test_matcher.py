@@ -186,6 +186,18 @@ def test_a_token_that_is_not_allowed_is_a_failure_for_good(token_id: int) -> Non
     assert len(matcher.allowed()) == 0
 
 
+@pytest.mark.parametrize("rule", ['x: x "c"', "x: y\ny: x", 'x: "c" x'])
+def test_a_rule_that_never_ends_leaves_nothing_or_goes_on(rule: str) -> None:
+    """What only the library's own grammars can say; schemas of this kind are refused."""
+    matcher = start(grammar=f'start: "a" x | "b"\n{rule}')
+    matcher.append(ord("a"))
+    if matcher.allowed().tolist():
+        assert allowed_bytes(matcher) == {b"c"}
+    else:
+        assert matcher.failure is not None
+        assert "nothing may come next" in matcher.failure
+
+
 def test_a_grammar_that_explodes_while_it_is_followed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text has states of its own: what one of them used up is not missing for the next."""
     monkeypatch.setattr(limits, "MAX_LEXER_STATES", 500)

@@ -11,7 +11,7 @@ from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
 from quire.sampling.state import NOT_ALLOWED
 from quire.sampling.torch_rows import TorchRowSampler
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
 from tests.sampling.builders import CPU, new_request, params
 
@@ -144,7 +144,7 @@ def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], Sampler
     sampler = make()
     sampling = params(structured_outputs=form(regex="[abc]x"), allowed_token_ids=[ord("b"), ord("z")], **GREEDY)
     assert generate(sampler, new_request(sampling=sampling), 2) == [ord("b"), None]
-    assert sampler.failure("a") == NOT_ALLOWED
+    assert sampler.failure("a") == (NOT_ALLOWED, FORM_FAILED)
 
 
 def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sampler]) -> None:
@@ -157,8 +157,8 @@ def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sa
     tokens = [token_id for token_id, _ in sampler.sample(values, ["good", "wrong", "nan"])]
     assert TOKENS[tokens[0] or 0] == b"a"
     assert tokens[1:] == [None, None]
-    assert "cannot be followed" in sampler.failure("wrong")
-    assert sampler.failure("nan") == NO_CHOICE
+    assert "cannot be followed" in sampler.failure("wrong")[0]
+    assert sampler.failure("nan") == (NO_CHOICE, None)
     sampler.remove_request("wrong")
 
 
@@ -173,6 +173,8 @@ def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
     sampler.add_request(new_request("b", params(**GREEDY)))
     (bad, _), (good, _) = sampler.sample(logits({1: 1}, {1: 1}), ["a", "b"])
     assert (bad, good) == (None, 1)
-    assert sampler.failure("a") == NO_GRAMMARS if grammars is None else "unclosed" in sampler.failure("a")
+    error, code = sampler.failure("a")
+    assert error == NO_GRAMMARS if grammars is None else "unclosed" in error
+    assert code == FORM_FAILED
     sampler.remove_request("a")
     assert sampler.sample(logits({1: 1}), ["b"]) == [(1, None)]

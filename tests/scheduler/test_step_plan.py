@@ -36,6 +36,13 @@ def test_prompts_get_a_share_of_a_step_in_which_others_generate(num_decodes: int
     assert plan.chunk_len(1) == 1
 
 
+@pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 59), (20, 60), (50, 150)])
+def test_so_many_tokens_a_step_may_have_in_any_case(num_decodes: int, expected: int) -> None:
+    plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
+    plan.limit_prefill([running(1)] * num_decodes + [running(70)], step_tokens=60)
+    assert plan.chunk_len(500) == expected
+
+
 def test_the_share_is_one_for_all_prompts_and_never_for_generation() -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)])

@@ -40,6 +40,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "nested arrays": {"type": "array", "maxItems": 1000, "items": {"type": "array", "maxItems": 1000}},
     "reference to itself": {"$ref": "#"},
     "references in a ring": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "reference to itself below": {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "properties without names": {"type": "object", "minProperties": 3},
     "tree": {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}},
     "fan": fan(20, 20),
     "product of anyOf": {

@@ -13,6 +13,7 @@ from quire.config import EngineConfig, EngineOptions
 from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
+from quire.engine.pace import STEP_S, Pace
 from quire.errors import EngineDeadError, EngineError, PromptError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 MAX_IDLE_STEPS = 1000
 """Steps in a row that compute nothing while requests wait: more means that the scheduler is stuck."""
-
-MAX_ROUNDS_S = 0.025
-"""The rounds of one step take no longer, as far as can be foreseen: outputs come at least 40 times a second."""
 
 Observer = Callable[[SequenceUpdate], None]
 
@@ -68,6 +66,7 @@ class LLMEngine:
         self._num_idle_steps = 0
         self._clock = clock
         self._step_started_s = 0.0
+        self._pace = Pace()
         self._has_news: Callable[[], bool] = lambda: False
         self._is_shut_down = False
         executor.watch(self._ends_step)
@@ -165,7 +164,7 @@ class LLMEngine:
         self.check_health()
         started = self._step_started_s = self._clock()
         try:
-            schedule = self.scheduler.schedule(self._isolation.suspect_id())
+            schedule = self.scheduler.schedule(self._isolation.suspect_id(), self._pace.step_tokens)
             scheduled = self._clock()
             self._output_processor.note_scheduled(schedule.new_requests, scheduled)
             result = self._execute(schedule)
@@ -179,10 +178,12 @@ class LLMEngine:
             self.abort_all()
             raise
         ended = self._clock()
+        num_tokens = schedule.num_tokens * result.num_rounds
+        self._pace.note(num_tokens, len(schedule.scheduled), result.num_rounds, ended - started)
         self.events.record(
             EventKind.STEP,
             step_id=schedule.step_id,
-            num_tokens=schedule.num_tokens * result.num_rounds,
+            num_tokens=num_tokens,
             num_requests=len(schedule.scheduled),
             num_rounds=result.num_rounds,
             duration_s=ended - started,
@@ -214,7 +215,7 @@ class LLMEngine:
 
     def _ends_step(self, num_rounds: int) -> bool:
         foreseen_s = (self._clock() - self._step_started_s) * (num_rounds + 1) / num_rounds
-        return foreseen_s > MAX_ROUNDS_S or self._has_news()
+        return foreseen_s > STEP_S or self._has_news()
 
     def _make_outputs(self, updates: list[SequenceUpdate], now_s: float) -> list[Output]:
         outputs, endings = self._output_processor.process(updates, now_s)

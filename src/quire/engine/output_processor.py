@@ -143,7 +143,7 @@ class OutputProcessor:
     ) -> tuple[bool, Ending | None]:
         """One sequence's update: whether its request has something new to show, and its end, if its text brings it."""
         if update.result.error is not None:
-            sequence.fail(update.result.error)
+            sequence.fail(update.result.error, update.result.error_code)
             return True, None
         if update.result.prompt_logprobs:
             record.add_prompt_logprobs(update, self._token_texts)

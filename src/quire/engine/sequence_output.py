@@ -19,7 +19,7 @@ class SequenceOutput:
 
     __slots__ = (
         "_detokenizer", "_final", "_matcher", "_token_texts", "cumulative_logprob", "error",
-        "finish_reason", "index", "logprobs", "num_tokens", "request", "stop_reason", "text",
+        "error_code", "finish_reason", "index", "logprobs", "num_tokens", "request", "stop_reason", "text",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, token_texts: TokenTexts) -> None:
@@ -32,6 +32,7 @@ class SequenceOutput:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.error_code: str | None = None
         wants_logprobs = params.logprobs is not None
         self.logprobs: list[PositionLogprobs] | None = [] if wants_logprobs else None
         self.cumulative_logprob: float | None = 0.0 if wants_logprobs else None
@@ -76,9 +77,10 @@ class SequenceOutput:
                 self.text += self._matcher.finish()
         self._detokenizer = self._matcher = None
 
-    def fail(self, error: str, *, flush: bool = True) -> None:
+    def fail(self, error: str, error_code: str | None = None, *, flush: bool = True) -> None:
         """End the sequence because of an error; what it has so far stays. `flush` as in `finish`."""
         self.error = error
+        self.error_code = error_code
         self.finish("error", flush=flush)
 
     def snapshot(self) -> CompletionOutput:
@@ -97,6 +99,7 @@ class SequenceOutput:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            error_code=self.error_code,
         )
         if self.finish_reason is not None:
             self._final = taken

@@ -21,6 +21,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.grammar.limits import parser_limits
+from quire.grammar.schema_rules import unenforceable
 
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 2 << 20
@@ -68,7 +69,8 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
         return {"error": matcher.get_error()}
     if matcher.is_stopped() and not matcher.is_accepting():
         return {"error": "no text matches it"}
-    return {"grammar": grammar}
+    reason = unenforceable(text) if kind == "json" else None
+    return {"grammar": grammar} if reason is None else {"error": reason}
 
 
 def serve() -> None:

@@ -35,11 +35,13 @@ WARM_UP_GRAMMAR = "start: /[a-z]{1,3}/"
 class CompiledGrammar:
     """A grammar that can be followed. `start` may be called any number of times, by several threads."""
 
-    def __init__(self, grammar: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, grammar: str, vocabulary: Vocabulary, *, is_schema: bool = False) -> None:
+        """is_schema: whether it is of a JSON Schema, whose names must have one spelling each."""
         self.size_bytes = MATCHER_BYTES + (MATCHER_BYTES_PER_BYTE + 2) * len(grammar.encode())
         """An estimate of what keeping this takes: grammar and key, and a matcher that waits."""
         self._grammar = grammar
         self._vocabulary = vocabulary
+        self._escape_rule = vocabulary.escape_rule if is_schema else None
         self._waiting: llguidance.LLMatcher | None = None
         self._lock = threading.Lock()
 
@@ -57,7 +59,8 @@ class CompiledGrammar:
         with self._lock:
             matcher, self._waiting = self._waiting, None
         vocabulary = self._vocabulary
-        return TokenMatcher(matcher or self._make(), len(vocabulary.tokens), vocabulary.eos_token_ids)
+        num_tokens = len(vocabulary.tokens)
+        return TokenMatcher(matcher or self._make(), num_tokens, vocabulary.eos_token_ids, self._escape_rule)
 
     def _make(self) -> "llguidance.LLMatcher":
         import llguidance
@@ -98,7 +101,7 @@ class GrammarCompiler:
         Nothing happens where texts can follow no grammar.
         """
         with suppress(InvalidParameterError, ValueError):
-            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary()).start().allowed()
+            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary(), is_schema=True).start().allowed()
 
     def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar:
         """The grammar of a form. Who holds on to it finds it again, whatever else is kept.
@@ -121,7 +124,8 @@ class GrammarCompiler:
         vocabulary = self._ready_vocabulary()
         text = check_form(spec, self._check_process) if checked is None else checked
         with self._lock:
-            grammar = self._in_use.setdefault(spec, CompiledGrammar(text, vocabulary))
+            made = CompiledGrammar(text, vocabulary, is_schema=spec.kind == "json")
+            grammar = self._in_use.setdefault(spec, made)
             self._kept.put(spec, grammar, grammar.size_bytes)
         return grammar
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from quire.grammar.escapes import EscapeRule
+
 if TYPE_CHECKING:
     import llguidance
 
@@ -20,12 +22,21 @@ class TokenMatcher:
     After the end token the text is complete: then only end tokens may follow, and they change nothing.
     """
 
-    def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        matcher: "llguidance.LLMatcher",
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        escape_rule: EscapeRule | None = None,
+    ) -> None:
+        """escape_rule: for a text that follows a JSON Schema."""
         self.failure: str | None = None
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._has_ended = False
+        self._escape_rule = escape_rule
+        self._escape = b""
 
     def append(self, token_id: int) -> None:
         """Take note of one token."""
@@ -35,6 +46,8 @@ class TokenMatcher:
             self._has_ended = True
         elif not self._matcher.consume_token(token_id):
             self._fail()
+        elif self._escape_rule is not None:
+            self._escape = self._escape_rule.after(self._escape, token_id)
 
     def allowed(self) -> npt.NDArray[np.int64]:
         """Tokens that may follow, ascending; none after a failure. Shapes: [number of these]."""
@@ -47,11 +60,22 @@ class TokenMatcher:
             self._fail()
             return _NONE
         bits = np.unpackbits(mask, count=self._vocab_size, bitorder="little")
-        return np.flatnonzero(bits.view(np.bool_))
+        found = bits.view(np.bool_)
+        if self._escape_rule is not None:
+            kept = found & self._escape_rule.allowed(self._escape)
+            # A pattern may leave no choice: what it makes is no name that the schema declares.
+            found = kept if kept.any() else found
+        return np.flatnonzero(found)
 
     def _fail(self) -> None:
         lines = self._matcher.get_error().splitlines()
         reason = lines[0][:200] if lines else "no reason given"
+        if reason.startswith("NoExtension"):
+            self.failure = (
+                "the grammar of structured_outputs cannot be followed any further: nothing may come next, though the "
+                "text is not complete; end its rules that lead to nothing but themselves"
+            )
+            return
         self.failure = (
             f"the grammar of structured_outputs cannot be followed any further ({reason}): make it simpler, "
             "with fewer alternatives that begin alike and smaller repetitions"

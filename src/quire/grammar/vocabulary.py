@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.grammar.escapes import EscapeRule
+
 if TYPE_CHECKING:
     import llguidance
 
@@ -40,6 +42,11 @@ class Vocabulary:
         return llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_LibraryVocabulary(self)), n_vocab=len(self.tokens), eos_token=eos_token_ids
         )
+
+    @functools.cached_property
+    def escape_rule(self) -> EscapeRule:
+        """For texts that follow a JSON Schema."""
+        return EscapeRule(self.tokens)
 
 
 class _LibraryVocabulary:

@@ -68,7 +68,8 @@ class ModelRunner:
             of_prompt = prompt_logprobs.get(request_id, ())
             embedding = embeddings.get(request_id)
             if item.samples and token_id is None:
-                results.append(RequestResult(request_id, error=self.sampler.failure(request_id)))
+                error, code = self.sampler.failure(request_id)
+                results.append(RequestResult(request_id, error=error, error_code=code))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif token_id is not None or of_prompt or embedding is not None:

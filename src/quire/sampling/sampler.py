@@ -23,7 +23,7 @@ from quire.sampling.native import NativeRowSampler
 from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.state import SamplingState
 from quire.sampling.torch_rows import TorchRowSampler
-from quire.structured_outputs import StructuredOutputsParams
+from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
 NO_CHOICE = (
@@ -79,9 +79,10 @@ class Sampler:
         self._failures.pop(request_id, None)
         self.rows.remove(request_id)
 
-    def failure(self, request_id: str) -> str:
-        """Why a request got no token."""
-        return self._failures.get(request_id) or self._states[request_id].failure or NO_CHOICE
+    def failure(self, request_id: str) -> tuple[str, str | None]:
+        """Why a request got no token, and `FORM_FAILED` if the form of its text is to blame."""
+        of_form = self._failures.get(request_id) or self._states[request_id].failure
+        return (NO_CHOICE, None) if of_form is None else (of_form, FORM_FAILED)
 
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tell which tokens were appended to a request. `sample` does not append: the scheduler decides."""

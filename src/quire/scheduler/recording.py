@@ -77,6 +77,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, tag="schedule"):
 
     output: SchedulerOutput
     alone: str | None = None
+    step_tokens: int = 0
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag="update"):
@@ -155,10 +156,10 @@ class RecordingScheduler(Scheduler):
         self._write(ResetRecord())
         return done
 
-    def schedule(self, alone: str | None = None) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
         """See `Scheduler`."""
-        output = super().schedule(alone)
-        self._write(ScheduleRecord(output, alone))
+        output = super().schedule(alone, step_tokens)
+        self._write(ScheduleRecord(output, alone, step_tokens))
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
@@ -221,7 +222,7 @@ def replay(path: Path) -> list[SchedulerOutput]:
     outputs: list[SchedulerOutput] = []
     for record in records:
         if isinstance(record, ScheduleRecord):
-            outputs.append(scheduler.schedule(record.alone))
+            outputs.append(scheduler.schedule(record.alone, record.step_tokens))
             if outputs[-1] != record.output:
                 raise EngineError(f"step {record.output.step_id} of {path} is scheduled otherwise: {outputs[-1]}")
         else:

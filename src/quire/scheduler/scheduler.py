@@ -152,12 +152,13 @@ class Scheduler:
 
     # --- One step -------------------------------------------------------------------------------
 
-    def schedule(self, alone: str | None = None) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
         """Decide the next step: who computes how many tokens, into which blocks.
 
         Running requests come first, in order; where blocks run out, the policy's victim is preempted. Waiting requests
         join only if nobody had to leave. Empty if nothing can run. Raises: EngineError if a step is in flight.
         `alone`: only this request runs, with siblings that its step forks; others give way if it needs their blocks.
+        `step_tokens`: so many the step may have in any case, where prompts get shares of steps.
         """
         if any(map(self._requests.holds, self._in_flight.values())):
             raise EngineError(f"schedule() called before update() of step {self._step_id}")
@@ -165,7 +166,7 @@ class Scheduler:
         plan = StepPlan(self.config)
 
         if alone is None:
-            self._run_all(plan)
+            self._run_all(plan, step_tokens)
         else:
             self._run_alone(self._requests.by_id[alone], plan)
         self._fork_siblings(plan)
@@ -220,8 +221,8 @@ class Scheduler:
 
     # --- Parts of a step ------------------------------------------------------------------------
 
-    def _run_all(self, plan: StepPlan) -> None:
-        plan.limit_prefill(self._requests.running)
+    def _run_all(self, plan: StepPlan, step_tokens: int) -> None:
+        plan.limit_prefill(self._requests.running, step_tokens)
         if not self._requests.waiting:
             plan.allow_rounds(self._requests.running, self.blocks.num_free)
         self._continue_running(tuple(self._requests.running), plan)

@@ -56,13 +56,13 @@ class StepPlan:
         self.num_reserved_blocks = 0
         self.max_rounds = 1
 
-    def limit_prefill(self, running: Iterable[Request]) -> None:
-        """Keep the step short for those who generate in it, if that is wanted."""
+    def limit_prefill(self, running: Iterable[Request], step_tokens: int = 0) -> None:
+        """Keep the step short for those who generate in it, if that is wanted; `step_tokens` are short enough."""
         per_decode = self._config.prefill_tokens_per_decode
         if per_decode is not None:
             num_decodes = sum(request.num_tokens - request.num_computed_tokens == 1 for request in running)
             if num_decodes:
-                self._prefill_budget = max(MIN_STEP_TOKENS - num_decodes, per_decode * num_decodes)
+                self._prefill_budget = max(max(MIN_STEP_TOKENS, step_tokens) - num_decodes, per_decode * num_decodes)
 
     def allow_rounds(self, running: Sequence[Request], num_free_blocks: int) -> None:
         """Let all who run get several tokens in this step, if they generate and nobody must leave for it.

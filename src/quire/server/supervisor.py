@@ -83,7 +83,7 @@ class Supervisor:
     async def _launch(self) -> None:
         self._died.clear()
         client = self._client = EngineClient(self._on_death)
-        ready = await client.start(self.options)
+        ready = await client.start(self.options, is_replacement=self._front_end is not None)
         if self._front_end is None:
             front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
             await front_end.run(front_end.warm_up)

@@ -12,7 +12,7 @@ import pytest
 from quire.config import EngineOptions
 from quire.engine.process.child import Channel, serve
 from quire.engine.process.client import EngineClient
-from quire.engine.process.messages import RequestUpdate, Submit
+from quire.engine.process.messages import FromEngine, RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError, ModelNotFoundError, QueueFullError
 from quire.sampling_params import SamplingParams
@@ -199,3 +199,48 @@ def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_step()
         assert client.last_heard_s > client.progress_s == stepped_s, "an answer is no progress"
 
     play(scenario, next_token=saying("hello"))
+
+
+class NotingChannel(Channel):
+    """Writes down what is sent."""
+
+    def __init__(self, connection: socket.socket, events: list[str]) -> None:
+        super().__init__(connection)
+        self._events = events
+
+    def send(self, message: FromEngine) -> None:
+        self._events.append(type(message).__name__)
+        super().send(message)
+
+
+@pytest.mark.parametrize("is_replacement", [True, False])
+def test_an_engine_that_replaces_another_is_warm_before_it_is_ready(is_replacement: bool) -> None:
+    """Requests come to it at once. Those of the first one come later, so that it warms up beside the server."""
+    engine, _ = make_engine()
+    events: list[str] = []
+    is_attached, is_warm = threading.Event(), threading.Event()
+
+    def warm_up() -> None:
+        assert is_replacement or is_attached.wait(LIMIT_S)
+        events.append("warm")
+        is_warm.set()
+
+    engine.input_processor.grammars.warm_up = warm_up  # type: ignore[method-assign]
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs, contextlib.suppress(ConnectionError):
+            serve(NotingChannel(theirs, events), lambda start: engine)
+
+    async def attach() -> None:
+        client = EngineClient()
+        await client.attach(ours, EngineOptions(), is_replacement=is_replacement)
+        is_attached.set()
+        await client.stop()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    asyncio.run(attach())
+    thread.join(LIMIT_S)
+    assert is_warm.wait(LIMIT_S)
+    assert events == (["warm", "Ready"] if is_replacement else ["Ready", "warm"])

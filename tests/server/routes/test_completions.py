@@ -1,10 +1,12 @@
 """`/v1/completions`, whole and as a stream."""
 
+import json
 from typing import Any
 
 import pytest
 
 from quire.server.protocol.completion import Completion
+from quire.structured_outputs import FORM_FAILED
 from tests.engine.builders import mixing, saying
 from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to
 
@@ -183,6 +185,27 @@ async def test_one_bad_prompt_refuses_them_all_before_anything_runs() -> None:
             assert response.status_code == 400
         assert_error(response, 400, "invalid_prompt")
     assert engine.submitted == []
+
+
+@in_loop
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_form_that_cannot_be_followed_is_the_clients_error(streams: bool) -> None:
+    app, engine = make_server()
+    engine.executor.error_code = FORM_FAILED
+    engine.executor.in_step = lambda step: engine.executor.errors.update(
+        {engine.submitted[0].request_id: "nothing may follow"} if step == 3 else {}
+    )
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 50, "stream": streams}
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json=body)
+    if streams:
+        *_, last, done = response.text.split("data: ")
+        assert done.strip() == "[DONE]"
+        error = json.loads(last)["error"]
+        assert error == {"message": "nothing may follow", "type": "invalid_request_error",
+                         "param": "structured_outputs", "code": FORM_FAILED}  # fmt: skip
+    else:
+        assert assert_error(response, 400, FORM_FAILED, "structured_outputs") == "nothing may follow"
 
 
 @in_loop

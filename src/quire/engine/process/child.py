@@ -219,9 +219,13 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
     except QuireError as error:
         channel.send(Refused(Failure.of(error)))
         return error.exit_code
+    warm_up = engine.input_processor.grammars.warm_up
+    if start.is_replacement:
+        warm_up()  # requests come at once, and would share the interpreter with it
     channel.send(Ready(engine.config, engine.startup_times))
-    # The server that starts now reads the tokenizer for itself: no request comes before that.
-    threading.Thread(target=engine.input_processor.grammars.warm_up, name="quire-grammars", daemon=True).start()
+    if not start.is_replacement:
+        # The server that starts now reads the tokenizer for itself: no request comes before that.
+        threading.Thread(target=warm_up, name="quire-grammars", daemon=True).start()
     try:
         EngineLoop(engine, channel).run()
     except EngineError as error:

@@ -67,23 +67,26 @@ class EngineClient:
 
     # --- Life -----------------------------------------------------------------------------------
 
-    async def start(self, options: EngineOptions) -> Ready:
+    async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
-        EngineDeadError if the process ended without a word."""
+        EngineDeadError if the process ended without a word.
+
+        is_replacement: for a server that is up already, whose requests come at once.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
-        return await self.attach(ours, options)
+        return await self.attach(ours, options, is_replacement=is_replacement)
 
-    async def attach(self, connection: socket.socket, options: EngineOptions) -> Ready:
+    async def attach(self, connection: socket.socket, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
         loop = asyncio.get_running_loop()
         self._starting = loop.create_future()
         await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
-        self._send(Start(options))
+        self._send(Start(options, is_replacement))
         try:
             self.ready = await self._starting
         except BaseException:

@@ -62,6 +62,7 @@ class _Sent:
             completion.finish_reason,
             completion.stop_reason,
             completion.error,
+            completion.error_code,
         )
         self.num_chars = len(completion.text)
         self.num_tokens = len(completion.token_ids)

@@ -24,9 +24,10 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """The first message: load this."""
+    """The first message: load this. `is_replacement`: requests wait for it, and nothing else has to be read first."""
 
     options: EngineOptions
+    is_replacement: bool = False
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -103,6 +104,7 @@ class ChoiceUpdate(msgspec.Struct, array_like=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 class RequestUpdate(msgspec.Struct, array_like=True):

@@ -158,4 +158,5 @@ def _merge_choice(first: ChoiceUpdate, second: ChoiceUpdate) -> ChoiceUpdate:
         second.finish_reason,
         second.stop_reason,
         second.error,
+        second.error_code,
     )

@@ -1,0 +1,65 @@
+"""What the supervisor asks of the engines that it starts."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.config import EngineOptions
+from quire.errors import EngineDeadError
+from quire.server import supervisor
+from quire.server.supervisor import Supervisor
+
+LIMIT_S = 60
+
+
+class StandInClient:
+    """An engine that is ready at once."""
+
+    def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
+        self.die = on_death
+        self.is_replacement: bool | None = None
+        started.append(self)
+
+    async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Any:
+        self.is_replacement = is_replacement
+        return SimpleNamespace(config=None)
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
+started: list[StandInClient] = []
+
+
+class StandInFrontEnd:
+    @classmethod
+    def load(cls, *arguments: Any) -> "StandInFrontEnd":
+        return cls()
+
+    async def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def warm_up(self) -> None:
+        """Nothing to warm."""
+
+
+def test_only_an_engine_after_the_first_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "EngineClient", StandInClient)
+    monkeypatch.setattr(supervisor, "FrontEnd", StandInFrontEnd)
+    started.clear()
+
+    async def scenario() -> None:
+        watched = Supervisor(EngineOptions(), lambda error: None)
+        await watched.start()
+        for num_engines in (1, 2):
+            started[-1].die(EngineDeadError("gone"))
+            assert not watched.is_ready
+            while len(started) == num_engines or not watched.is_ready:
+                await asyncio.sleep(0)
+        await watched.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+    assert [client.is_replacement for client in started] == [False, True, True]
