@@ -1,6 +1,7 @@
 """`quire batch` as a user runs it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_failures_are_exit_code_6_and_tried_again(tmp_path: Path) -> None:
         (["in", "-o", "out", "--url", "127.0.0.1:1", "--max-num-seqs", "4"], 2, "--max-num-seqs is the engine's"),
         (["in", "-o", "out", "--model", "nowhere"], 3, "nowhere"),
         (["double", "-o", "out"], 2, "'a' in lines 1 and 2"),
+        (["in", "-o", "/dev/full"], 2, "/dev/full is not a file"),
+        (["in", "-o", "/dev/null"], 2, "/dev/null is not a file"),
+        (["in", "-o", "."], 2, "is a directory"),
+        (["in", "-o", "-"], 2, "-o needs a file"),
+        (["-"], 2, "'-o' / '--output'"),
+        (["-", "-o", "out"], 2, "standard input has no requests"),
+        (["/dev/zero", "-o", "out"], 2, "/dev/zero is neither a file nor a pipe"),
     ],
 )
 def test_what_cannot_be_done(
@@ -122,6 +130,46 @@ def test_without_a_server(tmp_path: Path) -> None:
     assert found["a"]["response"]["body"]["usage"]["completion_tokens"] == 3
     assert found["b"]["response"]["status_code"] == 200
     assert found[None]["error"]["code"] == "invalid_line"
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a"), request("b")), tmp_path / "out"
+    with stub_server(answer) as server:
+        arguments = ("batch", "-", "-o", str(target), "--url", server.url)
+        assert "2 answers" in call(*arguments, stdin=source.read_text()).stderr
+        again = call_process(*arguments, stdin=None, input=source.read_text())
+        assert "0 answers, 2 were there already" in again.stderr
+    assert set(by_id(target)) == {"a", "b"}
+
+
+def test_lines_that_can_never_work_are_counted_apart(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    write_lines(source, "{", request("hot", body={"temperature": 9}), request("wrong", url="/v2"), request("a"))
+    with stub_server(answer) as server:
+        result = call("batch", str(source), "-o", str(target), "--url", server.url)
+        assert result.exit_code == 6
+        assert "1 answers, 1 failed: run the same command to try them again, 2 lines are wrong" in result.stderr
+        write_lines(source, "{", request("a"))
+        result = call("batch", str(source), "-o", str(target), "--url", server.url)
+        assert (result.exit_code, "run the same" in result.stderr) == (6, False)
+        assert "1 line is wrong" in result.stderr
+        value = parsed(call("batch", str(source), "-o", str(target), "--url", server.url, "--json"))
+        assert (value["num_failed"], value["num_invalid"]) == (1, 1)
+
+
+def test_a_file_that_may_not_grow_and_going_on(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", *(request(str(index)) for index in range(40))), tmp_path / "out"
+    with stub_server(answer) as server:
+        arguments = ("batch", str(source), "-o", str(target), "--url", server.url)
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
+        result = call_process(*arguments, preexec_fn=limit)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert "error[output]" in result.stderr
+        assert "the same command goes on" in result.stderr
+        num_before = len(read_lines(target))
+        assert 0 < num_before < 40
+        assert f"{40 - num_before} answers, {num_before} were there already" in call(*arguments).stderr
+    assert len(by_id(target)) == 40
 
 
 def test_progress() -> None:

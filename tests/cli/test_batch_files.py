@@ -1,6 +1,8 @@
-"""Requests that are read, lines that are wrong, and a file of answers that survives being cut off."""
+"""A file of answers that survives being cut off, full disks and wrong paths."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli.batch_files import (
-    AnswerFile,
-    BatchFileError,
-    BatchRequest,
-    answer_line,
-    check_ids,
-    error_line,
-    read_requests,
-    succeeded,
-)
-from tests.cli.batch_inputs import URL, read_lines, request, write_lines
+from quire.cli.batch_files import AnswerFile, BatchWriteError, answer_line, error_line, succeeded
+from quire.cli.batch_requests import BatchFileError, BatchRequest
+from tests.cli.batch_inputs import read_lines, request, write_lines
 
 
 def good(custom_id: str) -> dict[str, Any]:
@@ -27,60 +21,6 @@ def good(custom_id: str) -> dict[str, Any]:
 
 def bad(custom_id: str) -> dict[str, Any]:
     return error_line(BatchRequest(1, custom_id), "timeout", "too slow")
-
-
-def test_good_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in", request("a"), "", request("b", body={"n": 1}, extra=1))
-    assert list(read_requests(path)) == [
-        BatchRequest(1, "a", URL, {"messages": []}),
-        BatchRequest(3, "b", URL, {"n": 1}),
-    ]
-    assert check_ids(path) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "not a JSON object"),
-        (request(None), "custom_id"),
-        (request(""), "custom_id"),
-        (request("a", method="GET"), "method"),
-        (request("a", url="http://elsewhere/v1/x"), "url"),
-        (request("a", url="//elsewhere/v1/chat"), "url"),
-        (request("a", url="/v1/../secret"), "url"),
-        (request("a", url="/v1/files\n"), "url"),
-        (request("a", url=None), "url"),
-        (request("a", body=[]), "body"),
-        (request("a", body={"stream": True}), "stream"),
-    ],
-)
-def test_bad_lines(tmp_path: Path, line: Any, problem: str) -> None:
-    (found,) = read_requests(write_lines(tmp_path / "in", line))
-    assert problem in (found.problem or "")
-    assert found.body is None
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    path.write_bytes(b"\xff\xfe\n" + json.dumps(request("a")).encode())
-    first, second = read_requests(path)
-    assert "not JSON" in (first.problem or "")
-    assert second.problem is None
-
-
-def test_double_ids_are_named_with_their_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in", request("a"), "{", request("b"), request("a"), request("b"))
-    with pytest.raises(BatchFileError, match="'a' in lines 1 and 4; 'b' in lines 3 and 5"):
-        check_ids(path)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BatchFileError, match="cannot be read: No such file"):
-        check_ids(tmp_path / "missing")
-    with pytest.raises(BatchFileError, match="has no requests"):
-        check_ids(write_lines(tmp_path / "in", ""))
 
 
 def test_what_succeeded() -> None:
@@ -136,3 +76,48 @@ def test_one_batch_at_a_time(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(BatchFileError, match="cannot be written"):
         AnswerFile(tmp_path / "missing" / "out")
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev/zero"])
+def test_devices_are_no_files(path: str) -> None:
+    with pytest.raises(BatchFileError, match=f"{path} is not a file"):
+        AnswerFile(Path(path))
+
+
+def test_a_pipe_and_a_directory_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(BatchFileError, match="is not a file"):
+            AnswerFile(path)
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "out", good("a"), bad("b"))
+    (tmp_path / "link").symlink_to(path)
+    with AnswerFile(tmp_path / "link") as answers:
+        answers.write(good("b"))
+    assert (tmp_path / "link").is_symlink()
+    assert [line["custom_id"] for line in read_lines(path)] == ["a", "b"]
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "out", os.write
+    with AnswerFile(path) as answers:
+        answers.write(good("a"))
+        left = 40
+
+        def full(descriptor: int, data: bytes) -> int:
+            nonlocal left
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            num_bytes = write(descriptor, data[:left])
+            left -= num_bytes
+            return num_bytes
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(BatchWriteError, match="No space left on device; the answers in it are kept"):
+                answers.write(good("b"))
+        assert [line["custom_id"] for line in read_lines(path)] == ["a"]
+        answers.write(good("c"))
+    assert [line["custom_id"] for line in read_lines(path)] == ["a", "c"]

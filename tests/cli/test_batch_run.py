@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from quire.cli import batch_run
-from quire.cli.batch_files import AnswerFile, read_requests
+from quire.cli.batch_files import AnswerFile
+from quire.cli.batch_requests import read_requests
 from quire.cli.batch_run import BatchCounts, BatchRun
 from quire.cli.server_address import ServerUnreachableError
 from quire.cli.server_client import client_settings
-from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
+from tests.cli.batch_inputs import by_id, read_lines, request, requests_of, write_lines
 from tests.cli.stub_server import Answer, Handler, stub_server
 
 ANSWER = {"id": "chatcmpl-1", "usage": {"completion_tokens": 5}}
@@ -31,10 +32,10 @@ def run(tmp_path: Path, answer: Answer, *lines: Any, **options: Any) -> BatchCou
 
 
 def run_against(url: str, source: Path, target: Path, **options: Any) -> BatchCounts:
-    counts = BatchCounts(len(list(read_requests(source))))
+    counts = BatchCounts(len(list(read_requests(requests_of(source)))))
     settings = {"concurrency": 4, "max_retries": 3, **options}
     with AnswerFile(target) as answers:
-        BatchRun(client_settings(url), answers, counts, **settings).run(read_requests(source))
+        BatchRun(client_settings(url), answers, counts, **settings).run(read_requests(requests_of(source)))
     return counts
 
 
@@ -67,7 +68,7 @@ def test_a_bad_line_and_a_refused_one_do_not_stop_the_rest(tmp_path: Path) -> No
         handler.send_json(status, ANSWER if status == 200 else {"error": {"message": "no"}})
 
     counts = run(tmp_path, answer, "{", request("hot", body={"temperature": 9}), request("good"))
-    assert (counts.num_succeeded, counts.num_failed) == (1, 2)
+    assert (counts.num_succeeded, counts.num_failed, counts.num_invalid) == (1, 2, 1)
     found = by_id(tmp_path / "out")
     assert found[None]["error"]["message"].startswith("line 1: not JSON")
     assert found["hot"]["response"] == {"status_code": 400, "request_id": "", "body": {"error": {"message": "no"}}}
@@ -114,15 +115,44 @@ def test_connections_that_break(tmp_path: Path) -> None:
     assert asked == {"once": 2, "always": batch_run.MAX_BROKEN}
 
 
-def test_an_answer_that_is_no_json(tmp_path: Path) -> None:
-    def answer(handler: Handler, body: dict[str, Any]) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "2")
-        handler.end_headers()
-        handler.wfile.write(b"hi")
+def send_page(handler: Handler, status: int) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", "2")
+    handler.end_headers()
+    handler.wfile.write(b"hi")
 
-    run(tmp_path, answer, request("a"))
-    assert by_id(tmp_path / "out")["a"]["error"]["code"] == "not_json"
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+def test_an_answer_that_is_no_json(tmp_path: Path, status: int) -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        if body.get("user") == "page":
+            send_page(handler, status)
+        else:
+            handler.send_json(200, ANSWER)
+
+    lines = [request("a"), request("page", body={"user": "page"}), request("b")]
+    counts = run(tmp_path, answer, *lines, concurrency=1)
+    assert (counts.num_succeeded, counts.num_failed, counts.num_invalid) == (2, 1, 0)
+    assert by_id(tmp_path / "out")["page"]["error"]["code"] == "not_json"
+
+
+@pytest.mark.parametrize("status", [200, 404, 501])
+def test_an_address_that_is_no_api_ends_it(tmp_path: Path, status: int) -> None:
+    with pytest.raises(ServerUnreachableError, match=f"answers {status} without JSON: it is not a server of models"):
+        run(tmp_path, lambda handler, body: send_page(handler, status), *(request(str(index)) for index in range(9)))
+    assert read_lines(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("status", [413, 500])
+def test_a_first_request_alone_may_get_a_page(tmp_path: Path, status: int) -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        if body.get("user") == "page":
+            send_page(handler, status)
+        else:
+            handler.send_json(200, ANSWER)
+
+    counts = run(tmp_path, answer, request("page", body={"user": "page"}), request("b"), concurrency=1)
+    assert (counts.num_succeeded, counts.num_failed) == (1, 1)
 
 
 def test_a_server_that_goes_away_ends_it_and_a_second_run_goes_on(tmp_path: Path) -> None:

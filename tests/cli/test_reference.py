@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
 from quire.cli.exit_codes import ExitCode
-from quire.cli.main import VERBS
+from quire.cli.main import VERBS, cli
 from quire.cli.reference import main, render
 from quire.config import EngineOptions
 
@@ -25,6 +26,19 @@ def test_the_page_has_verbs_options_variables_and_codes() -> None:
     for name in EngineOptions.__dataclass_fields__:
         assert f"`QUIRE_{name.upper()}`" in text
         assert f"--{name.replace('_', '-')} " in text or f"]{name.replace('_', '-')}`" in text
+
+
+def test_all_placeholders_of_values_are_written_alike() -> None:
+    """In capitals; a choice shows its values as they are."""
+    context = click.Context(cli, info_name="quire")
+    for name in VERBS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        for parameter in command.params:
+            if not isinstance(parameter, click.Option) or parameter.is_flag or parameter.count:
+                continue
+            text = parameter.make_metavar(click.Context(command, info_name=name))
+            assert text == text.upper() or isinstance(parameter.type, click.Choice), (name, parameter.name, text)
 
 
 def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,22 @@ def test_a_text_too_long_however_it_is_cut_is_refused_before_it_is_tokenised(mon
         request(processor, "a" * 300)
 
 
+@pytest.mark.parametrize(("max_model_len", "can_be_raised"), [(16, True), (256, False)])
+def test_raising_the_context_is_proposed_only_where_the_model_holds_more(
+    max_model_len: int, can_be_raised: bool
+) -> None:
+    processor = make(max_model_len=max_model_len)
+    calls = (
+        lambda: request(processor, [1] * 257),
+        lambda: request(processor, "a" * 10_000),
+        lambda: processor.prepare("r", [1] * 257, PoolingParams()),
+    )
+    for call in calls:
+        with pytest.raises(ContextLengthError, match="shorten the prompt") as caught:
+            call()
+        assert ("raise max_model_len" in caught.value.message) == can_be_raised
+
+
 def test_max_tokens_ends_at_the_context() -> None:
     processor = make(max_model_len=16)
     assert request(processor, [1] * 10, max_tokens=None).max_tokens == 6

@@ -113,6 +113,17 @@ def test_the_wait_is_what_waits_over_how_fast_the_engine_is() -> None:
         assert 12 <= refused(admission).retry_after_s <= 13
 
 
+def test_asking_for_headers_makes_nobody_known() -> None:
+    admission, _, _ = make(max_num_seqs=4, max_queued_requests=4, requests_per_minute=100)
+    ann = Caller("ann")
+    assert dict(admission.rate_limit_headers(ANONYMOUS))[b"x-ratelimit-remaining-requests"] == b"100"
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(admission.enter(ann, 1, 1))
+            admission.rate_limit_headers(ANONYMOUS)
+    assert dict(admission.rate_limit_headers(ann))[b"x-ratelimit-remaining-requests"] == b"92"
+
+
 def test_one_key_cannot_fill_the_queue_while_others_are_known() -> None:
     ann, bob = Caller("ann"), Caller("bob")
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=10)

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from quire.cli.batch_files import AnswerFile, check_ids, read_requests
+from quire.cli.batch_files import AnswerFile, check_output
+from quire.cli.batch_requests import STDIN, check_ids, open_requests, read_requests
 from quire.cli.batch_run import BatchCounts, BatchRun
 from quire.cli.batch_server import own_server
 from quire.cli.chat_client_answers import find_model
@@ -31,9 +32,9 @@ from quire.weights.sources import resolve_source
 HELP = """Answer a file of requests, in OpenAI's batch format.
 
 Each line of IN is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}; each line of OUT
-{"id", "custom_id", "response", "error"}, in the order in which the answers come. Run again, it skips what has
-succeeded and asks for the rest, so a batch may be stopped at any time. Without --url, a server of the model runs on
-this machine as long as the batch does. The exit code is 6 if a line failed.
+{"id", "custom_id", "response", "error"}, in the order in which the answers come. IN "-" reads standard input. Run
+again, it skips what has succeeded and asks for the rest, so a batch may be stopped at any time. Without --url, a server
+of the model runs on this machine as long as the batch does. The exit code is 6 if a line failed.
 """
 EXAMPLES = (
     "quire batch in.jsonl -o out.jsonl",
@@ -43,15 +44,15 @@ REDRAW_S = 0.2
 
 
 @click.command("batch", cls=VerbCommand, help=HELP, short_help="Answer a file of requests.", examples=EXAMPLES)
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @click.option("-o", "--output", "target", metavar="OUT", required=True, cls=GroupedOption, help="file of the answers",
               type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
 @click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help="a server, instead of one of its own  [QUIRE_URL]")
-@click.option("-c", "--concurrency", type=click.IntRange(1, 4096), default=32, metavar="n", cls=GroupedOption,
+@click.option("-c", "--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", cls=GroupedOption,
               help="requests at once  [32]")  # fmt: skip
-@click.option("--retries", "max_retries", type=click.IntRange(0, 1000), default=20, metavar="n", cls=GroupedOption,
+@click.option("--retries", "max_retries", type=click.IntRange(0, 1000), default=20, metavar="N", cls=GroupedOption,
               help="times to ask a busy server again  [20]")  # fmt: skip
-@click.option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="s", cls=GroupedOption,
+@click.option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S", cls=GroupedOption,
               help="time to wait for one answer  [600]")  # fmt: skip
 @engine_options()
 def batch_command(
@@ -62,22 +63,23 @@ def batch_command(
     output = output_of(ctx)
     if url is not None:
         _refuse_engine_options(ctx)
+    if str(target) == STDIN:
+        raise click.UsageError("-o needs a file: the answers are kept for the next run")
     options = EngineOptions.from_kwargs(**chosen_engine_options(values))
-    counts = BatchCounts(check_ids(source))
-    with AnswerFile(target) as answers, _progress(output) as on_change:
-        is_complete = all(request.custom_id in answers.done for request in read_requests(source))
-        if is_complete:
-            counts.num_skipped = counts.num_requests
-        else:
-            named = _named_model(ctx, options)
-            with _server(url, options, output) as where:
-                settings = client_settings(where, read_s=timeout_s)
-                model = _default_model(where, named) if url is not None else options.model
-                run = BatchRun(
-                    settings, answers, counts, concurrency=concurrency, max_retries=max_retries, model=model,
-                    on_change=on_change,
-                )  # fmt: skip
-                run.run(read_requests(source))
+    check_output(target)
+    with open_requests(source) as requests:
+        counts = BatchCounts(check_ids(requests))
+        with AnswerFile(target) as answers, _progress(output) as on_change:
+            if all(request.custom_id in answers.done for request in read_requests(requests)):
+                counts.num_skipped = counts.num_requests
+            else:
+                named = _named_model(ctx, options)
+                with _server(url, options, output) as where:
+                    model = _default_model(where, named) if url is not None else options.model
+                    BatchRun(
+                        client_settings(where, read_s=timeout_s), answers, counts, concurrency=concurrency,
+                        max_retries=max_retries, model=model, on_change=on_change,
+                    ).run(read_requests(requests))  # fmt: skip
     _report(output, counts, target)
     if counts.num_failed:
         ctx.exit(int(ExitCode.CHECK_FAILED))
@@ -171,5 +173,11 @@ def _report(output: Output, counts: BatchCounts, target: Path) -> None:
         output.result_json("quire.batch/1", {**dataclasses.asdict(counts), "output": str(target)})
         return
     skipped = f", {counts.num_skipped} were there already" if counts.num_skipped else ""
-    failed = f", {counts.num_failed} failed: run the same command to try them again" if counts.num_failed else ""
-    output.note(f"{counts.num_succeeded} answers{skipped}{failed} · {target}", style="red" if failed else "dim")
+    num_again = counts.num_failed - counts.num_invalid
+    failed = f", {num_again} failed: run the same command to try them again" if num_again else ""
+    lines = "line is" if counts.num_invalid == 1 else "lines are"
+    invalid = (
+        f", {counts.num_invalid} {lines} wrong, as {target} says: correct them first" if counts.num_invalid else ""
+    )
+    style = "red" if counts.num_failed else "dim"
+    output.note(f"{counts.num_succeeded} answers{skipped}{failed}{invalid} · {target}", style=style)

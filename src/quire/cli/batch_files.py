@@ -1,105 +1,31 @@
-"""The two files of a batch: requests in, answers out, in OpenAI's format, one JSON object per line.
+"""OUT of a batch: answers in OpenAI's format, one JSON object per line, of which a batch that is run again makes use.
 
-IN: `{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}`. OUT: `{"id", "custom_id", "response":
-{"status_code", "request_id", "body"}, "error"}`. Knows no HTTP. Next to read: `batch_run.py`.
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. Knows no HTTP.
+Next to read: `batch_run.py`.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-import re
+import stat
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import QuireError
+from quire.cli.batch_requests import BatchFileError, BatchRequest, Line
 
-MAX_LINE_BYTES = 64 << 20
 ID_PREFIX = "batch_req_"
 _OPENING = b'{"id": "' + ID_PREFIX.encode()
-_URL = re.compile(r"/v1(/[a-z_]+){1,4}", re.ASCII)
-Line = dict[str, Any]
+INVALID_LINE = "invalid_line"
+"""The code of a line of IN that cannot be sent, however often it is tried."""
 
 
-class BatchFileError(QuireError):
-    """A file of a batch cannot be read, cannot be written, or is not what it should be."""
+class BatchWriteError(BatchFileError):
+    """An answer cannot be written, e.g. because the disk is full; those before it are kept."""
 
-    code = "batch_file"
-    exit_code = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One line of IN. `problem`: why it cannot be sent; then its `body` is empty."""
-
-    line_number: int
-    custom_id: str | None
-    url: str = ""
-    body: Line | None = None
-    problem: str | None = None
-
-
-def read_requests(path: Path) -> Iterator[BatchRequest]:
-    """The lines of IN, blank ones left out; one that is wrong has a `problem`. Raises: BatchFileError."""
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while data := file.readline(MAX_LINE_BYTES):
-                number += 1
-                if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
-                    raise BatchFileError(f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
-                if data.strip():
-                    yield _parse(number, data)
-    except OSError as error:
-        raise BatchFileError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def check_ids(path: Path) -> int:
-    """The number of requests of IN. Raises: BatchFileError if two have the same custom_id, with their lines."""
-    first_lines: dict[str, int] = {}
-    doubles: list[str] = []
-    count = 0
-    for request in read_requests(path):
-        count += 1
-        if request.custom_id is None:
-            continue
-        first = first_lines.setdefault(request.custom_id, request.line_number)
-        if first != request.line_number:
-            doubles.append(f"{request.custom_id!r} in lines {first} and {request.line_number}")
-    if doubles:
-        more = f" and {len(doubles) - 5} more" if len(doubles) > 5 else ""
-        raise BatchFileError(f"{path}: each custom_id may stand once: {'; '.join(doubles[:5])}{more}")
-    if not count:
-        raise BatchFileError(f"{path} has no requests")
-    return count
-
-
-def _parse(number: int, data: bytes) -> BatchRequest:
-    try:
-        line = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        return BatchRequest(number, None, problem=f"not JSON: {error}")
-    if not isinstance(line, dict):
-        return BatchRequest(number, None, problem="not a JSON object")
-    custom_id = line.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        return BatchRequest(number, None, problem="custom_id must be a text that is not empty")
-    url, body = line.get("url"), line.get("body")
-    problem = None
-    if line.get("method", "POST") != "POST":
-        problem = "method must be POST"
-    elif not isinstance(url, str) or not _URL.fullmatch(url):
-        problem = "url must be a path such as /v1/chat/completions"
-    elif not isinstance(body, dict):
-        problem = "body must be a JSON object"
-    elif body.get("stream"):
-        problem = "a batch has no streams: leave stream out"
-    if problem is not None:
-        return BatchRequest(number, custom_id, problem=problem)
-    return BatchRequest(number, custom_id, str(url), body)
+    code = "output"
+    exit_code = 1
 
 
 def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) -> Line:
@@ -120,6 +46,18 @@ def succeeded(line: Line) -> bool:
     return line.get("error") is None and isinstance(response, dict) and response.get("status_code") == 200
 
 
+def check_output(path: Path) -> None:
+    """Raises: BatchFileError unless OUT is a file or not there yet, without opening it."""
+    with contextlib.suppress(OSError):
+        _check_kind(path, os.stat(path).st_mode)
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    # A device may never end, and a pipe cannot be read again.
+    if not stat.S_ISREG(mode):
+        raise BatchFileError(f"{path} is not a file: the answers are kept for the next run, so -o needs one")
+
+
 def _new_id() -> str:
     return ID_PREFIX + uuid.uuid4().hex
 
@@ -128,7 +66,7 @@ class AnswerFile:
     """OUT, open for appending: each line is written whole, by one call, as soon as it is known.
 
     Opening keeps the successes that are there and takes away failures and a last line that was cut off, so that they
-    are asked for again. A file that holds anything else is left alone.
+    are asked for again. What holds anything else, or is no file, is left alone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,14 +86,25 @@ class AnswerFile:
         os.close(self._descriptor)
 
     def write(self, line: Line) -> None:
-        """Append one line. Raises: OSError, e.g. if the disk is full."""
+        """Append one line, or nothing. Raises: BatchWriteError, e.g. if the disk is full."""
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        length = os.fstat(self._descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, length)
+            raise BatchWriteError(
+                f"{self._path} cannot be written: {error.strerror}; the answers in it are kept: when there is "
+                "room, the same command goes on"
+            ) from None
 
     def _open(self) -> int:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        check_output(self._path)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
         try:
+            _check_kind(self._path, os.fstat(descriptor).st_mode)
             self._lock(descriptor)
             kept, is_changed = self._read(descriptor)
             if not is_changed:
@@ -203,14 +152,15 @@ class AnswerFile:
 
     def _replace(self, lines: list[bytes], mode: int) -> int:
         """Write the file anew beside itself and put it in its place, all or nothing."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        path = Path(os.path.realpath(self._path))  # a link stays a link
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, mode)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.writelines(lines)
             os.fsync(descriptor)
-            os.replace(temporary, self._path)
+            os.replace(temporary, path)
         except BaseException:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)

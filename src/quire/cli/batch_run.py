@@ -12,12 +12,15 @@ from typing import Any
 
 import httpx2
 
-from quire.cli.batch_files import AnswerFile, BatchRequest, Line, answer_line, error_line, succeeded
+from quire.cli.batch_files import INVALID_LINE, AnswerFile, answer_line, error_line, succeeded
+from quire.cli.batch_requests import BatchRequest, Line
 from quire.cli.server_address import ServerUnreachableError
 
 BUSY_STATUSES = (429, 503)
 MAX_WAIT_S = 60.0
 FIRST_WAIT_S = 1.0
+NOT_OF_ONE_LINE = frozenset({401, 403, 404, 405, 410, 501})
+"""Besides those below 400: statuses that, without JSON, tell of the address and not of the request."""
 MAX_BROKEN = 3
 """A request whose connection breaks so often fails; the next one may be all right."""
 
@@ -30,6 +33,8 @@ class BatchCounts:
     num_skipped: int = 0
     num_succeeded: int = 0
     num_failed: int = 0
+    num_invalid: int = 0
+    """Those of `num_failed` whose lines cannot be sent, however often they are tried."""
     num_retries: int = 0
     num_tokens: int = 0
 
@@ -61,9 +66,13 @@ class BatchRun:
         self._max_retries = max_retries
         self._model = model
         self._on_change = on_change
+        self._has_json = False
 
     def run(self, requests: Iterable[BatchRequest]) -> None:
-        """Ask for all that is not done. Raises: ServerUnreachableError, KeyboardInterrupt; OUT is valid then too."""
+        """Ask for all that is not done.
+
+        Raises: ServerUnreachableError, BatchWriteError, KeyboardInterrupt; OUT is valid then too.
+        """
         asyncio.run(self._run(iter(requests)))
 
     async def _run(self, requests: Iterator[BatchRequest]) -> None:
@@ -92,10 +101,11 @@ class BatchRun:
             self._counts.num_tokens += _generated_tokens(line["response"]["body"])
         else:
             self._counts.num_failed += 1
+            self._counts.num_invalid += (line["error"] or {}).get("code") == INVALID_LINE
 
     async def _ask(self, client: httpx2.AsyncClient, request: BatchRequest) -> Line:
         if request.problem is not None or request.body is None:
-            return error_line(request, "invalid_line", request.problem or "no body")
+            return error_line(request, INVALID_LINE, request.problem or "no body")
         body = request.body
         if self._model is not None and "model" not in body:
             body = {"model": self._model, **body}
@@ -117,20 +127,25 @@ class BatchRun:
                 wait_s = _backoff_s(num_retries)
             else:
                 if response.status_code not in BUSY_STATUSES or num_retries >= self._max_retries:
-                    return _line_of(request, response)
+                    return self._line_of(request, response)
                 wait_s = _hint_s(response) or _backoff_s(num_retries)
             num_retries += 1
             self._counts.num_retries += 1
             await asyncio.sleep(wait_s)
 
-
-def _line_of(request: BatchRequest, response: httpx2.Response) -> Line:
-    try:
-        body = response.json()
-    except ValueError:
-        return error_line(request, "not_json", f"the server answers {response.status_code} without JSON")
-    request_id = response.headers.get("x-request-id") or (str(body.get("id", "")) if isinstance(body, dict) else "")
-    return answer_line(request, response.status_code, request_id, body)
+    def _line_of(self, request: BatchRequest, response: httpx2.Response) -> Line:
+        try:
+            body = response.json()
+        except ValueError:
+            status = response.status_code
+            if not self._has_json and (status < 400 or status in NOT_OF_ONE_LINE):
+                raise ServerUnreachableError(
+                    f"{response.url} answers {status} without JSON: it is not a server of models; check --url"
+                ) from None
+            return error_line(request, "not_json", f"the server answers {status} without JSON")
+        self._has_json = True
+        named = str(body.get("id", "")) if isinstance(body, dict) else ""
+        return answer_line(request, response.status_code, response.headers.get("x-request-id") or named, body)
 
 
 def _hint_s(response: httpx2.Response) -> float | None:
@@ -148,7 +163,7 @@ def _backoff_s(num_retries: int) -> float:
 def _code_of(error: Exception) -> str:
     if isinstance(error, httpx2.ReadTimeout):
         return "timeout"
-    return "invalid_line" if isinstance(error, ValueError) else "connection_broken"
+    return INVALID_LINE if isinstance(error, ValueError) else "connection_broken"
 
 
 def _generated_tokens(body: Any) -> int:

@@ -102,18 +102,18 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
 )
 @click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
               help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
-@click.option("--model", metavar="name", cls=GroupedOption, help="the model's name there  [the server's first]")
+@click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
 @click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
-@click.option("--rate", type=str, default="", metavar="r,…", cls=GroupedOption, help="requests per second, instead")
-@click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="n", cls=GroupedOption,
+@click.option("--rate", type=str, default="", metavar="R,…", cls=GroupedOption, help="requests per second, instead")
+@click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="N", cls=GroupedOption,
               help="requests per row  [3 per client, at least 32]")  # fmt: skip
-@click.option("--prompt", "num_words", type=click.IntRange(1, 1_000_000), default=100, metavar="n", cls=GroupedOption,
+@click.option("--prompt", "num_words", type=click.IntRange(1, 1_000_000), default=100, metavar="N", cls=GroupedOption,
               help="words of a prompt  [100]")  # fmt: skip
-@click.option("--gen", "num_generated", type=click.IntRange(2, 1_000_000), default=128, metavar="n", cls=GroupedOption,
+@click.option("--gen", "num_generated", type=click.IntRange(2, 1_000_000), default=128, metavar="N", cls=GroupedOption,
               help="tokens to generate  [128]")  # fmt: skip
 @click.option("--slo", type=Slo(), default=(), cls=GroupedOption, help="limits to hold, e.g. ttft_p95<500ms")
 @click.option("--sweep", is_flag=True, cls=GroupedOption, help="search the highest rate that holds --slo")
-@click.option("--seed", type=int, default=0, metavar="n", cls=GroupedOption, help="of prompts and gaps  [0]")
+@click.option("--seed", type=int, default=0, metavar="N", cls=GroupedOption, help="of prompts and gaps  [0]")
 def bench_serve_command(
     url: str, model: str | None, concurrency: tuple[int, ...], rate: str, num_requests: int | None, num_words: int,
     num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,

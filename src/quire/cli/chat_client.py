@@ -39,8 +39,8 @@ EXAMPLES = (
 @click.argument("prompt", required=False)
 @click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
               help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
-@click.option("--model", metavar="name", cls=GroupedOption, help="the model's name there  [the server's first]")
-@click.option("--system", metavar="text", cls=GroupedOption, help="system message of the chat")
+@click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
+@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
 @sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 def chat_command(prompt: str | None, url: str, model: str | None, system: str | None, **values: Any) -> None:
     """Check the parameters, then find the model and answer."""

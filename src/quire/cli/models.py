@@ -16,7 +16,7 @@ from quire.config import EngineOptions
     examples=("quire pull", "quire pull smollm2 --json"),
 )  # fmt: skip
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="text", help="hub revision")
+@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
 def pull_command(model: str, revision: str | None) -> None:
     """Resolve a model, downloading what is missing, and print where it is."""
     from quire.weights.sources import resolve_source

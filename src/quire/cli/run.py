@@ -45,7 +45,7 @@ EXAMPLES = (
 
 @click.command("run", cls=VerbCommand, help=HELP, short_help="Answer one prompt, or chat.", examples=EXAMPLES)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
-@click.option("--system", metavar="text", cls=GroupedOption, help="system message of the chat")
+@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
 @click.option("--raw", is_flag=True, cls=GroupedOption, help="continue the text itself, without the chat template")
 @sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @engine_options(without=frozenset({"seed"}))

@@ -14,7 +14,7 @@ KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
 
 
 class ServerUnreachableError(QuireError):
-    """There is no server at the address, or it does not speak HTTP."""
+    """There is no server of models at the address."""
 
     code = "server_unreachable"
     exit_code = 5

@@ -41,7 +41,7 @@ CONFIG_FIELDS = {
     examples=("quire show", "quire show ./model.gguf --tensors"),
 )  # fmt: skip
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="text", help="hub revision")
+@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
 @click.option("--tensors", is_flag=True, cls=GroupedOption, help="list every tensor")
 @click.option("--template", is_flag=True, cls=GroupedOption, help="print the chat template only")
 def show_command(model: str, revision: str | None, tensors: bool, template: bool) -> None:

@@ -27,16 +27,16 @@ EXAMPLES = ('quire tokenize "Hello world"', 'quire tokenize smollm2 --template -
 @click.command("tokenize", cls=VerbCommand, help=HELP, short_help="Show how text becomes tokens.", examples=EXAMPLES)
 @click.argument("words", nargs=-1, metavar="[MODEL] [TEXT]")
 @click.option("--template", is_flag=True, cls=GroupedOption, help="render TEXT as a user's message first")
-@click.option("--system", metavar="text", cls=GroupedOption, help="system message, with --template")
+@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message, with --template")
 @click.option("--ids", is_flag=True, cls=GroupedOption, help="print the ids only, on one line")
 @click.option("--special/--no-special", default=True, cls=GroupedOption, help="add the model's BOS and EOS  [on]")
 @click.option(
-    "--model", "engine_model", envvar=environment_name("model"), cls=GroupedOption, metavar="text",
+    "--model", "engine_model", envvar=environment_name("model"), cls=GroupedOption, metavar="TEXT",
     help="the model  [smollm2; QUIRE_MODEL]",
 )  # fmt: skip
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="text", help="hub revision")
+@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
 @click.option(
-    "--tokenizer", envvar=environment_name("tokenizer"), cls=GroupedOption, metavar="path",
+    "--tokenizer", envvar=environment_name("tokenizer"), cls=GroupedOption, metavar="PATH",
     help="tokenizer file or directory, if not the model's",
 )  # fmt: skip
 def tokenize_command(

@@ -28,7 +28,7 @@ NOTHING = "–"
 @click.command("top", cls=VerbCommand, help=HELP, short_help="Watch a server.", examples=EXAMPLES)
 @click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
               help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
-@click.option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="s", cls=GroupedOption,
+@click.option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S", cls=GroupedOption,
               help="time between two looks  [1]")  # fmt: skip
 @click.option("--once", is_flag=True, cls=GroupedOption, help="show one interval, then end")
 def top_command(url: str, interval_s: float, once: bool) -> None:

@@ -22,7 +22,7 @@ from quire.server.throughput import AnswerLengths, Throughput
 from quire.server.tracing import Tracer
 
 RESERVED_SHARE = 4
-"""One key may not fill the last quarter of the queue while another is known."""
+"""One key may not fill the last quarter of the queue while another is known: one that has asked for something."""
 MOST_RETURNING = 10_000
 """Clients that were sent away and are still to come back; further ones are not counted."""
 
@@ -116,8 +116,9 @@ class Admission:
             self._hold(caller, -num_prompt_tokens, -num_completions)
 
     def rate_limit_headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
-        """What a key has left, as headers; none where nothing is limited."""
-        return self._limits_of(caller).headers()
+        """What a key has left, as headers; none where nothing is limited. Nobody becomes known by asking."""
+        limits = self._limits.get(caller.client_id) or RateLimits(self._options, self._clock)
+        return limits.headers()
 
     # --- What waits -----------------------------------------------------------------------------
 

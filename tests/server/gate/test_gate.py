@@ -92,6 +92,28 @@ def test_the_routes_are_found() -> None:
     assert {("GET", "/health/live"), ("GET", "/metrics"), ("POST", "/v1/chat/completions")} <= set(ROUTES)
 
 
+SENDS_A_KEY = {"wrong", "prefix", "longer", "upper case", "unicode", "no UTF-8", "doubled key", "two keys",
+               "lower-case scheme, wrong key"}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITHOUT_KEY)
+def test_a_wrong_key_and_none_are_told_apart_and_no_key_is_echoed(case: str) -> None:
+    _, _, body = asyncio.run(ask(GATED, "GET", "/v1/models", WITHOUT_KEY[case]))
+    error = json.loads(body)["error"]
+    assert error["code"] == "invalid_api_key"
+    assert ("is not known" in error["message"]) == (case in SENDS_A_KEY)
+    assert ("needs an API key" in error["message"]) == (case not in SENDS_A_KEY)
+    assert not any(word in error["message"] for word in ("correct", "wrong", "horse"))
+
+
+def test_only_callers_with_a_key_are_told_their_limits() -> None:
+    state = make_state(ThreadedEngineClient(), requests_per_minute=5)
+    gated = wrap(make_app(state), state, KeyRing({KEY: "ci"}))
+    for key, status, is_told in ((b"wrong", 401, False), (KEY.encode(), 200, True)):
+        answer = asyncio.run(ask(gated, "GET", "/v1/models", [(b"authorization", b"Bearer " + key)]))
+        assert (answer[0], "x-ratelimit-limit-requests" in answer[1]) == (status, is_told)
+
+
 @pytest.mark.parametrize("case", WITHOUT_KEY)
 def test_no_route_answers_without_a_key(case: str) -> None:
     async def main() -> None:

@@ -98,6 +98,16 @@ def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
     validate(ChatRequest, {**CHAT, name: None})
 
 
+def test_a_default_of_vllm_is_taken_and_its_opposite_is_not_supported() -> None:
+    name = "spaces_between_special_tokens"
+    for value in (True, None):
+        validate(ChatRequest, {**CHAT, name: value})
+    error = refusal({**CHAT, name: False})
+    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", name)
+    assert error.message.startswith(f"{name}: false is not supported")
+    assert refusal({**CHAT, name: "no"}).code == "invalid_parameter"
+
+
 def test_names_are_either_known_or_unsupported() -> None:
     assert set(UNSUPPORTED) & known_names() == ELSEWHERE
 

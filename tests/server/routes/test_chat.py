@@ -6,7 +6,7 @@ import pytest
 
 from quire.server.protocol.chat import ChatCompletion
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
+from tests.server.fake_engine import CHAT, MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 
@@ -165,6 +165,26 @@ async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> No
     async with requests_to(app) as client:
         response = await client.post(PATH, json={**CHAT, "logprobs": True, "top_logprobs": 4})
         assert_error(response, 400, "invalid_parameter", "top_logprobs")
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"messages": CHAT["messages"]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+    ],
+)
+async def test_a_request_that_names_no_model_means_the_one_that_is_served(path: str, body: dict[str, Any]) -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        for model in ({}, {"model": None}, {"model": MODEL}):
+            response = await client.post(path, json={**body, **model})
+            assert (response.status_code, response.json()["model"]) == (200, MODEL)
+        assert_error(await client.post(path, json={**body, "model": "other"}), 404, "model_not_found", "model")
+        assert_error(await client.post(path, json={**body, "model": ""}), 400, "invalid_parameter", "model")
 
 
 @in_loop

@@ -13,7 +13,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.caller import ANONYMOUS, SCOPE_KEY
+from quire.server.caller import SCOPE_KEY
 from quire.server.errors import ApiError
 from quire.server.gate.authentication import bearer_token
 from quire.server.gate.headers import OPEN_PATHS, header_value, with_headers
@@ -102,9 +102,9 @@ class Access:
         return record
 
     def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """What every answer has."""
-        caller = scope.get(SCOPE_KEY, ANONYMOUS)
-        limits = self._state.admission.rate_limit_headers(caller)
+        """What every answer has; a stranger, whom the gate has not named, has no limits to be told of."""
+        caller = scope.get(SCOPE_KEY)
+        limits = [] if caller is None else self._state.admission.rate_limit_headers(caller)
         return [(b"x-request-id", scope[RECORD_KEY].request_id.encode()), *limits]
 
     def note(self, scope: Scope) -> None:

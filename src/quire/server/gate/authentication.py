@@ -13,6 +13,9 @@ from quire.server.gate.keys import KeyRing
 from quire.server.request_record import RECORD_KEY
 
 MAX_TOKEN_BYTES = 1024
+NO_KEY = "this server needs an API key, sent as `Authorization: Bearer KEY`"
+UNKNOWN_KEY = "this API key is not known here: check it, or ask for one of this server"
+"""Never the key itself, nor a part of it."""
 
 
 class Authentication:
@@ -23,21 +26,19 @@ class Authentication:
 
     def refusal(self, scope: Scope) -> ApiError | None:
         """What is wrong with a request's key. Mutates: `scope`, which names the caller from now on."""
-        caller = self._identify(scope)
+        token = bearer_token(scope)
+        caller = self._identify(scope, token)
         if caller is None:
-            return ApiError(
-                401, "this server needs an API key, sent as `Authorization: Bearer KEY`", code="invalid_api_key",
-                extra_headers={"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
+            message = NO_KEY if token is None else UNKNOWN_KEY
+            return ApiError(401, message, code="invalid_api_key", extra_headers={"WWW-Authenticate": "Bearer"})
         if RECORD_KEY in scope:
             scope[RECORD_KEY].client_id = caller.client_id
         scope[SCOPE_KEY] = caller
         return None
 
-    def _identify(self, scope: Scope) -> Caller | None:
+    def _identify(self, scope: Scope, token: bytes | None) -> Caller | None:
         if not len(self._keys):
             return ANONYMOUS
-        token = bearer_token(scope)
         caller = None if token is None else self._keys.find(token)
         return ANONYMOUS if caller is None and scope["path"] in OPEN_PATHS else caller
 

@@ -14,7 +14,7 @@ from quire.server.protocol.fields import MAX_INTEGER, IgnoredFields, ModelName, 
 class EmbeddingRequest(IgnoredFields):
     """OpenAI's fields and a few of vLLM's."""
 
-    model: ModelName
+    model: ModelName | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)

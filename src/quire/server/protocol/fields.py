@@ -48,7 +48,6 @@ UNSUPPORTED = {
     "prompt_embeds": "send text or token ids",
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "response_format": "use text.format",
-    "spaces_between_special_tokens": "special tokens are written as they are",
     "suffix": "the model only continues text",
     "thinking_token_budget": "use max_tokens",
     "tool_choice": "tools are called by /v1/chat/completions and /v1/responses",
@@ -59,6 +58,8 @@ UNSUPPORTED = {
     "web_search_options": "this server does not search",
 }
 """Known fields that are refused where they have a value, and what to do instead."""
+UNSUPPORTED_FALSE = {"spaces_between_special_tokens": "special tokens are written as they are"}
+"""Fields that may be true, as they are by default, and change nothing."""
 OTHER_NAMES = {
     "best_of": "n",
     "enable_thinking": "chat_template_kwargs.enable_thinking",
@@ -111,6 +112,7 @@ TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+"""A request that names none means the one that is served."""
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
@@ -165,6 +167,7 @@ class SamplingFields(IgnoredFields):
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: Literal[True] | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
@@ -187,7 +190,7 @@ class SamplingFields(IgnoredFields):
 class ChoiceFields(SamplingFields):
     """What chat and plain completions share beyond the sampling fields."""
 
-    model: ModelName
+    model: ModelName | None = None
     n: int | None = Field(1, ge=1, le=MAX_COMPLETIONS)
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

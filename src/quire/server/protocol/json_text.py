@@ -24,6 +24,8 @@ class JsonTextError(ValueError):
 
 def parse_json(data: bytes) -> Any:
     """The value that `data` writes. Raises: JsonTextError."""
+    if not data.strip():
+        raise JsonTextError("the body is empty: send a JSON object")
     if depth(data) > MAX_DEPTH:
         raise JsonTextError(f"the body is nested more than {MAX_DEPTH} deep")
     try:

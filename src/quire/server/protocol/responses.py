@@ -65,7 +65,7 @@ class TextOptions(Body):
 class ResponsesRequest(SamplingFields):
     """OpenAI's fields, and the sampling fields of the other routes."""
 
-    model: ModelName
+    model: ModelName | None = None
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
         Discriminator(text_or_list),

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, known_names
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, UNSUPPORTED_FALSE, known_names
 from quire.server.protocol.json_text import JsonTextError, parse_json
 
 MAX_NAME_CHARACTERS = 100
@@ -76,6 +76,9 @@ def _answer(error: ValidationError, kind: type[Body]) -> ApiError:
                             param=param)  # fmt: skip
         hint = _field_hint(name, kind if len(path) == 1 else None)
         return ApiError(400, f"unknown field {json.dumps(name)}{hint}", code="unknown_parameter", param=param)
+    if name in UNSUPPORTED_FALSE and first.get("input") is False:
+        return ApiError(400, f"{name}: false is not supported: {UNSUPPORTED_FALSE[name]}", code="unsupported_parameter",
+                        param=param)  # fmt: skip
     if first["type"] == "value_error":
         cause = first["ctx"]["error"]
         param = ".".join([*path, cause.param]) if isinstance(cause, FieldError) else param
