@@ -229,7 +229,7 @@ def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: l
 def _resolve_prefill_share(options: EngineOptions, device: str, decisions: list[Decision]) -> int | None:
     if options.performance_mode == "throughput" or device != "cpu" or not options.enable_chunked_prefill:
         return None
-    reason = "performance_mode=interactivity: a step with prompts in it takes about 3 times as long as one without"
+    reason = "performance_mode=interactivity: at least so many, and what the machine is measured to compute in time"
     decisions.append(Decision("prefill_tokens_per_decode", "2", reason))
     return 2
 

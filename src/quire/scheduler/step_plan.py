@@ -70,11 +70,11 @@ class StepPlan:
         What ends a request by its text is found outside of the step: who has stop strings gets one token at a time,
         so that none is computed in vain. Call only when nobody waits.
         """
-        if self._config.max_decode_rounds == 1 or not all(map(_generates, running)):
+        if self._config.max_decode_rounds == 1 or not running or not all(map(_generates, running)):
             return
         longest = self._config.max_model_len
         left = (min(item.max_tokens - len(item.output_token_ids), longest - item.num_tokens) for item in running)
-        wanted = min(self._config.max_decode_rounds, *left) if running else 1
+        wanted = min(self._config.max_decode_rounds, *left)
         num_blocks = (wanted // self._config.block_size + 2) * len(self._config.kv_cache_groups) * len(running)
         if num_blocks <= num_free_blocks:
             self.max_rounds = wanted

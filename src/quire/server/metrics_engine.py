@@ -10,8 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.engine.process.messages import Histogram, Statistics
 from quire.engine.process.statistics import BOUNDS_S
+from quire.types import RequestStatus
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = tuple(status.value for status in RequestStatus if status.is_finished)
 """Shown as 0 before the first: Prometheus sees no increase of a counter that begins at 1."""
 
 
