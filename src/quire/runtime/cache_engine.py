@@ -1,7 +1,7 @@
 """`CacheEngine`: the memory of the KV blocks. The scheduler owns their numbers; nothing here decides.
 
 The pool is block-major: all layers of a block are contiguous, so that a block moves as one copy. Layer i of every
-group uses slice i of a page. Pages of memory are committed when first written, not when allocated.
+group uses slice i of a page. Pages of memory are committed when first written, or shortly before (`commit_ahead.py`).
 Next to read: `batch.py`, which turns block tables into slots of this pool.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.config import EngineConfig
+from quire.runtime.commit_ahead import CommitAhead
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.huge_pages import allocate
 from quire.types import BlockCopy
@@ -39,7 +40,15 @@ class CacheEngine:
             len(group.layer_indices) * size for group, size in zip(scheduler.kv_cache_groups, layer_sizes, strict=True)
         ]
         shape = (scheduler.num_blocks, max(self._group_sizes))
-        self.pool = _allocate_pool(shape, _POOL_DTYPES[config.kv_dtype], torch.device(config.device))
+        dtype = _POOL_DTYPES[config.kv_dtype]
+        self._ahead: CommitAhead | None = None
+        if torch.device(config.device).type == "cpu":
+            memory = allocate(shape[0] * shape[1] * dtype.itemsize)
+            self.pool = memory.view(dtype).view(shape)
+            self._ahead = CommitAhead(memory)
+            self._ahead.reach(0)
+        else:
+            self.pool = torch.empty(shape, dtype=dtype, device=config.device)
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.pool[0].zero_()
         kv_caches: dict[int, torch.Tensor] = {}
@@ -69,6 +78,11 @@ class CacheEngine:
         """Size of the pool."""
         return self.pool.numel() * self.pool.element_size()
 
+    def note_highest(self, block_id: int) -> None:
+        """Blocks up to this one have been handed out: memory for the next ones is made ready."""
+        if self._ahead is not None:
+            self._ahead.reach((block_id + 1) * self.block_stride_bytes)
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in all layers of their group. All sources are read before any target is written.
 
@@ -82,9 +96,3 @@ class CacheEngine:
             moved.append((pages, ids[:, 1], pages.index_select(0, ids[:, 0])))
         for pages, target_ids, values in moved:
             pages.index_copy_(0, target_ids, values)
-
-
-def _allocate_pool(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    return allocate(shape[0] * shape[1] * dtype.itemsize).view(dtype).view(shape)

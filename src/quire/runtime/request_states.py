@@ -29,6 +29,7 @@ class RequestStates:
     Attributes:
         tokens: [rows, max_model_len + 1] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
+        highest_block: the highest block id of any table so far.
 
     The arrays are zero pages until used, so that rows which no request needs cost nothing.
     """
@@ -37,6 +38,7 @@ class RequestStates:
         max_blocks = -(-max_model_len // block_size) + 1
         self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self.highest_block = 0
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
 
@@ -105,6 +107,7 @@ class RequestStates:
             if update.block_ids:
                 stop = update.start + len(update.block_ids)
                 self.block_tables[group_index, row, update.start : stop] = update.block_ids
+                self.highest_block = max(self.highest_block, *update.block_ids)
 
     def _grow(self) -> None:
         """Double the rows. Happens only if a scheduler runs more than max_num_seqs requests."""
