@@ -76,7 +76,7 @@ class SmallStep {
   }
   Context context() {
     const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
-    return {&step_, 0, 1, scratch_.get() + (64 - address % 64) % 64, &barrier_};
+    return {&step_, 0, 1, scratch_.get() + (64 - address % 64) % 64, &barrier_, kScratchBytes};
   }
 
  private:

@@ -8,8 +8,7 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kAheadRows = 64;        // of a step; with more, attention computes too
-constexpr int64_t kAheadBytes = 2 << 20;  // of a thread and layer: more than it can fetch in time, less than its caches
+constexpr int64_t kAheadRows = 64;  // of a step; with more, attention computes too
 
 // Goes through KvAhead's blocks of a thread, some bytes at a time. Threads take the requests that attention gives them.
 class KvFetch {
@@ -21,7 +20,8 @@ class KvFetch {
     int64_t total = 0;
     for (int64_t r = 0; r < step_->num_requests; ++r) total += end_block(r) - first_block(r);
     const Range mine = share(total, context);
-    const int64_t all = mine.end - mine.begin, most = kAheadBytes / block_bytes_, count = all < most ? all : most;
+    const int64_t all = mine.end - mine.begin, most = context.ahead_bytes / block_bytes_,
+                  count = all < most ? all : most;
     const int64_t first = part(count, ahead.begin);
     int64_t skipped = mine.begin + first;
     left_ = part(count, ahead.end) - first;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 
 namespace quire {
@@ -10,6 +11,17 @@ namespace {
 int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+// Bytes of keys and values that each thread may fetch for the next attention. They must still be in its caches then,
+// and leave room for what products stream: a quarter of its part of a large last cache, 4 MiB of 32 for two threads.
+// With 2 MiB there, steps of 64 streams take 5 % longer.
+int64_t ahead_bytes(int64_t num_threads) {
+  constexpr int64_t kLeast = 2 << 20, kMost = 8 << 20;
+  int64_t kib = 0;
+  std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kib;  // "32768K"; nothing where there is none
+  const int64_t bytes = kib * 1024 / num_threads / 4;
+  return bytes < kLeast ? kLeast : bytes > kMost ? kMost : bytes;
 }
 
 }  // namespace
@@ -21,7 +33,8 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_req
       max_requests_(max_requests),
       pool_(std::move(pool)),
       derived_(static_cast<size_t>(max_requests + 1 + 3 * max_tokens)),
-      scratch_memory_(new std::byte[static_cast<size_t>(kScratchBytes * pool_->num_threads() + 64)]) {
+      scratch_memory_(new std::byte[static_cast<size_t>(kScratchBytes * pool_->num_threads() + 64)]),
+      ahead_bytes_(ahead_bytes(pool_->num_threads())) {
   const auto address = reinterpret_cast<uintptr_t>(scratch_memory_.get());
   scratch_ = reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
 }
@@ -72,7 +85,8 @@ void Plan::run(Step step, uint32_t parts) {
 }
 
 void Plan::run_thread(int thread, Barrier& barrier) {
-  const Context context{&step_, thread, pool_->num_threads(), scratch_ + thread * kScratchBytes, &barrier};
+  const Context context{&step_,   thread,      pool_->num_threads(), scratch_ + thread * kScratchBytes,
+                        &barrier, ahead_bytes_};
   const OpTable& table = *chosen_ops;
   const bool profiles = thread == 0 && !nanoseconds_.empty();
   int64_t before = profiles ? now() : 0;

@@ -68,6 +68,7 @@ class Plan {
   std::vector<int32_t> derived_;
   std::unique_ptr<std::byte[]> scratch_memory_;
   std::byte* scratch_;
+  const int64_t ahead_bytes_;
   std::vector<int64_t> nanoseconds_;
   Step step_{};
   uint32_t parts_ = 0;

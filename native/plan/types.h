@@ -148,6 +148,7 @@ struct Context {
   int32_t num_threads;
   std::byte* scratch;
   Barrier* barrier;
+  int64_t ahead_bytes;  // of keys and values that products may fetch for a layer's attention (kv_ahead.h)
 };
 
 constexpr int64_t kScratchBytes = 1 << 20;

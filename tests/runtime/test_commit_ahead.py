@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import time
+import weakref
 
 import pytest
 import torch
@@ -35,22 +36,26 @@ def four_pages_ahead(monkeypatch: pytest.MonkeyPatch) -> int:
     return 4 * HUGE_PAGE_BYTES
 
 
+def step(ahead: CommitAhead, num_bytes: int) -> None:
+    ahead.begin_step(num_bytes)
+    ahead.end_step()
+
+
 def test_what_comes_next_is_committed_and_nothing_behind_it(four_pages_ahead: int) -> None:
     memory = allocate(16 * HUGE_PAGE_BYTES)
     ahead = CommitAhead(memory)
-    ahead.reach(HUGE_PAGE_BYTES)
-    wait_for(ahead, HUGE_PAGE_BYTES + four_pages_ahead)
+    step(ahead, 3 * HUGE_PAGE_BYTES)
+    end = 3 * HUGE_PAGE_BYTES + four_pages_ahead
+    wait_for(ahead, end)
     pages = resident_pages(memory)
-    num_committed = (HUGE_PAGE_BYTES + four_pages_ahead) // mmap.PAGESIZE
-    assert all(pages[:num_committed])
-    assert not any(pages[num_committed:])
+    assert all(pages[: end // mmap.PAGESIZE])
+    assert not any(pages[end // mmap.PAGESIZE :])
 
 
 def test_contents_stay(four_pages_ahead: int) -> None:
     memory = allocate(2 * HUGE_PAGE_BYTES)
     memory[:5] = 7
     ahead = CommitAhead(memory)
-    ahead.reach(0)
     wait_for(ahead, len(memory))
     assert memory[:6].tolist() == [7] * 5 + [0]
 
@@ -59,7 +64,7 @@ def test_contents_stay(four_pages_ahead: int) -> None:
 def test_it_ends_where_the_memory_ends(num_bytes: int) -> None:
     memory = allocate(num_bytes)
     ahead = CommitAhead(memory)
-    ahead.reach(num_bytes)
+    step(ahead, num_bytes)
     wait_for(ahead, num_bytes)
     assert ahead.num_committed == num_bytes
     assert all(resident_pages(memory))
@@ -67,16 +72,37 @@ def test_it_ends_where_the_memory_ends(num_bytes: int) -> None:
 
 def test_memory_in_use_goes_on_being_followed(four_pages_ahead: int) -> None:
     ahead = CommitAhead(allocate(32 * HUGE_PAGE_BYTES))
-    for num_pages in range(0, 28, 2):
-        ahead.reach(num_pages * HUGE_PAGE_BYTES)
+    for num_pages in range(0, 28, 4):
+        step(ahead, num_pages * HUGE_PAGE_BYTES)
         wait_for(ahead, num_pages * HUGE_PAGE_BYTES + four_pages_ahead // 2)
+
+
+def test_nothing_is_committed_while_a_step_runs_or_one_was_just_there(four_pages_ahead: int) -> None:
+    ahead = CommitAhead(allocate(16 * HUGE_PAGE_BYTES))
+    wait_for(ahead, four_pages_ahead)
+    ahead.begin_step(8 * HUGE_PAGE_BYTES)
+    assert ahead.commit_rest(1) == 1
+    ahead.end_step()
+    assert ahead.commit_rest(1) == 2
+    assert ahead.num_committed == four_pages_ahead
+    wait_for(ahead, 8 * HUGE_PAGE_BYTES + four_pages_ahead)
+
+
+def test_memory_is_given_back_with_its_owner() -> None:
+    ahead = CommitAhead(allocate(16 * HUGE_PAGE_BYTES))
+    ahead.begin_step(0)  # the thread waits
+    owner = weakref.ref(ahead)
+    del ahead
+    end = time.monotonic() + 60
+    while owner() is not None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_system_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_ahead, "_POPULATE_WRITE", 12345)  # no advice that there is
     memory = allocate(2 * HUGE_PAGE_BYTES)
     ahead = CommitAhead(memory)
-    ahead.reach(0)
     wait_for(ahead, len(memory))
     assert not any(resident_pages(memory))
-    assert not ahead.commit_next()
+    assert ahead.commit_rest(0) == -1

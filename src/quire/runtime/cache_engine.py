@@ -5,7 +5,8 @@ group uses slice i of a page. Pages of memory are committed when first written, 
 Next to read: `batch.py`, which turns block tables into slots of this pool.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -46,7 +47,6 @@ class CacheEngine:
             memory = allocate(shape[0] * shape[1] * dtype.itemsize)
             self.pool = memory.view(dtype).view(shape)
             self._ahead = CommitAhead(memory)
-            self._ahead.reach(0)
         else:
             self.pool = torch.empty(shape, dtype=dtype, device=config.device)
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
@@ -78,10 +78,17 @@ class CacheEngine:
         """Size of the pool."""
         return self.pool.numel() * self.pool.element_size()
 
-    def note_highest(self, block_id: int) -> None:
-        """Blocks up to this one have been handed out: memory for the next ones is made ready."""
-        if self._ahead is not None:
-            self._ahead.reach((block_id + 1) * self.block_stride_bytes)
+    @contextlib.contextmanager
+    def in_use(self, highest_block: int) -> Iterator[None]:
+        """For the time of a step that uses blocks up to this one: between steps memory for more is made ready."""
+        if self._ahead is None:
+            yield
+            return
+        self._ahead.begin_step((highest_block + 1) * self.block_stride_bytes)
+        try:
+            yield
+        finally:
+            self._ahead.end_step()
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in all layers of their group. All sources are read before any target is written.

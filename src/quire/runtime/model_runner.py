@@ -101,7 +101,6 @@ class ModelRunner:
             self.sampler.remove_request(request_id)
             self._hidden_sums.pop(request_id, None)
         self.states.apply(output)
-        self.cache.note_highest(self.states.highest_block)
         for new in output.new_requests:
             if new.sampling is not None:
                 self.sampler.add_request(new)

@@ -78,7 +78,8 @@ class Worker:
 
     def execute_model(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""
-        return self.runner.run(output)
+        with self.cache.in_use(self.runner.states.highest_block):
+            return self.runner.run(output)
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:
