@@ -99,12 +99,16 @@ def test_a_flood_sees_every_answer(keeps: bool) -> None:
         async with serving(scheduler={"max_num_seqs": 2}, max_queued_requests=2) as served:
             served.state.model_name = "soak"
             served.executor.in_step = lambda step: time.sleep(0.002)
-            seen, _ = await Flood(f"http://127.0.0.1:{served.port}", keeps=keeps).run(100, 0.5, max_tokens=20)
+            lines = Flood(f"http://127.0.0.1:{served.port}", keeps=keeps)
+            seen = await lines.run(100, 0.5, max_tokens=20)
+            lines.close()
             assert {item.status for item in seen} == {200, 429}
             assert all(item.num_tokens == 20 for item in seen if item.is_good)
             assert all(item.is_good or item.retry_after_s for item in seen)
         with refusing_server() as url:
-            seen, _ = await Flood(url, keeps=keeps).run(50, 0.3)
+            lines = Flood(url, keeps=keeps)
+            seen = await lines.run(50, 0.3)
+            lines.close()
             assert {item.status for item in seen} == {429}
 
     asyncio.run(main())
