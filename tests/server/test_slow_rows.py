@@ -71,12 +71,12 @@ def test_who_leaves_too_many_logprobs_unread_gets_what_is_there_and_an_error() -
 
 def test_slow_attackers_are_dropped_while_others_are_served() -> None:
     async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.5, WRITE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
+        with quick(READ_TIMEOUT_S=0.5, TAKE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
             async with serving(connection=connection, scheduler=ROOMY) as served:
                 served.state.model_name = "soak"
                 row = await slow_attacks(
-                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, sent_limit_s=2.5,
-                    read_limit_s=3.5, max_tokens=8,
+                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, limit_s=3.5,
+                    max_tokens=8,
                 )  # fmt: skip
                 assert row.passes, row.cells()
                 await served.until_idle()
