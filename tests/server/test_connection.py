@@ -8,7 +8,6 @@ import time
 import pytest
 
 from quire.server import connection as limits
-from quire.server.connection import Connection
 from quire.server.delivery import Delivery
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 

@@ -1,4 +1,4 @@
-"""Who must take an answer, and how fast, over real sockets. Times are shortened; asserted is who is cut off, not when."""
+"""Who must take an answer, and how fast, over real sockets. Times are shortened; asserted is who is cut, not when."""
 
 import asyncio
 import socket
