@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.soak.client import CHAT, Answer, Seen, chat_body
+from benchmarks.soak.client import CHAT, Answer, Seen
 
 RECEIVE_BYTES = 1 << 16
 LOOK_S = 0.005
@@ -44,7 +44,7 @@ class Flood:
         self._looking: asyncio.Task[None] | None = None
         self._send_due: Callable[[], None] = lambda: None
 
-    async def run(self, rate: float, duration_s: float, max_tokens: int = 64) -> list[Seen]:
+    async def run(self, rate: float, duration_s: float, body_of: Callable[[int], Mapping[str, Any]]) -> list[Seen]:
         """An open loop: send so many requests a second for so long. Returns: what each saw, once all are answered."""
         start_s = time.perf_counter()
         shots: list[asyncio.Future[Seen]] = []
@@ -52,7 +52,7 @@ class Flood:
         def send_due() -> None:
             passed_s = min(time.perf_counter() - start_s, duration_s)
             while len(shots) < passed_s * rate:
-                shots.append(self.send(chat_body(f"Flood. {len(shots)}", max_tokens)))
+                shots.append(self.send(body_of(len(shots))))
 
         send_due()
         self._send_due = send_due

@@ -100,6 +100,11 @@ def _cpu_shares(windows: Sequence[Window], duration_s: float) -> str:
     return " ".join(f"{seconds / len(windows) / duration_s:.2f}" for seconds in sums)
 
 
+def _body(index: int) -> dict[str, Any]:
+    """48 to 80 tokens: answers of one length would begin and end together when it is calm, which takes fewer steps."""
+    return chat_body(f"Count. {index}", 48 + 29 * index % 33)
+
+
 async def _burst(server: Server, count: int) -> tuple[list[Seen], list[Seen]]:
     """So many at once; and what those saw who were refused and came back once, after the time that they were told."""
     lines = Flood(server.url, keeps=False)
@@ -111,7 +116,7 @@ async def _burst(server: Server, count: int) -> tuple[list[Seen], list[Seen]]:
         await asyncio.sleep(seen.retry_after_s)
         return seen, await lines.send(body)
 
-    bodies = [chat_body(f"Count. {index}", 64) for index in range(count)]
+    bodies = [_body(index) for index in range(count)]
     pairs = await asyncio.gather(*[twice(lines.send(body), body) for body in bodies])
     lines.close()
     await server.seconds_until_idle()
@@ -122,13 +127,14 @@ async def _calm(server: Server, num_clients: int, duration_s: float) -> Window:
     """Closed loops."""
     lines = Flood(server.url, keeps=True)
     seen: list[Seen] = []
+    numbers = itertools.count()
 
-    async def client(index: int) -> None:
+    async def client() -> None:
         while time.perf_counter() < start_s + duration_s:
-            seen.append(await lines.send(chat_body(f"Count. {index} {len(seen)}", 64)))
+            seen.append(await lines.send(_body(next(numbers))))
 
     start_s, before_s = time.perf_counter(), _cpu_seconds(server)
-    clients = asyncio.gather(*(client(index) for index in range(num_clients)))
+    clients = asyncio.gather(*(client() for _ in range(num_clients)))
     await asyncio.sleep(duration_s)
     cpu_s = _since(before_s, server)
     await clients
@@ -141,7 +147,7 @@ async def _flood(server: Server, rate: float, duration_s: float) -> Window:
     """An open loop."""
     start_s, before_s = time.perf_counter(), _cpu_seconds(server)
     lines = Flood(server.url, keeps=True)
-    flood = asyncio.create_task(lines.run(rate, duration_s))
+    flood = asyncio.create_task(lines.run(rate, duration_s, _body))
     await asyncio.sleep(duration_s)
     cpu_s = _since(before_s, server)
     seen = await flood
@@ -154,7 +160,7 @@ async def _beside_cheapest(server: Server, rate: float, num_clients: int, durati
     """Tokens per second of closed loops while as large a flood, on the same cores, is none of the server's business."""
     with refusing_server() as url:
         lines = Flood(url, keeps=True)
-        flood = asyncio.create_task(lines.run(rate, duration_s))
+        flood = asyncio.create_task(lines.run(rate, duration_s, _body))
         window = await _calm(server, num_clients, duration_s)
         await flood
         lines.close()

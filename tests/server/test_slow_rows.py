@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak.attacks import slow_attacks
+from benchmarks.soak.client import chat_body as soak_body
 from benchmarks.soak.flood import Flood, refusing_server
 from benchmarks.soak.invariance import batch_invariance
 from quire.engine.process.stream import MAX_UNREAD_BYTES
@@ -100,14 +101,14 @@ def test_a_flood_sees_every_answer(keeps: bool) -> None:
             served.state.model_name = "soak"
             served.executor.in_step = lambda step: time.sleep(0.002)
             lines = Flood(f"http://127.0.0.1:{served.port}", keeps=keeps)
-            seen = await lines.run(100, 0.5, max_tokens=20)
+            seen = await lines.run(100, 0.5, lambda index: soak_body(f"Flood. {index}", 20))
             lines.close()
             assert {item.status for item in seen} == {200, 429}
             assert all(item.num_tokens == 20 for item in seen if item.is_good)
             assert all(item.is_good or item.retry_after_s for item in seen)
         with refusing_server() as url:
             lines = Flood(url, keeps=keeps)
-            seen = await lines.run(50, 0.3)
+            seen = await lines.run(50, 0.3, lambda index: soak_body(f"Flood. {index}", 20))
             lines.close()
             assert {item.status for item in seen} == {429}
 
