@@ -5,7 +5,7 @@
     make soak, make faults, make inputs
 
 One row per test: id, what, what was measured with its limit, whether all limits hold; the exit code is 6 if one does
-not. Timings want a machine that does nothing else. Next to read: `loads.py`, `long.py`, `faults.py`, `inputs/table.py`.
+not. Timings want a machine that does nothing else. Next to read: `loads.py`, `faults.py`, `inputs/table.py`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks.soak import attacks, clocks, faults, files, hogs, invariance, loads, long, memory
+from benchmarks.soak import attacks, clocks, faults, files, hogs, invariance, loads, long, memory, overload
 from benchmarks.soak.inputs import table as inputs
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
@@ -45,7 +45,10 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
     return {
         "L1": lambda: on_server(lambda server: long.soak(server, duration_s=duration_s, seed=arguments.seed)),
         "L2": lambda: on_server(
-            lambda server: long.overload(server, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)), *queue
+            lambda server: overload.overload(
+                server, num_seats=SEATS, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)
+            ),
+            *queue,
         ),
         "L3": lambda: on_server(loads.cancel_storm),
         "L4": lambda: on_server(loads.fairness),

@@ -1,6 +1,7 @@
 """Slow attacks (L7): hundreds of connections that send or read just enough to stay, beside a probe and a chat.
 
-Three kinds, as `slowhttptest` has them: headers that never end, a body that never ends, answers that are hardly read.
+Three kinds, as `slowhttptest` has them: headers that never end, a body that never ends, whole answers that are hardly
+read. Streams that are hardly read while they are made are L5.
 An attacker that is dropped comes back at once. Next to read: `client.py`, `src/quire/server/connection.py`.
 """
 
@@ -99,12 +100,10 @@ async def slow_attacks(
     count: int = 500,
     duration_s: float = 240.0,
     every_s: float = 3.0,
-    sent_limit_s: float = 20.0,
-    read_limit_s: float = 65.0,
+    limit_s: float = 20.0,
     max_tokens: int = 64,
 ) -> Row:
-    """L7: `count` attackers of each kind. Who sends slowly must be dropped within `sent_limit_s`, who reads slowly
-    within `read_limit_s`; everybody else must be served."""
+    """L7: `count` attackers of each kind. Each must be dropped within `limit_s`; everybody else must be served."""
     row = Row("L7", f"slow headers, body, read: {count} connections each, {duration_s:g} s")
     looks: list[Seen] = []
     chats: list[Seen] = []
@@ -120,7 +119,6 @@ async def slow_attacks(
         await asyncio.gather(*watchers)
         await asyncio.wait(tasks, timeout=2 * every_s + 10)
     for name, kind in kinds.items():
-        limit_s = read_limit_s if name == "read" else sent_limit_s
         longest_s = max(kind.lasted_s, default=0.0)
         is_judged = duration_s > limit_s
         note = "" if is_judged else "; not judged, the attack was shorter"

@@ -1,7 +1,9 @@
 """Far more requests than a server can do, from a client that costs as little as it can: it shares the server's cores.
 
-Sockets and callbacks instead of streams and tasks, a third of the time per request. `python -m benchmarks.soak.flood`
-is the cheapest server that can refuse: what a flood costs beside it, it costs beside any. Next to read: `long.py`.
+Sockets and callbacks instead of streams and tasks, and one look at all sockets every 5 ms, whether much comes or
+little: waking up costs more than most of what is then done, and it is no server's doing.
+`python -m benchmarks.soak.flood` is the cheapest server that can refuse: what a flood costs beside it, it costs beside
+any. Next to read: `overload.py`.
 """
 
 import asyncio
@@ -13,18 +15,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.soak.client import CHAT, Answer, Seen, chat_body
+from benchmarks.soak.client import CHAT, Answer, Seen
 
 RECEIVE_BYTES = 1 << 16
+LOOK_S = 0.005
 REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class Flood:
-    """An open loop of requests.
+    """Clients of one server.
 
     keeps: connections are used again, as SDKs and proxies do; else each request has one of its own.
     """
@@ -37,65 +40,103 @@ class Flood:
         self._head = f"POST {CHAT} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: {connection}\r\n"
         self._head += "Content-Type: application/json\r\nContent-Length: "
         self._idle: list[_Line] = []
+        self._selector = selectors.DefaultSelector()
+        self._looking: asyncio.Task[None] | None = None
+        self._send_due: Callable[[], None] = lambda: None
 
-    async def run(self, rate: float, duration_s: float, max_tokens: int = 64) -> tuple[list[Seen], float]:
-        """Send so many requests a second for so long; what each saw, and how long it took until all were answered."""
+    async def run(self, rate: float, duration_s: float, body_of: Callable[[int], Mapping[str, Any]]) -> list[Seen]:
+        """An open loop: send so many requests a second for so long. Returns: what each saw, once all are answered."""
         start_s = time.perf_counter()
         shots: list[asyncio.Future[Seen]] = []
-        while time.perf_counter() < start_s + duration_s:
-            shots.append(self._send(chat_body(f"Flood. {len(shots)}", max_tokens)))
-            await asyncio.sleep(max(0.0, start_s + len(shots) / rate - time.perf_counter()))
-        seen = [await shot for shot in shots]
-        seconds = time.perf_counter() - start_s
-        for line in self._idle:
-            line.close()
-        return seen, seconds
 
-    def _send(self, body: Mapping[str, Any]) -> asyncio.Future[Seen]:
+        def send_due() -> None:
+            passed_s = min(time.perf_counter() - start_s, duration_s)
+            while len(shots) < passed_s * rate:
+                shots.append(self.send(body_of(len(shots))))
+
+        send_due()
+        self._send_due = send_due
+        await asyncio.sleep(duration_s + LOOK_S)
+        return [await shot for shot in shots]
+
+    def send(self, body: Mapping[str, Any]) -> asyncio.Future[Seen]:
+        """One request, and what it sees."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
         data = json.dumps(body).encode()
-        line = self._idle.pop() if self._idle else _Line(self._address, self._idle if self._keeps else None)
+        line = self._idle.pop() if self._idle else _Line(self._address, self._selector, self._keep)
         return line.send(f"{self._head}{len(data)}\r\n\r\n".encode() + data)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for key in list(self._selector.get_map().values()):
+            key.data.close()
+        self._selector.close()
+
+    def _keep(self, line: "_Line") -> None:
+        if self._keeps:
+            self._idle.append(line)
+        else:
+            line.close()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._send_due()
+            for key, events in self._selector.select(0):
+                key.data.on_events(events)
+            self._idle = [line for line in self._idle if line.is_open]
 
 
 class _Line:
-    """One connection, with one request at a time. After an answer it lies in `idle`, or is closed without one."""
+    """One connection, with one request at a time. `keep` is called with it after each answer."""
 
-    def __init__(self, address: tuple[str, int], idle: "list[_Line] | None") -> None:
-        self._loop = asyncio.get_running_loop()
-        self._idle = idle
+    def __init__(
+        self, address: tuple[str, int], selector: selectors.BaseSelector, keep: "Callable[[_Line], None]"
+    ) -> None:
         self._address = address
+        self._selector = selector
+        self._keep = keep
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._is_connected = False
         self._done: asyncio.Future[Seen] | None = None
         self._answer = Answer(Seen(0.0))
         self._data = b""
+        self.is_open = True
 
     def send(self, data: bytes) -> asyncio.Future[Seen]:
         """One request, and what it sees."""
         self._answer = Answer(Seen(time.perf_counter()))
-        self._done = done = self._loop.create_future()
+        self._done = done = asyncio.get_running_loop().create_future()
         self._data = data
         if self._is_connected:
             self._write()
             return done
         code = self._socket.connect_ex(self._address)
+        self._selector.register(self._socket, selectors.EVENT_WRITE, self)
         if code not in (0, errno.EINPROGRESS):
             self._lose(f"connect: {errno.errorcode[code]}")
-        else:
-            self._loop.add_writer(self._socket, self._on_connected)
         return done
 
     def close(self) -> None:
         """Hang up."""
-        self._loop.remove_reader(self._socket)
+        self.is_open = False
+        self._selector.unregister(self._socket)
         self._socket.close()
 
-    def _on_connected(self) -> None:
-        self._is_connected = True
-        self._loop.remove_writer(self._socket)
-        self._loop.add_reader(self._socket, self._read)
-        self._write()
+    def on_events(self, events: int) -> None:
+        """The socket can be written or read."""
+        if not self.is_open:
+            return
+        if self._is_connected:
+            self._read()
+        elif events & selectors.EVENT_WRITE:
+            self._is_connected = True
+            self._selector.modify(self._socket, selectors.EVENT_READ, self)
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -118,16 +159,11 @@ class _Line:
             return
         self._answer.feed(data)
         if self._answer.seen.is_complete:
-            if self._idle is None:
-                self.close()
-            else:
-                self._idle.append(self)
+            self._keep(self)
             self._finish()
 
     def _lose(self, error: str | None) -> None:
         self.close()
-        if self._idle is not None and self in self._idle:
-            self._idle.remove(self)
         if self._done is not None:
             self._answer.seen.error = self._answer.seen.error or error
             self._finish()

@@ -1,6 +1,6 @@
 """The load table: what a server must bear. Each function is one row, against a server that runs.
 
-L1 and L2 are in `long.py`. Next to read: `client.py`, `faults.py`.
+L1 is in `long.py`, L2 in `overload.py`. Next to read: `client.py`, `faults.py`.
 """
 
 import asyncio

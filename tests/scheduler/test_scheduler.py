@@ -323,12 +323,18 @@ def test_what_was_sampled_behind_the_end_does_not_count() -> None:
     assert driver.all_blocks_are_home
 
 
-def test_one_token_at_a_time_while_somebody_waits() -> None:
-    driver = Driver(make_config(max_decode_rounds=4, max_num_seqs=1))
-    driver.add(make_request("a", 8, 9), make_request("b", 8, 9))
-    driver.run()
-    both = [
-        output.max_rounds for output in driver.outputs if output.scheduled and output.scheduled[0].request_id == "a"
-    ]
-    assert both == [1] * 9
-    assert any(output.max_rounds == 4 for output in driver.outputs)
+def test_one_token_at_a_time_while_a_seat_is_free_for_who_waits() -> None:
+    driver = in_rounds(2, make_request("a", 8, 9), make_request("b", 8, 9), num_blocks=6, max_num_seqs=2)
+    assert [num_rounds for name, num_rounds in rounds_of_first(driver) if name == "a"] == [1] * 9
+    assert ("b", 2) in rounds_of_first(driver)
+
+
+def test_several_rounds_while_all_seats_are_taken_and_the_next_starts_as_soon_as_one_is_free() -> None:
+    driver = in_rounds(4, make_request("a", 8, 9), make_request("b", 8, 9), max_num_seqs=1)
+    each = [1, 4, 4]
+    assert rounds_of_first(driver) == [("a", number) for number in each] + [("b", number) for number in each]
+
+
+def rounds_of_first(driver: Driver) -> list[tuple[str, int]]:
+    """Of each step that computed something, its first request and its rounds."""
+    return [(output.scheduled[0].request_id, output.max_rounds) for output in driver.outputs if output.scheduled]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from quire.server import connection as limits
-from quire.server.connection import Connection
+from quire.server.delivery import Delivery
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
@@ -250,31 +250,37 @@ async def _unread(served: Served, max_tokens: int) -> socket.socket:
     return client
 
 
-def test_a_reader_who_takes_nothing_is_cut_and_others_are_not_kept_waiting() -> None:
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that waited for each reader who was cut off."""
+    found = []
+    cut = Delivery._cut
+
+    def counted(delivery: Delivery) -> None:
+        found.append(delivery._transport.get_write_buffer_size())
+        cut(delivery)
+
+    monkeypatch.setattr(Delivery, "_cut", counted)
+    return found
+
+
+def test_a_reader_who_takes_nothing_is_cut_and_others_are_not_kept_waiting(cuts: list[int]) -> None:
     scheduler = {"max_model_len": 1024, "num_blocks": 4000, "max_num_seqs": 64}
 
     async def main() -> None:
-        cuts = []
-
-        class Counted(Connection):
-            WRITE_TIMEOUT_S = 1.0
-
-            def _on_write_timeout(self) -> None:
-                cuts.append(self.transport.get_write_buffer_size())
-                super()._on_write_timeout()
-
-        async with serving(connection=Counted, scheduler=scheduler) as served:
-            clients = [await _unread(served, 900) for _ in range(2)]
-            for _ in range(5):
-                answer = await served.chat(stream=True)
-                assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
-                buffered = [item.transport.get_write_buffer_size() for item in served.server.server_state.connections]
-                assert max(buffered, default=0) < 128 << 10
-            await served.until_idle()
-            assert len(cuts) == 2
-            assert min(cuts) > 0
-            for client in clients:
-                client.close()
+        with quick(WRITE_TIMEOUT_S=1.0, TAKE_TIMEOUT_S=0.1) as connection:
+            async with serving(connection=connection, scheduler=scheduler) as served:
+                clients = [await _unread(served, 900) for _ in range(2)]
+                for _ in range(5):
+                    answer = await served.chat(stream=True)
+                    assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
+                    here = served.server.server_state.connections
+                    assert max((item.transport.get_write_buffer_size() for item in here), default=0) < 128 << 10
+                await served.until_idle()
+                assert len(cuts) == 2
+                assert min(cuts) > 0
+                for client in clients:
+                    client.close()
 
     asyncio.run(main())
 

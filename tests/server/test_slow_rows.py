@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak.attacks import slow_attacks
+from benchmarks.soak.client import chat_body as soak_body
 from benchmarks.soak.flood import Flood, refusing_server
 from benchmarks.soak.invariance import batch_invariance
 from quire.engine.process.stream import MAX_UNREAD_BYTES
@@ -71,12 +72,12 @@ def test_who_leaves_too_many_logprobs_unread_gets_what_is_there_and_an_error() -
 
 def test_slow_attackers_are_dropped_while_others_are_served() -> None:
     async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.5, WRITE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
+        with quick(READ_TIMEOUT_S=0.5, TAKE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
             async with serving(connection=connection, scheduler=ROOMY) as served:
                 served.state.model_name = "soak"
                 row = await slow_attacks(
-                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, sent_limit_s=2.5,
-                    read_limit_s=3.5, max_tokens=8,
+                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, limit_s=3.5,
+                    max_tokens=8,
                 )  # fmt: skip
                 assert row.passes, row.cells()
                 await served.until_idle()
@@ -99,12 +100,16 @@ def test_a_flood_sees_every_answer(keeps: bool) -> None:
         async with serving(scheduler={"max_num_seqs": 2}, max_queued_requests=2) as served:
             served.state.model_name = "soak"
             served.executor.in_step = lambda step: time.sleep(0.002)
-            seen, _ = await Flood(f"http://127.0.0.1:{served.port}", keeps=keeps).run(100, 0.5, max_tokens=20)
+            lines = Flood(f"http://127.0.0.1:{served.port}", keeps=keeps)
+            seen = await lines.run(100, 0.5, lambda index: soak_body(f"Flood. {index}", 20))
+            lines.close()
             assert {item.status for item in seen} == {200, 429}
             assert all(item.num_tokens == 20 for item in seen if item.is_good)
             assert all(item.is_good or item.retry_after_s for item in seen)
         with refusing_server() as url:
-            seen, _ = await Flood(url, keeps=keeps).run(50, 0.3)
+            lines = Flood(url, keeps=keeps)
+            seen = await lines.run(50, 0.3, lambda index: soak_body(f"Flood. {index}", 20))
+            lines.close()
             assert {item.status for item in seen} == {429}
 
     asyncio.run(main())

@@ -223,7 +223,7 @@ class Scheduler:
 
     def _run_all(self, plan: StepPlan, step_tokens: int) -> None:
         plan.limit_prefill(self._requests.running, step_tokens)
-        if not self._requests.waiting:
+        if not self._requests.waiting or not self._requests.free_seats():
             plan.allow_rounds(self._requests.running, self.blocks.num_free)
         self._continue_running(tuple(self._requests.running), plan)
         if plan.num_preempted == 0:

@@ -68,7 +68,7 @@ class StepPlan:
         """Let all who run get several tokens in this step, if they generate and nobody must leave for it.
 
         What ends a request by its text is found outside of the step: who has stop strings gets one token at a time,
-        so that none is computed in vain. Call only when nobody waits.
+        so that none is computed in vain. Call only when nobody waits who could start.
         """
         if self._config.max_decode_rounds == 1 or not running or not all(map(_generates, running)):
             return

@@ -2,7 +2,7 @@
 
 A client may send so many bytes of headers, take so long to send a request and so long to read its answer; whoever
 exceeds that is cut off, and has cost no more than a few hundred KiB. Times are of the event loop's monotonic clock.
-Next to read: `refusals.py`, then `gate/__init__.py`, which sees requests once their headers are there.
+Next to read: `refusals.py`, `delivery.py`, then `gate/__init__.py`, which sees requests once their headers are there.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import contextlib
 import re
 import resource
 import socket
-import struct
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,6 +18,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server import refusals
+from quire.server.delivery import Delivery
 from quire.server.gate import Gate
 from quire.server.refusals import Refusal
 
@@ -32,8 +32,6 @@ MAX_PIPELINED = 16
 WRITE_BUFFER_BYTES = 32 << 10
 SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it for its own bookkeeping; with the buffer above, less than 256 KiB wait for a slow reader."""
-RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER on, for no time: closing sends a reset and frees what was not sent."""
 _END_OF_PATH = re.compile("[?#]")
 _SPARE_FILES = 64
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -46,7 +44,9 @@ class Connection(HttpToolsProtocol):
     READ_TIMEOUT_S = 15.0
     """For headers and body together, from the first byte; and for the first byte of a new connection."""
     WRITE_TIMEOUT_S = 60.0
-    """A reader who takes nothing for so long is cut off."""
+    """A reader who has not caught up for so long with an answer that is still being made is cut off."""
+    TAKE_TIMEOUT_S = 15.0
+    """So is one who in so long takes less than 4 KiB of a finished answer that waits for him."""
     KEEP_ALIVE_S = 30
     LINGER_S = 2.0
     """How long input is thrown away after a refusal: a socket closed with input unread loses the answer too."""
@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive = self.KEEP_ALIVE_S
         self._refusal: Refusal | None = None
         self._read_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._delivery: Delivery
         self._linger_timer: asyncio.TimerHandle | None = None
         self._next: RequestResponseCycle | None = None
         self._is_feeding = False
@@ -77,6 +77,9 @@ class Connection(HttpToolsProtocol):
         """A client is there."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._delivery = Delivery(
+            transport, self.loop, unfinished_s=self.WRITE_TIMEOUT_S, finished_s=self.TAKE_TIMEOUT_S
+        )
         connected = transport.get_extra_info("socket")
         if connected is not None:
             with contextlib.suppress(OSError):
@@ -92,7 +95,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._stop_read_timer()
-        self._stop_write_timer()
+        self._delivery.stop()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._unset_keepalive_if_required()
@@ -133,6 +136,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._delivery.ask()
         self._is_in_headers = self._is_in_message = True
         self._has_head = False
         self._framing_bytes = self._header_bytes = self._num_chunks = 0
@@ -295,12 +299,12 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the application writes."""
         super().pause_writing()
-        self._start_write_timer()
+        self._delivery.pause()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         super().resume_writing()
-        self._stop_write_timer()
+        self._delivery.resume()
 
     def on_response_complete(self) -> None:
         """The answer is written, but perhaps not read; or the request was refused before it was read."""
@@ -308,27 +312,4 @@ class Connection(HttpToolsProtocol):
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()
-        if self.transport.get_write_buffer_size():
-            self._start_write_timer()
-
-    def _start_write_timer(self) -> None:
-        if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.WRITE_TIMEOUT_S, self._on_write_timeout)
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
-    def _on_write_timeout(self) -> None:
-        self._write_timer = None
-        if self.transport.get_write_buffer_size():
-            self._reset_on_close()
-            self.transport.abort()
-
-    def _reset_on_close(self) -> None:
-        """What the kernel still holds for a reader who does not read would stay there for minutes."""
-        connected = self.transport.get_extra_info("socket")
-        if connected is not None:
-            with contextlib.suppress(OSError):
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._delivery.finish()
