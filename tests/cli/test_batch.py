@@ -23,7 +23,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 def answer(handler: Handler, body: dict[str, Any]) -> None:
     if not body:
         return handler.send_json(200, {"data": [{"id": "tiny"}]})
-    status = 400 if body.get("temperature") == 9 else 200
+    status = {9: 400, 8: 500}.get(body.get("temperature", 1), 200)
     return handler.send_json(status, {"id": "x", "model": body.get("model"), "usage": {"completion_tokens": 2}})
 
 
@@ -40,7 +40,7 @@ def test_with_a_server(tmp_path: Path) -> None:
 
 
 def test_failures_are_exit_code_6_and_tried_again(tmp_path: Path) -> None:
-    source, target = write_lines(tmp_path / "in", request("a"), request("hot", body={"temperature": 9})), tmp_path / "o"
+    source, target = write_lines(tmp_path / "in", request("a"), request("hot", body={"temperature": 8})), tmp_path / "o"
     with stub_server(answer) as server:
         for _ in range(2):
             result = call("batch", str(source), "-o", str(target), "--url", server.url, "--model", "named")
@@ -144,11 +144,12 @@ def test_standard_input(tmp_path: Path) -> None:
 
 def test_lines_that_can_never_work_are_counted_apart(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
-    write_lines(source, "{", request("hot", body={"temperature": 9}), request("wrong", url="/v2"), request("a"))
+    refused, failing = request("hot", body={"temperature": 9}), request("warm", body={"temperature": 8})
+    write_lines(source, "{", refused, failing, request("wrong", url="/v2"), request("a"))
     with stub_server(answer) as server:
         result = call("batch", str(source), "-o", str(target), "--url", server.url)
         assert result.exit_code == 6
-        assert "1 answers, 1 failed: run the same command to try them again, 2 lines are wrong" in result.stderr
+        assert "1 answer, 1 failed: run the same command to try it again, 3 lines are wrong" in result.stderr
         write_lines(source, "{", request("a"))
         result = call("batch", str(source), "-o", str(target), "--url", server.url)
         assert (result.exit_code, "run the same" in result.stderr) == (6, False)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli.batch_files import AnswerFile, BatchWriteError, answer_line, error_line, succeeded
+from quire.cli.batch_files import AnswerFile, BatchWriteError, answer_line, error_line, is_wrong, succeeded
 from quire.cli.batch_requests import BatchFileError, BatchRequest
 from tests.cli.batch_inputs import read_lines, request, write_lines
 
@@ -27,6 +27,29 @@ def test_what_succeeded() -> None:
     assert succeeded(good("a"))
     assert not succeeded(bad("a"))
     assert not succeeded(answer_line(BatchRequest(1, "a"), 400, "", {}))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "wrong"),
+    [
+        (400, "unknown_parameter", True),
+        (400, "structured_outputs_failed", False),
+        (413, "too_large", True),
+        (404, "model_not_found", False),
+        (429, "queue_full", False),
+        (500, "internal_error", False),
+    ],
+)
+def test_what_can_never_work(status: int, code: str, wrong: bool) -> None:
+    asked = BatchRequest(1, "a")
+    assert is_wrong(answer_line(asked, status, "r", {"error": {"code": code}})) is wrong
+
+
+def test_lines_that_cannot_be_sent_are_wrong_and_broken_connections_are_not() -> None:
+    asked = BatchRequest(1, "a")
+    assert is_wrong(error_line(asked, "invalid_line", "not JSON"))
+    assert not is_wrong(error_line(asked, "connection_broken", "gone"))
+    assert is_wrong(answer_line(asked, 400, "r", ["no object"]))
 
 
 def test_successes_stay_and_failures_go(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_bad_line_and_a_refused_one_do_not_stop_the_rest(tmp_path: Path) -> No
         handler.send_json(status, ANSWER if status == 200 else {"error": {"message": "no"}})
 
     counts = run(tmp_path, answer, "{", request("hot", body={"temperature": 9}), request("good"))
-    assert (counts.num_succeeded, counts.num_failed, counts.num_invalid) == (1, 2, 1)
+    assert (counts.num_succeeded, counts.num_failed, counts.num_invalid) == (1, 2, 2)
     found = by_id(tmp_path / "out")
     assert found[None]["error"]["message"].startswith("line 1: not JSON")
     assert found["hot"]["response"] == {"status_code": 400, "request_id": "", "body": {"error": {"message": "no"}}}

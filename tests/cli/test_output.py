@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 
 import pytest
 
@@ -65,3 +66,13 @@ def test_table_aligns() -> None:
 def test_numbers_for_people() -> None:
     assert [format_count(n) for n in (999, 1500, 134_515_008, 7 * 10**9)] == ["999", "1.5k", "134.5M", "7.0B"]
     assert [format_seconds(s) for s in (0.0123, 0.5, 2.5)] == ["12.3 ms", "500 ms", "2.50 s"]
+
+
+def test_notes_go_to_a_logger_instead(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    output = Output()
+    output.logger = logging.getLogger("tests.notes")
+    with caplog.at_level(logging.INFO, "tests.notes"):
+        output.note("seen")
+        output.verbosity = -1
+        output.note("hushed")
+    assert (caplog.messages, capsys.readouterr().err) == (["seen"], "")

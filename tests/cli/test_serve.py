@@ -1,8 +1,10 @@
 """Which model `quire serve` takes, before anything is started."""
 
+import json
+
 import pytest
 
-from tests.cli.command_line import call
+from tests.cli.command_line import call, call_process
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,11 @@ def test_the_help_shows_the_defaults_of_a_server() -> None:
     text = " ".join(call("serve", "--help").stdout.split())
     assert "[interactivity; QUIRE_PERFORMANCE_MODE]" in text
     assert "[()" not in text
+
+
+def test_a_log_of_json_has_nothing_else() -> None:
+    result = call_process("serve", "./nothing.gguf", "--port", "0", "--log-format", "json")
+    assert result.returncode == 3
+    (line,) = [json.loads(line) for line in result.stderr.splitlines()]
+    assert (line["level"], line["code"]) == ("error", "model_not_found")
+    assert "./nothing.gguf" in line["message"]

@@ -69,7 +69,21 @@ def test_every_sampling_field_is_documented() -> None:
 def test_links_between_pages_resolve() -> None:
     broken = []
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+        for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", page.read_text()):
+            if "://" in target:
+                continue
+            named = page.parent / target if target else page
+            if not named.exists() or (anchor and anchor not in anchors_of(named)):
+                broken.append(f"{page.name}: {target}{anchor}")
     assert broken == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_reference_has_no_paragraph_that_is_shown_as_code() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("    ")] == []

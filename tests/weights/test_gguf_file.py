@@ -158,3 +158,14 @@ def test_smollm2_reads_as_the_gguf_package_reads_it(smollm2_path: Path) -> None:
     assert file.metadata == fields
     assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
     assert len(file.tensors) == len(expected.tensors) == 272
+
+
+def test_a_file_of_another_kind_says_what_to_pass(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for content, said in (
+        (b"<html>" * 9, "it is a web page"),
+        (b"\x7fELF" * 9, "pass a GGUF file, or a directory with"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ModelFileError, match=said):
+            read_gguf(path)

@@ -36,7 +36,7 @@ def test_relative_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_directories(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="holds no model"):
+    with pytest.raises(ModelFileError, match="holds no model: no config"):
         resolve_source(str(tmp_path))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelFileError, match=r"no config\.json"):

@@ -174,10 +174,12 @@ def _report(output: Output, counts: BatchCounts, target: Path) -> None:
         return
     skipped = f", {counts.num_skipped} were there already" if counts.num_skipped else ""
     num_again = counts.num_failed - counts.num_invalid
-    failed = f", {num_again} failed: run the same command to try them again" if num_again else ""
+    them = "it" if num_again == 1 else "them"
+    failed = f", {num_again} failed: run the same command to try {them} again" if num_again else ""
     lines = "line is" if counts.num_invalid == 1 else "lines are"
     invalid = (
         f", {counts.num_invalid} {lines} wrong, as {target} says: correct them first" if counts.num_invalid else ""
     )
     style = "red" if counts.num_failed else "dim"
-    output.note(f"{counts.num_succeeded} answers{skipped}{failed}{invalid} · {target}", style=style)
+    answers = "1 answer" if counts.num_succeeded == 1 else f"{counts.num_succeeded} answers"
+    output.note(f"{answers}{skipped}{failed}{invalid} · {target}", style=style)

@@ -19,6 +19,10 @@ ID_PREFIX = "batch_req_"
 _OPENING = b'{"id": "' + ID_PREFIX.encode()
 INVALID_LINE = "invalid_line"
 """The code of a line of IN that cannot be sent, however often it is tried."""
+REFUSED_STATUSES = frozenset({400, 413, 422})
+"""What a server answers to a request that is wrong in itself."""
+FORM_FAILED = "structured_outputs_failed"
+"""The code of a 400 for an answer that lost its way in the form it was asked for: another draw may not."""
 
 
 class BatchWriteError(BatchFileError):
@@ -44,6 +48,16 @@ def succeeded(line: Line) -> bool:
     """Whether a line of OUT is an answer that need not be asked for again."""
     response = line.get("response")
     return line.get("error") is None and isinstance(response, dict) and response.get("status_code") == 200
+
+
+def is_wrong(line: Line) -> bool:
+    """Whether a line of OUT says that its request can never work as it is."""
+    if line.get("error") is not None:
+        return bool(line["error"].get("code") == INVALID_LINE)
+    body = line["response"]["body"]
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return line["response"]["status_code"] in REFUSED_STATUSES and code != FORM_FAILED
 
 
 def check_output(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from quire.cli.batch_files import INVALID_LINE, AnswerFile, answer_line, error_line, succeeded
+from quire.cli.batch_files import INVALID_LINE, AnswerFile, answer_line, error_line, is_wrong, succeeded
 from quire.cli.batch_requests import BatchRequest, Line
 from quire.cli.server_address import ServerUnreachableError
 
@@ -34,7 +34,7 @@ class BatchCounts:
     num_succeeded: int = 0
     num_failed: int = 0
     num_invalid: int = 0
-    """Those of `num_failed` whose lines cannot be sent, however often they are tried."""
+    """Those of `num_failed` whose lines cannot be sent, or are refused, however often they are tried."""
     num_retries: int = 0
     num_tokens: int = 0
 
@@ -101,7 +101,7 @@ class BatchRun:
             self._counts.num_tokens += _generated_tokens(line["response"]["body"])
         else:
             self._counts.num_failed += 1
-            self._counts.num_invalid += (line["error"] or {}).get("code") == INVALID_LINE
+            self._counts.num_invalid += is_wrong(line)
 
     async def _ask(self, client: httpx2.AsyncClient, request: BatchRequest) -> Line:
         if request.problem is not None or request.body is None:

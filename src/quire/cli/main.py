@@ -191,6 +191,9 @@ def _report(error: Exception, output: Output) -> int:
 
 
 def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
+    if output.logger is not None:
+        output.logger.error(" ".join(message.split()), extra={"fields": {"code": code or "internal_error"}})
+        return exit_code
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
     sys.stderr.write(label + " ".join(message.split()) + "\n")

@@ -9,7 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import logging
 
 COLOR_CHOICES = ("auto", "always", "never")
 _STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33"}
@@ -18,13 +21,15 @@ _STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33"}
 class Output:
     """Results, notes and styles, under `--json`, `-q`, `-v` and `--color`.
 
-    `verbosity`: -1 with `-q`, 0, 1 with `-v`, 2 with `-vv`.
+    `verbosity`: -1 with `-q`, 0, 1 with `-v`, 2 with `-vv`. `logger`: where notes and the error go instead of stderr,
+    for a verb whose stderr is a log that programs read.
     """
 
     def __init__(self) -> None:
         self.json = False
         self.verbosity = 0
         self.color = "auto"
+        self.logger: logging.Logger | None = None
 
     def wants_color(self, stream: TextIO) -> bool:
         """Whether escape sequences may be written to `stream`.
@@ -57,8 +62,10 @@ class Output:
         self.result(json.dumps({"schema": schema, **value}, ensure_ascii=False))
 
     def note(self, text: str, *, style: str = "dim") -> None:
-        """Write a line for people to stderr; silent with `-q`."""
-        if self.verbosity >= 0:
+        """Write a line for people to stderr, or to `logger`; silent with `-q`."""
+        if self.verbosity >= 0 and self.logger is not None:
+            self.logger.info(text)
+        elif self.verbosity >= 0:
             sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
             sys.stderr.flush()
 

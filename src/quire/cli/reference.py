@@ -3,6 +3,7 @@
 `python -m quire.cli.reference` writes it; with `--check` it exits 1 if the file is stale. Next to read: `main.py`.
 """
 
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,14 +76,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _verb_row(name: str) -> tuple[str, str]:
-    return f"[`{name}`](#quire-{name})", VERBS[name].summary
+    return f"[`{name}`](#quire-{name.replace(' ', '-')})", VERBS[name].summary
 
 
 def _verb_section(name: str, command: VerbCommand, context: click.Context) -> str:
     own = click.Context(command, info_name=name, parent=context)
     usage = " ".join(["quire", name, *command.collect_usage_pieces(own)])
     examples = "\n".join(example.strip() for example in command.examples)
-    lines = [f"## quire {name}\n", (command.help or "").strip() + "\n", f"```sh\n{usage}\n\n{examples}\n```\n"]
+    lines = [f"## quire {name}\n", inspect.cleandoc(command.help or "") + "\n", f"```sh\n{usage}\n\n{examples}\n```\n"]
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for parameter in command.params:
         # The output options are the same everywhere: the page's head has them.

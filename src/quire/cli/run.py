@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HELP = f"""Answer one prompt, or chat.
 
-A single argument is a MODEL if it is a known name, a path or a hub id (org/name), and otherwise the PROMPT for
+A single argument is a MODEL if it is one plain word, a path or a hub id (org/name), and otherwise the PROMPT for
 the default model. Without a prompt, standard input is read when it is piped; on a terminal a chat starts.
 PROMPT "-" reads standard input. The answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
 """

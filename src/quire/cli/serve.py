@@ -1,5 +1,6 @@
 """`quire serve`: the OpenAI-compatible server. Next to read: `quire/server/run.py`."""
 
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -28,9 +29,13 @@ def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     output = output_of()
     configure_logging(output, "INFO")  # one line per request
+    from quire.server.logs import use_format
     from quire.server.options import ServerOptions
 
     options = ServerOptions(**chosen_server_options(values))
+    if options.log_format == "json":
+        use_format(options.log_format)
+        output.logger = logging.getLogger("quire.server")  # a line that is not JSON would be lost, or worse
     chosen = chosen_engine_options(values)
     engine = EngineOptions.from_kwargs(**{**DEFAULTS, **chosen, **_named_model(model, chosen)})
     with show_progress(output) as progress:

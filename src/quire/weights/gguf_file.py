@@ -142,9 +142,9 @@ class _HeaderReader:
     def read_magic_and_version(self) -> int:
         magic = bytes(self.mapping[:8])
         if magic[:4] != b"GGUF":
-            hint = next((text for start, text in _OTHER_MAGICS if magic.startswith(start)), "")
-            explanation = f": {hint}" if hint else ""
-            raise ModelFileError(f"{self.path}: not a GGUF file, it starts with {magic[:4]!r}{explanation}")
+            otherwise = "pass a GGUF file, or a directory with config.json and safetensors"
+            hint = next((text for start, text in _OTHER_MAGICS if magic.startswith(start)), otherwise)
+            raise ModelFileError(f"{self.path}: not a GGUF file, it starts with {magic[:4]!r}: {hint}")
         self.position = 4
         version = self.read_u32("the version")
         if version & 0xFFFF == 0 and version:

@@ -130,7 +130,11 @@ def _local_directory(name: str, path: Path) -> ModelFiles:
     if models:
         shown = ", ".join(item.name for item in models[:8])
         raise ModelNotFoundError(f"{path} has {len(models)} GGUF files; pass the path of one: {shown}")
-    problem = "has weights but no config.json; fetch the model again" if has_safetensors else "holds no model"
+    problem = (
+        "has weights but no config.json; fetch the model again"
+        if has_safetensors
+        else "holds no model: no config.json with safetensors, no GGUF file"
+    )
     raise ModelFileError(f"{path}: the directory {problem}")
 
 
