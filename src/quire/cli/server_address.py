@@ -39,7 +39,7 @@ def api_key() -> str:
 
 
 def key_hint() -> str:
-    """About a key that a server refused: which variable to set, or which one it came from; why is the server's to say."""
+    """About a key that a server refused: which variable to set, or where it came from; the server says why."""
     name, key = _found_key()
     return f"the key sent is that of {name}" if key else f"set {KEY_VARIABLES[0]}"
 
