@@ -78,7 +78,9 @@ class EngineOptions:
         "throughput", "interactivity, on CPUs: prompts take small shares of steps in which others generate",
         choices=PERFORMANCE_MODES,
     )  # fmt: skip
-    max_decode_rounds: int = option(8, "tokens that requests may get in one step, while nobody waits; 1: off")
+    max_decode_rounds: int = option(
+        8, "tokens that requests may get in one step, while nobody waits and none has stop strings; 1: off"
+    )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
