@@ -79,7 +79,7 @@ class EngineOptions:
         choices=PERFORMANCE_MODES,
     )  # fmt: skip
     max_decode_rounds: int = option(
-        8, "tokens that requests may get in one step, while nobody else could start; 1: off"
+        8, "tokens that requests may get in one step, while nobody else could start or has stop strings; 1: off"
     )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")

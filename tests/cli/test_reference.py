@@ -66,3 +66,30 @@ def test_a_wrong_argument_writes_nothing_but_the_usage(
     assert main(arguments) == 2
     assert capsys.readouterr().err == "usage: python -m quire.cli.reference [--check] [PAGE.md]\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_page_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("# Another page\n")
+    assert main([str(page)]) == 2
+    assert page.read_text() == "# Another page\n"
+    assert "is another page" in capsys.readouterr().err
+    page.write_text("")
+    assert main([str(page)]) == 0
+
+
+def test_a_path_that_cannot_be_used_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "file").write_text("")
+    for arguments in (["folder.md"], ["--check", "folder.md"], ["file/page.md"]):
+        assert main([*arguments[:-1], str(tmp_path / arguments[-1])]) == 2
+        error = capsys.readouterr().err
+        assert "cannot be used: " in error
+        assert error.count("\n") == 1
+
+
+def test_a_page_that_is_no_text_is_stale(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_bytes(b"\xff\xfe")
+    assert main(["--check", str(page)]) == 1
+    assert main([str(page)]) == 2

@@ -31,6 +31,6 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_hint() == "set QUIRE_API_KEY"
     monkeypatch.setenv("OPENAI_API_KEY", "second")
     assert api_key() == "second"
-    assert key_hint() == "the key in OPENAI_API_KEY is not one of its keys"
+    assert key_hint() == "the key sent is that of OPENAI_API_KEY"
     monkeypatch.setenv("QUIRE_API_KEY", "first, other")
     assert api_key() == "first"

@@ -9,6 +9,7 @@ import pytest
 
 from quire.cli.server_address import ServerUnreachableError
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings
+from quire.server.gate.authentication import UNKNOWN_KEY
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 
@@ -23,6 +24,14 @@ def test_the_proxy_of_the_environment_is_not_for_this_machine() -> None:
     assert client_settings("http://127.0.0.1:1")["trust_env"] is False
     assert client_settings("http://[::1]:1")["trust_env"] is False
     assert client_settings("http://models.example")["trust_env"] is True
+
+
+def test_a_wrong_key_is_called_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "wrong")
+    error = {"message": UNKNOWN_KEY, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
+    refused = str(ServerAnswerError.of(401, json.dumps({"error": error}).encode()))
+    assert refused == f"the server answers 401: {UNKNOWN_KEY}; the key sent is that of QUIRE_API_KEY"
+    assert refused.count("not ") == 1
 
 
 @pytest.mark.parametrize(
@@ -137,7 +146,7 @@ def test_a_key_that_the_server_does_not_know(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("QUIRE_API_KEY", raising=False)
     assert ServerAnswerError.of(401, b"no").message.endswith("; set QUIRE_API_KEY")
     monkeypatch.setenv("QUIRE_API_KEY", "wrong")
-    assert ServerAnswerError.of(401, b"no").message.endswith("; the key in QUIRE_API_KEY is not one of its keys")
+    assert ServerAnswerError.of(401, b"no").message.endswith("; the key sent is that of QUIRE_API_KEY")
 
 
 def test_reasons_are_words() -> None:

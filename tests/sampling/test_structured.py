@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.errors import QueueFullError
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.matcher import TokenMatcher
 from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
 from quire.sampling.state import NOT_ALLOWED
@@ -157,7 +159,8 @@ def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sa
     tokens = [token_id for token_id, _ in sampler.sample(values, ["good", "wrong", "nan"])]
     assert TOKENS[tokens[0] or 0] == b"a"
     assert tokens[1:] == [None, None]
-    assert "cannot be followed" in sampler.failure("wrong")[0]
+    assert "the library that keeps texts in their form failed" in sampler.failure("wrong")[0]
+    assert sampler.failure("wrong")[1] is None, "no form asked for a token that it does not allow"
     assert sampler.failure("nan") == (NO_CHOICE, None)
     sampler.remove_request("wrong")
 
@@ -178,3 +181,45 @@ def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
     assert code == FORM_FAILED
     sampler.remove_request("a")
     assert sampler.sample(logits({1: 1}), ["b"]) == [(1, None)]
+
+
+class Broken:
+    """A library that fails as soon as it is asked: at once, or for the first token."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def compile(self, spec: StructuredOutputsParams) -> "Broken":
+        return self
+
+    def start(self) -> TokenMatcher:
+        if self.error is not None:
+            raise self.error
+        return TokenMatcher(self, VOCAB_SIZE, (EOS,))  # type: ignore[arg-type]
+
+    def compute_bitmask(self) -> bytes:
+        return bytes(VOCAB_SIZE // 8 + 1)
+
+    def is_error(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return "panic: index out of bounds\n<state>"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(None, "panic: index"), (ValueError("panic: at start"), "at start"), (QueueFullError("try later"), "try later")],
+)
+def test_a_failure_of_the_library_is_not_the_forms_and_is_logged(
+    make: Callable[[], Sampler], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = make()
+    sampler.grammars = Broken(error)  # type: ignore[assignment]
+    assert generate(sampler, new_request(sampling=params(structured_outputs=form(regex="a"), **GREEDY)), 3) == [None]
+    reason, code = sampler.failure("a")
+    assert says in reason
+    assert code is None
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage() == f"request 'a' fails: {reason}"

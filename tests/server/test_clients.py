@@ -182,6 +182,29 @@ async def test_openai_responses_with_functions() -> None:
 
 
 @in_loop
+async def test_openai_responses_with_functions_and_logprobs() -> None:
+    asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS, "top_logprobs": 2,
+                  "include": ["message.output_text.logprobs"]}  # fmt: skip
+
+    def use(client: openai.OpenAI) -> Any:
+        whole = client.responses.create(**asked)
+        with client.responses.create(stream=True, **asked) as stream:
+            return whole, list(stream)
+
+    async with calling() as (settings, _):
+        with openai.OpenAI(**settings) as client:
+            whole, events = await asyncio.to_thread(use, client)
+    deltas = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert "".join(entry.token for entry in deltas) == "Let me see."
+    for response in (whole, events[-1].response):
+        check_call(response.output)
+        entries = response.output[0].content[0].logprobs
+        assert "".join(entry.token for entry in entries) == "Let me see."
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
+        assert "logprobs" not in response.output[1].model_dump()
+
+
+@in_loop
 async def test_openai_async_responses_with_functions() -> None:
     async with calling() as (settings, _), openai.AsyncOpenAI(**settings) as client:
         asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS}

@@ -58,20 +58,34 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the page; returns the exit code."""
+    """Write or check the page; returns the exit code. Another page is never written over."""
     paths = [Path(argument) for argument in arguments if argument != "--check"]
     if len(paths) > 1 or any(path.suffix != ".md" for path in paths):
         sys.stderr.write("usage: python -m quire.cli.reference [--check] [PAGE.md]\n")
         return 2
     path = paths[0] if paths else DEFAULT_PATH
-    text = render()
-    if "--check" in arguments:
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            return 0
-        sys.stderr.write(f"{path} is stale: run python -m quire.cli.reference\n")
-        return 1
+    try:
+        return _check(path) if "--check" in arguments else _write(path)
+    except OSError as error:
+        sys.stderr.write(f"{path} cannot be used: {error.strerror or error}\n")
+        return 2
+
+
+def _check(path: Path) -> int:
+    # Bytes: a page that is no text is stale like any other.
+    if path.exists() and path.read_bytes() == render().encode():
+        return 0
+    sys.stderr.write(f"{path} is stale: run python -m quire.cli.reference {path}\n")
+    return 1
+
+
+def _write(path: Path) -> int:
+    title = HEADER.partition("\n")[0].encode()
+    if path.exists() and path.read_bytes().partition(b"\n")[0] not in (b"", title):
+        sys.stderr.write(f"{path} is another page, which does not begin with {title.decode()!r}: name a new file\n")
+        return 2
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(render(), encoding="utf-8")
     return 0
 
 

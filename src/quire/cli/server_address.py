@@ -39,9 +39,9 @@ def api_key() -> str:
 
 
 def key_hint() -> str:
-    """What to do about a key that a server wants: which variable to set, or which one holds another key."""
+    """About a key that a server refused: which variable to set, or where it came from; the server says why."""
     name, key = _found_key()
-    return f"the key in {name} is not one of its keys" if key else f"set {KEY_VARIABLES[0]}"
+    return f"the key sent is that of {name}" if key else f"set {KEY_VARIABLES[0]}"
 
 
 def _found_key() -> tuple[str, str]:

@@ -20,6 +20,7 @@ import llguidance
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from quire.grammar.lark_schemas import unenforceable_inside
 from quire.grammar.limits import parser_limits
 from quire.grammar.schema_rules import unenforceable
 
@@ -69,7 +70,9 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
         return {"error": matcher.get_error()}
     if matcher.is_stopped() and not matcher.is_accepting():
         return {"error": "no text matches it"}
-    reason = unenforceable(text) if kind == "json" else None
+    reason = None
+    if kind in ("json", "grammar"):
+        reason = unenforceable(text) if kind == "json" else unenforceable_inside(grammar)
     return {"grammar": grammar} if reason is None else {"error": reason}
 
 

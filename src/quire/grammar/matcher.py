@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.grammar.escapes import EscapeRule
+from quire.grammar.failures import Failure, failure_of
 
 if TYPE_CHECKING:
     import llguidance
@@ -17,7 +18,8 @@ _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class TokenMatcher:
-    """The state of one text. Where a step breaks the library's limits, `failure` says so, and nothing may follow.
+    """The state of one text. Where a step breaks the library's limits, or the library breaks, `failure` says so, and
+    nothing may follow.
 
     After the end token the text is complete: then only end tokens may follow, and they change nothing.
     """
@@ -30,7 +32,7 @@ class TokenMatcher:
         escape_rule: EscapeRule | None = None,
     ) -> None:
         """escape_rule: for a text that follows a JSON Schema."""
-        self.failure: str | None = None
+        self.failure: Failure | None = None
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -68,15 +70,4 @@ class TokenMatcher:
         return np.flatnonzero(found)
 
     def _fail(self) -> None:
-        lines = self._matcher.get_error().splitlines()
-        reason = lines[0][:200] if lines else "no reason given"
-        if reason.startswith("NoExtension"):
-            self.failure = (
-                "the grammar of structured_outputs cannot be followed any further: nothing may come next, though the "
-                "text is not complete; end its rules that lead to nothing but themselves"
-            )
-            return
-        self.failure = (
-            f"the grammar of structured_outputs cannot be followed any further ({reason}): make it simpler, "
-            "with fewer alternatives that begin alike and smaller repetitions"
-        )
+        self.failure = failure_of(self._matcher.get_error())

@@ -11,13 +11,15 @@ vocabulary size) was checked when it was added to the engine.
 Next to read: `state.py`, then `native.py` or `torch_rows.py`.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from quire import _native
-from quire.errors import QuireError
+from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.failures import Failure
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.rows import RowSampler, Sampled
@@ -26,6 +28,7 @@ from quire.sampling.torch_rows import TorchRowSampler
 from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
+logger = logging.getLogger("quire.sampling")
 NO_CHOICE = (
     "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
     "the model overflowed or its weights are damaged, try dtype='float32'"
@@ -48,7 +51,7 @@ class Sampler:
         self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()
         self.grammars: GrammarCompiler | None = None
         self._states: dict[str, SamplingState] = {}
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, Failure] = {}
         """Requests whose grammar could not be had, and why."""
 
     def add_request(self, new: NewRequest) -> None:
@@ -65,12 +68,17 @@ class Sampler:
 
     def _start_matcher(self, request_id: str, spec: StructuredOutputsParams) -> TokenMatcher | None:
         """It was checked before the request was queued, so that a failure here is rare; it is the request's alone."""
+        if self.grammars is None:
+            self._failures[request_id] = Failure(NO_GRAMMARS)
+            return None
         try:
-            if self.grammars is None:
-                raise ValueError(NO_GRAMMARS)
             return self.grammars.compile(spec).start()
         except (QuireError, ValueError) as error:
-            self._failures[request_id] = str(error)
+            # A form that cannot be compiled is refused by name; nothing else that goes wrong here is the client's.
+            failure = Failure(str(error), is_of_form=isinstance(error, InvalidParameterError))
+            if not failure.is_of_form:
+                logger.error("request %r fails: %s", request_id, failure.reason)
+            self._failures[request_id] = failure
             return None
 
     def remove_request(self, request_id: str) -> None:
@@ -81,8 +89,10 @@ class Sampler:
 
     def failure(self, request_id: str) -> tuple[str, str | None]:
         """Why a request got no token, and `FORM_FAILED` if the form of its text is to blame."""
-        of_form = self._failures.get(request_id) or self._states[request_id].failure
-        return (NO_CHOICE, None) if of_form is None else (of_form, FORM_FAILED)
+        found = self._failures.get(request_id) or self._states[request_id].failure
+        if found is None:
+            return NO_CHOICE, None
+        return found.reason, FORM_FAILED if found.is_of_form else None
 
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tell which tokens were appended to a request. `sample` does not append: the scheduler decides."""

@@ -3,15 +3,19 @@
 Must not know logits or tensors. Next to read: `masks.py` and `penalties.py`, whose lists it keeps.
 """
 
+import logging
+
 import numpy as np
 import numpy.typing as npt
 
+from quire.grammar.failures import Failure
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.masks import BadWords, leaves_a_token
 from quire.sampling.penalties import TokenCounts
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
+logger = logging.getLogger("quire.sampling")
 NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"
 
 
@@ -39,7 +43,7 @@ class SamplingState:
         self._matcher = matcher
         self._only = None if params.allowed_token_ids is None else np.array(sorted(params.allowed_token_ids), np.int64)
         self._allowed: npt.NDArray[np.int64] | None = None
-        self.failure: str | None = None
+        self.failure: Failure | None = None
         self.counts: TokenCounts | None = None
         if params.repetition_penalty != 1:
             self.counts = TokenCounts(new.token_ids[: new.num_prompt_tokens])
@@ -85,9 +89,11 @@ class SamplingState:
         if self._allowed is None:
             found = self._matcher.allowed()
             self.failure = self._matcher.failure
+            if self.failure is not None and not self.failure.is_of_form:
+                logger.error("request %r fails: %s", self.request_id, self.failure.reason)
             if self._only is not None and self.failure is None:
                 found = np.intersect1d(found, self._only, assume_unique=True)
-                self.failure = None if len(found) else NOT_ALLOWED
+                self.failure = None if len(found) else Failure(NOT_ALLOWED)
             self._allowed = found
         return self._allowed
 

@@ -46,6 +46,7 @@ def test_log_probabilities_are_asked_for_in_either_way() -> None:
     assert not validate(ResponsesRequest, BODY).wants_logprobs
     assert validate(ResponsesRequest, {**BODY, "top_logprobs": 2}).wants_logprobs
     assert validate(ResponsesRequest, {**BODY, "include": [WITH_LOGPROBS]}).wants_logprobs
+    assert validate(ResponsesRequest, {**BODY, "top_logprobs": 1, "tools": [{"type": "function", "name": "f"}]}).offer()
 
 
 def test_an_output_item_can_be_sent_back() -> None:

@@ -24,7 +24,7 @@ def output(*, has_tools: bool = True, is_parallel: bool = True) -> ResponseOutpu
     offer = Offer(TOOLS, "auto") if has_tools else None
     use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), offer, is_parallel=is_parallel)
     nothing: Any = None
-    return ResponseOutput(ResponseJob(nothing, "resp_1", 0, "m", nothing, None, use))
+    return ResponseOutput(ResponseJob(nothing, "resp_1", 0, "m", nothing, nothing, None, use))
 
 
 def written(

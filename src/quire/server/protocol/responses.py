@@ -102,11 +102,7 @@ class ResponsesRequest(SamplingFields):
         check_forms(self.response_format, self.structured_outputs)
         if not isinstance(self.input, str):
             check_results(self.input)
-        if self.offer() is not None and self.wants_logprobs:
-            raise FieldError(
-                "top_logprobs", "log-probabilities belong to text, and an answer with tools may be a call: leave out "
-                'top_logprobs or the tools, or say tool_choice: "none"',
-            )  # fmt: skip
+        self.offer()
         return self
 
     def offer(self) -> Offer | None:

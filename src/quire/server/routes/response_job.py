@@ -15,7 +15,10 @@ from quire.server.protocol.forms import schema_field
 from quire.server.protocol.response_items import chat_messages
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.routes.prepared import prepare_request, tool_use_of
+from quire.server.routes.response_logprobs import TextLogprobs
 from quire.server.tools import ToolUse
+from quire.text.detokenizer import IncrementalDetokenizer
+from quire.text.tokenizer import Tokenizer
 from quire.types import Request
 
 
@@ -28,6 +31,7 @@ class ResponseJob:
     created: int
     model: str
     request: Request
+    tokenizer: Tokenizer
     writer: LogprobWriter | None
     tool_use: ToolUse | None
 
@@ -96,6 +100,15 @@ class ResponseJob:
         content: list[dict[str, Any]] = self.writer.chat(choice.logprobs or [])["content"]
         return content
 
+    def text_logprobs(self) -> TextLogprobs | None:
+        """For an answer in which calls may stand beside text; None where log-probabilities were not asked for."""
+        if self.writer is None:
+            return None
+        prompt, sampling = self.request.prompt_token_ids, self.request.sampling
+        assert sampling is not None
+        skips = sampling.skip_special_tokens
+        return TextLogprobs(IncrementalDetokenizer(self.tokenizer, prompt, skip_special_tokens=skips))
+
 
 def prepare_response(front_end: FrontEnd, body: ResponsesRequest, caller: Caller, model: str) -> ResponseJob:
     """Render, tokenise and check. Raises: RequestError."""
@@ -116,7 +129,7 @@ def prepare_response(front_end: FrontEnd, body: ResponsesRequest, caller: Caller
     names = dict.fromkeys(schema_field(body.response_format), "text.format.schema")
     request = prepare_request(front_end, body, caller, prompt, chosen, tool_use, kind="resp", names=names)
     response_id = f"resp_{body.request_id}" if body.request_id else item_id("resp")
-    return ResponseJob(body, response_id, timestamp(), model, request, writer, tool_use)
+    return ResponseJob(body, response_id, timestamp(), model, request, front_end.tokenizer, writer, tool_use)
 
 
 def item_id(prefix: str) -> str:

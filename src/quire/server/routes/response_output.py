@@ -1,7 +1,7 @@
 """The items of a response, made from the pieces of its text: messages, and calls of functions.
 
 One engine for both kinds of answers: a whole one takes its items, a stream its events too, and both are the same
-however the text was cut into pieces. Next to read: `response_stream.py`, `../tools.py`.
+however the text was cut into pieces. Next to read: `response_stream.py`, `response_logprobs.py`, `../tools.py`.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from quire.engine.process.messages import ChoiceUpdate
 from quire.server.routes.response_job import ResponseJob, item_id
 from quire.server.tools import ToolReader
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
+from quire.text.tool_calls.events import ToolArgumentsDelta, ToolCallStart, ToolEvent
 
 Event = tuple[str, dict[str, Any]]
 """Type and content of one event of a stream, but for its number."""
@@ -28,6 +28,8 @@ class ResponseOutput:
         self.items: list[dict[str, Any]] = []
         self._job = job
         self._reader = None if job.tool_use is None else ToolReader(job.tool_use)
+        self._logprobs = None if self._reader is None else job.text_logprobs()
+        self._num_chars = 0
         self._open: _Message | _Call | None = None
 
     def begin(self) -> list[Event]:
@@ -37,29 +39,41 @@ class ResponseOutput:
     def write(self, choice: ChoiceUpdate) -> list[Event]:
         """The events of what is new. Mutates: the items, and what the next piece continues."""
         ends = choice.finish_reason is not None
+        self._num_chars += len(choice.text)
         logprobs = self._job.logprobs(choice)
+        if self._logprobs is not None:
+            self._logprobs.add(choice.token_ids, logprobs)
         if self._reader is not None:
             found = self._reader.events(choice.text, ends=ends)
+            events = [event for item in found for event in self._take(item)]
         else:
-            found = [ContentDelta(choice.text)] if choice.text or logprobs else []
-        events = [event for item in found for event in self._take(item, logprobs)]
+            events = self._add(choice.text, logprobs) if choice.text or logprobs else []
         if ends:
             if self._open is None:
                 events += self._start(_Message())
+            if self._logprobs is not None and (rest := self._logprobs.take_rest(self._num_chars)):
+                events += self._add("", rest)
             events += self._end(is_cut=choice.finish_reason == "length")
         return events
 
-    def _take(self, event: ToolEvent, logprobs: list[dict[str, Any]]) -> list[Event]:
+    def _take(self, event: ToolEvent) -> list[Event]:
         if isinstance(event, ToolCallStart):
             return [*self._end(is_cut=False), *self._start(_Call(event))]
         if isinstance(event, ToolArgumentsDelta):
             assert isinstance(self._open, _Call)
             return self._open.add(event.text, len(self.items))
+        logprobs = []
+        if self._logprobs is not None:
+            logprobs = self._logprobs.take(event.start, event.start + len(event.text))
+        return self._add(event.text, logprobs)
+
+    def _add(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        """More of a message, which begins with it unless it has begun."""
         events: list[Event] = []
         if not isinstance(self._open, _Message):
             events = [*self._end(is_cut=False), *self._start(_Message())]
         assert isinstance(self._open, _Message)
-        return [*events, *self._open.add(event.text, logprobs, len(self.items))]
+        return [*events, *self._open.add(text, logprobs, len(self.items))]
 
     def _start(self, item: "_Message | _Call") -> list[Event]:
         self._open = item

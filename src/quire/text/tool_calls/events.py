@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the text that is no call."""
+    """More of the text that is no call. `start`: its place in all of the text, in characters; markers count there."""
 
     text: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)

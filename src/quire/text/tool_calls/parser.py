@@ -52,6 +52,8 @@ class ToolCallParser:
         """Text that is content unless a call follows."""
         self._begun = ""
         """The beginning of a marker at the end of what was fed; it is read again with what comes."""
+        self._offset = 0
+        """Place in the whole text of position 0 of the piece that is read."""
         self._reader: CallReader | None = None
         self._is_list = False
         self._num_in_list = 0
@@ -73,6 +75,7 @@ class ToolCallParser:
         position = 0
         while position < len(text):
             position = self._reads[self._where](text, position)
+        self._offset += len(text) - len(self._begun)
         return self._take_events()
 
     def finish(self) -> list[ToolEvent]:
@@ -87,7 +90,7 @@ class ToolCallParser:
             self._begun = ""
         elif where is _Where.CONTENT and self._follows_call and not self._begun:
             self._held.clear()
-        self._no_call(0)
+        self._no_call(len(self._begun))
         self._where = _Where.PLAIN
         return self._take_events()
 
@@ -99,7 +102,7 @@ class ToolCallParser:
         end = found if found >= 0 else len(text) - _begun_len(text, position, marker)
         body = text[position:end].rstrip()
         if body:
-            self._release(body)
+            self._release(body, position + len(body))
         if position + len(body) < end:
             self._held.append(text[position + len(body) : end])
         if found < 0:
@@ -110,7 +113,7 @@ class ToolCallParser:
         return found + len(marker)
 
     def _read_plain(self, text: str, position: int) -> int:
-        self._release(text[position:])
+        self._release(text[position:], len(text))
         return len(text)
 
     def _read_start(self, text: str, position: int) -> int:
@@ -204,35 +207,37 @@ class ToolCallParser:
         if self._reader is not None:
             self._held += self._reader.held
             self._reader = None
-        self._release(self._begun)
+        self._release(self._begun, position)
         self._begun = ""
         self._is_list = False
         self._where = _Where.CONTENT if self._format.needs_opening else _Where.PLAIN
         return position
 
-    def _release(self, text: str) -> None:
+    def _release(self, text: str, end: int) -> None:
+        """What is held and `text`, which ends before position `end`, are content."""
         text = "".join(self._held) + text
         self._held = []
         if text:
             self._follows_call = False
-            self._events.append(ContentDelta(text))
+            self._events.append(ContentDelta(text, self._offset + end - len(text)))
 
     def _take_events(self) -> list[ToolEvent]:
         """The events so far, neighbouring pieces of content joined."""
         events: list[ToolEvent] = []
-        pieces: list[str] = []
+        pieces: list[ContentDelta] = []
         for event in self._events:
             if isinstance(event, ContentDelta):
-                pieces.append(event.text)
+                pieces.append(event)
                 continue
-            if pieces:
-                events.append(ContentDelta("".join(pieces)))
-                pieces = []
+            events += _joined(pieces)
+            pieces = []
             events.append(event)
-        if pieces:
-            events.append(ContentDelta("".join(pieces)))
         self._events = []
-        return events
+        return events + _joined(pieces)
+
+
+def _joined(pieces: list[ContentDelta]) -> list[ToolEvent]:
+    return [ContentDelta("".join([piece.text for piece in pieces]), pieces[0].start)] if pieces else []
 
 
 def _is_begun(text: str, position: int, marker: str) -> bool:
