@@ -255,7 +255,8 @@ class RequestResult:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did neither sample, nor pool,
-    nor report prompt logprobs are absent. After several rounds the results of the first come first, and so on."""
+    nor report prompt logprobs are absent. After several rounds the results of the first come first, and so on; a result
+    with an error is its request's last."""
 
     step_id: int
     results: tuple[RequestResult, ...]
