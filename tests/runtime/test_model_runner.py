@@ -299,8 +299,7 @@ def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool)
     runtime.execute_model = lossy  # type: ignore[method-assign]
     found = runtime.run(*requests())
     assert num_lost > 0
-    # A mean over other chunks is summed in another order.
-    assert found["vector"][0].embedding == pytest.approx(expected["vector"][0].embedding, abs=1e-6)
+    assert found["vector"][0].embedding == expected["vector"][0].embedding
     # A request that comes back reports its prompt again.
     for items in (found, expected):
         items["a"] = [dataclasses.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_id is not None]

@@ -46,7 +46,7 @@ class ModelRunner:
         )
         self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._hidden_sums: dict[str, torch.Tensor] = {}
-        """Mean pooling: per request the fp32 sum [E] over the chunks so far."""
+        """Mean pooling: per request the fp64 sum [E] over the chunks so far."""
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -167,17 +167,18 @@ class ModelRunner:
     def _pool(self, new: NewRequest, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
         """The embedding once the prompt is complete; None before.
 
-        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P, summed in fp32; normalize: divided by its Euclidean length.
+        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
         Shapes: hidden [T, E] of positions start …
         """
         assert new.pooling is not None
         complete = start + len(hidden) >= new.num_prompt_tokens
         if new.pooling.pooling == "mean":
-            total = hidden.sum(dim=0, dtype=torch.float32)
+            # In fp64, where sums of so few fp32 values lose nothing: else the last bits would depend on the chunks.
+            total = hidden.sum(dim=0, dtype=torch.float64)
             if start > 0:
                 total += self._hidden_sums[new.request_id]
             self._hidden_sums[new.request_id] = total
-            pooled = total / new.num_prompt_tokens
+            pooled = (total / new.num_prompt_tokens).float()
         else:
             pooled = hidden[-1].float()
         if not complete:
