@@ -21,6 +21,8 @@ def test_where_one_token_takes_long_a_step_with_prompts_takes_a_few_times_as_lon
     pace.note(512, 2.56, has_prompts=True)
     pace.note(4, 0.1, has_prompts=False)
     assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
+    pace.note(32, 0.8, num_rounds=8, has_prompts=False)  # one token takes as long in a step of several rounds
+    assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
 
 
 def test_it_follows_the_machine_and_forgets_a_moment_in_which_that_stood_still() -> None:
