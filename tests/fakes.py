@@ -80,6 +80,8 @@ class FakeExecutor:
         self.num_steps = 0
         self.num_rounds: Callable[[SchedulerOutput], int] = lambda output: 1 + self.num_steps % output.max_rounds
         """How many rounds a step has."""
+        self.fails: Callable[[str, int], bool] = lambda request_id, num_tokens: False
+        """Whether no token can be chosen for a request that has so many."""
         self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
@@ -100,18 +102,18 @@ class FakeExecutor:
         """Compute one step, of as many rounds as it may have or fewer. Raises: FakeExecutorError."""
         self.num_steps += 1
         result = self._execute_round(output)
-        num_rounds = self.num_rounds(output)
-        for _ in range(1, num_rounds):
-            output = self._next_round(output, result)
-            further = self._execute_round(output)
+        num_rounds = 1
+        while num_rounds < self.num_rounds(output) and all(item.error is None for item in result.results):
+            further = self._execute_round(self._next_round(output, result, num_rounds))
             result = dataclasses.replace(result, results=result.results + further.results)
+            num_rounds += 1
         return dataclasses.replace(result, num_rounds=num_rounds)
 
     def watch(self, ends_step: Callable[[int], bool]) -> None:
         """Kept to be looked at: how many rounds a step has is decided by `num_rounds`."""
         self.ends_step = ends_step
 
-    def _next_round(self, output: SchedulerOutput, result: StepResult) -> SchedulerOutput:
+    def _next_round(self, output: SchedulerOutput, result: StepResult, num_done: int) -> SchedulerOutput:
         """The step that a scheduler would have planned next, had it been asked."""
         tokens = {item.request_id: item.token_id for item in result.results}
         scheduled = []
@@ -123,7 +125,7 @@ class FakeExecutor:
             scheduled.append(
                 ScheduledRequest(
                     item.request_id,
-                    item.num_computed_tokens + 1,
+                    item.num_computed_tokens + num_done,
                     1,
                     samples=True,
                     new_token_ids=(token_id,),
@@ -291,6 +293,8 @@ class FakeExecutor:
             prompt_logprobs += (self._logprobs(sequence.token_ids[at], sampling.prompt_logprobs) for at in known)
         if item.samples:
             digest = self._final_digest(reader, end)
+            if self.fails(item.request_id, len(sequence.token_ids)):
+                return RequestResult(item.request_id, error="it fails here")
             if self._next_token is not None:
                 token_id = self._next_token(item.request_id, list(sequence.token_ids))
             else:

@@ -11,46 +11,21 @@ from typing import Any
 
 import pytest
 
-from quire.config import EngineOptions
-from quire.engine.build import build_engine
 from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
-transformers = pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
-
-VOCAB_SIZE = 300
 RUNS = itertools.count()
 """All engines here share one executor, which must never see a request id twice."""
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1.0, top_p=0.95, seed=7, max_tokens=12, ignore_eos=True)
 
 
-def prompt(number: int, length: int) -> list[int]:
-    return [(31 * number + 17 * i + i * i) % VOCAB_SIZE for i in range(length)]
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama that Transformers wrote to disk, of whole blocks of 32 columns so that it can be quantised."""
-    path = tmp_path_factory.mktemp("tiny-llama")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    _write_tokenizer(path)
-    return path
-
-
-def build(directory: Path, *, num_threads: int = 1, **options: Any) -> LLMEngine:
-    settings = {"dtype": "float32", "device": "cpu", "num_blocks_override": 96, "max_num_seqs": 16, **options}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", str(num_threads))
-        return build_engine(EngineOptions(model=str(directory), **settings))
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module", params=["plan", "eager"])
@@ -62,22 +37,9 @@ def base(request: pytest.FixtureRequest, directory: Path) -> LLMEngine:
     return engine
 
 
-def _write_tokenizer(path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {f"t{i}": i for i in range(VOCAB_SIZE)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0")).save(str(path / "tokenizer.json"))
-
-
 def blocks(engine: LLMEngine, num_tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return -(-num_tokens // engine.config.scheduler.block_size)
-
-
-def engine_with(base: LLMEngine, **settings: Any) -> LLMEngine:
-    """A new engine with other scheduler settings on the same model and KV memory."""
-    scheduler = dataclasses.replace(base.config.scheduler, **settings)
-    config = dataclasses.replace(base.config, scheduler=scheduler)
-    return LLMEngine(config, base._executor, base.tokenizer)
 
 
 def llm_with(base: LLMEngine, **settings: Any) -> LLM:

@@ -254,8 +254,8 @@ class RequestResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed, in the order of `SchedulerOutput.scheduled`; requests that did neither sample, nor pool,
-    nor report prompt logprobs are absent. After several rounds the results of the first come first, and so on."""
+    """What one step computed, in the order of `SchedulerOutput.scheduled`, round after round; requests that did neither
+    sample, nor pool, nor report prompt logprobs are absent. A result with an error is its request's last."""
 
     step_id: int
     results: tuple[RequestResult, ...]
@@ -267,8 +267,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What `Scheduler.update` did for one request: the token it appended, if any, the step's result, and where the
-    request was then. After several rounds there is one for each."""
+    """What `Scheduler.update` did for one request in one round: the token it appended, if any, the result, and where
+    the request was then."""
 
     request: Request
     result: RequestResult

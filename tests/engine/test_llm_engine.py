@@ -199,7 +199,7 @@ def test_a_step_of_several_rounds_ends_when_somebody_waits_or_its_time_is_up() -
 def test_prompts_get_more_of_a_step_where_the_machine_is_fast(ms_per_token: int, expected: int) -> None:
     engine, _ = make_engine(prefill_tokens_per_decode=2, max_num_batched_tokens=64)
     engine._clock = lambda: 0.0
-    engine._pace.note(100, 1, 1, 0.1 * ms_per_token)
+    engine._pace.note(100, 0.1 * ms_per_token, has_prompts=True)
     engine.add_request("generates", [1], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.step()
     engine.add_request("prompt", [2] * 60, SamplingParams(max_tokens=1))

@@ -5,34 +5,36 @@ from quire.engine.pace import MAX_DECODES, STEP_S, Pace
 
 def test_nothing_is_known_before_a_prompt_was_computed() -> None:
     pace = Pace()
-    pace.note(8, 8, 1, 0.01)
+    pace.note(8, 0.01, has_prompts=False)
     assert pace.step_tokens == 0
 
 
 def test_a_step_may_have_what_is_computed_in_its_time() -> None:
     pace = Pace()
-    pace.note(512, 1, 1, 0.256)
-    pace.note(6, 2, 3, 0.006)
+    pace.note(512, 0.256, has_prompts=True)
+    pace.note(6, 0.006, num_rounds=3, has_prompts=False)
     assert pace.step_tokens == int(2000 * STEP_S)
 
 
 def test_where_one_token_takes_long_a_step_with_prompts_takes_a_few_times_as_long() -> None:
     pace = Pace()
-    pace.note(512, 1, 1, 2.56)
-    pace.note(4, 4, 1, 0.1)
+    pace.note(512, 2.56, has_prompts=True)
+    pace.note(4, 0.1, has_prompts=False)
+    assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
+    pace.note(32, 0.8, num_rounds=8, has_prompts=False)  # one token takes as long in a step of several rounds
     assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
 
 
 def test_it_follows_the_machine_and_forgets_a_moment_in_which_that_stood_still() -> None:
     pace = Pace()
-    pace.note(512, 1, 1, 0.256)
-    pace.note(4, 4, 1, 0.002)
-    pace.note(4, 4, 1, 60.0)
+    pace.note(512, 0.256, has_prompts=True)
+    pace.note(4, 0.002, has_prompts=False)
+    pace.note(4, 60.0, has_prompts=False)
     assert pace.step_tokens <= 1.2 * 2000 * STEP_S
-    pace.note(50, 4, 1, 60.0)
+    pace.note(50, 60.0, has_prompts=True)
     for _ in range(30):
-        pace.note(50, 4, 1, 0.05)
-        pace.note(4, 4, 1, 0.002)
+        pace.note(50, 0.05, has_prompts=True)
+        pace.note(4, 0.002, has_prompts=False)
     assert pace.step_tokens == pytest.approx(1000 * STEP_S, rel=0.1)
-    pace.note(0, 0, 1, 0.001)  # a step without work says nothing
+    pace.note(0, 0.001, has_prompts=False)  # a step without work says nothing
     assert pace.step_tokens == pytest.approx(1000 * STEP_S, rel=0.1)

@@ -215,3 +215,23 @@ def test_misuse_of_forks_is_named() -> None:
     driver.scheduler.schedule()
     with pytest.raises(EngineError, match="in flight"):
         driver.scheduler.fork("a", make_beam("b", beam.prompt_token_ids))
+
+
+@pytest.mark.parametrize("prompt_len", [7, 8, 9, 10, 11])
+def test_blocks_taken_for_rounds_that_did_not_happen_are_not_shared(prompt_len: int) -> None:
+    driver = Driver(make_config(max_decode_rounds=12))
+    driver.executor.num_rounds = lambda output: 1
+    parent = make_request("parent", prompt_len, 20)
+    driver.add(parent)
+    for _ in range(3):
+        driver.step()
+    child = make_request("child", parent.prompt_token_ids, 20, seed=9)
+    driver.scheduler.fork("parent", child)
+    driver.scheduler.check_integrity()
+    driver.run()
+    assert parent.output_token_ids == run_alone(parent, 256)
+    assert child.output_token_ids[:3] == parent.output_token_ids[:3]
+    known = child.prompt_token_ids + child.output_token_ids
+    for at in range(prompt_len + 3, len(known)):
+        assert known[at] == token_after(chain_all(known[:at]), 9, VOCAB_SIZE)
+    assert driver.all_blocks_are_home

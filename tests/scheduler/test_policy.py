@@ -100,6 +100,20 @@ def test_a_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> No
     )
 
 
+@pytest.mark.parametrize(("num_blocks", "is_beside"), [(195, True), (196, False)])
+def test_a_few_blocks_stay_free_for_those_who_generate(num_blocks: int, is_beside: bool) -> None:
+    """Two of 200, beside the three it has: else its next tokens would preempt whoever was just admitted."""
+    driver = Driver(make_config(num_blocks=201, max_num_batched_tokens=1024, max_model_len=1024))
+    driver.add(make_request("generates", 8, 4))
+    driver.step()
+    driver.add(make_request("large", 4 * num_blocks, 1))
+    assert ("large" in driver.shares()) == is_beside
+    driver.run()
+    # Where nobody else runs all blocks may be taken.
+    driver.add(make_request("all", 4 * 200, 1))
+    assert driver.shares() == {"all": 800}
+
+
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ConfigError, match="'lottery' is not one of fcfs"):
         make_policy(make_config(policy="lottery"))

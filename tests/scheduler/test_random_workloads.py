@@ -1,6 +1,7 @@
 """Thousands of steps of random work: whatever happens, tokens are those of the request alone and blocks come home."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Job:
     salt: str
     reads_prefix_cache: bool
     ends_at_eos: bool
+    fails_after: int | None
+    """So many tokens were generated when no further one can be chosen."""
 
     def request(self, index: int) -> Request:
         prompt = BASES[self.base][: self.shared_len] + list(self.own)
@@ -100,6 +103,7 @@ jobs = st.builds(
     salt=st.sampled_from(["", "", "salt"]),
     reads_prefix_cache=st.sampled_from([True, True, True, False]),
     ends_at_eos=st.booleans(),
+    fails_after=st.sampled_from([None, None, None, 0, 1, 2, 3, 5, 8]),
 )
 
 
@@ -137,6 +141,7 @@ class Workload:
         self.suspects: list[tuple[Request, int]] = []
         self.events = EventLog(1_000_000)
         self.driver = Driver(config, Scheduler(config, self.events), vocab_size=VOCAB_SIZE)
+        self.driver.executor.fails = self._fails
         self.accepted: dict[str, Request] = {}
         self.ended: Counter[str] = Counter()
         self.num_checked: Counter[str] = Counter()
@@ -158,6 +163,12 @@ class Workload:
                 break
         else:
             raise AssertionError(f"{list(self.accepted)} not finished after {MAX_STEPS} steps")
+
+    def _fails(self, request_id: str, num_tokens: int) -> bool:
+        job = self.plan[int(re.findall(r"\d+", request_id)[0])]
+        if job.kind != "sampling" or job.fails_after is None:
+            return False
+        return num_tokens == job.shared_len + len(job.own) + job.fails_after
 
     def _lose_step(self, step: int) -> None:
         scheduler = self.driver.scheduler
@@ -184,7 +195,7 @@ class Workload:
         for request in self.accepted.values():
             if request.sampling is not None and not request.awaits_external_token:
                 alone = run_alone(request, MAX_MODEL_LEN, VOCAB_SIZE)
-                whole = request.status is not RequestStatus.FINISHED_ABORTED
+                whole = request.status not in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
                 assert request.output_token_ids == (alone if whole else alone[: len(request.output_token_ids)])
 
     def _arrivals(self, step: int) -> None:
@@ -213,7 +224,7 @@ class Workload:
         request, result = update.request, update.result
         if update.status.is_finished:
             self._note_ended([request])
-        if request.sampling is None:
+        if request.sampling is None or result.error is not None:
             return
         known = request.prompt_token_ids + request.output_token_ids
         if update.new_token_id is not None:
@@ -300,7 +311,7 @@ def test_the_workloads_reach_what_they_are_for() -> None:
                 arrival_step=rng.randrange(1, 20),
                 abort_step=None if crowded else rng.choice([None, rng.randrange(40)]),
                 abort_in_flight=rng.random() < 0.5, priority=rng.randrange(3), salt="", reads_prefix_cache=True,
-                ends_at_eos=False,
+                ends_at_eos=False, fails_after=None,
             )
             for _ in range(12)
         ]  # fmt: skip

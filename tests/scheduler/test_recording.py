@@ -69,6 +69,19 @@ def test_recorded_outputs_can_be_executed_again(tmp_path: Path) -> None:
         assert tuple((item.request_id, item.token_id) for item in result.results) == update.token_ids  # type: ignore[union-attr]
 
 
+def test_a_request_that_fails_in_a_round_fails_there_in_the_replay_too(tmp_path: Path) -> None:
+    config = make_config(max_decode_rounds=5)
+    path = tmp_path / "steps.jsonl"
+    with RecordingScheduler(config, path) as scheduler:
+        driver = Driver(config, scheduler)
+        driver.executor.num_rounds = lambda output: output.max_rounds
+        driver.executor.fails = lambda name, num_tokens: name == "bad" and num_tokens == 11
+        driver.add(make_request("bad", 8, 12), make_request("good", 8, 12))
+        driver.run()
+    assert driver.outputs[1].max_rounds == 5
+    assert replay(path) == driver.outputs
+
+
 def test_the_first_other_schedule_is_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     record(path, make_config(num_blocks=40))

@@ -7,7 +7,7 @@ import pytest
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestStatus, SchedulerOutput, StepResult
+from quire.types import Request, RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
 
 
@@ -321,6 +321,31 @@ def test_what_was_sampled_behind_the_end_does_not_count() -> None:
     assert [update.new_token_id for update in updates] == request.output_token_ids
     assert [update.status.is_finished for update in updates] == [False] * (len(updates) - 1) + [True]
     assert driver.all_blocks_are_home
+
+
+def test_who_fails_in_a_round_keeps_what_it_had_and_the_others_their_tokens() -> None:
+    alone = make_request("good", 8, 12)
+    in_rounds(1, alone)
+    for num_tokens in range(8, 20):
+        driver = Driver(make_config(max_decode_rounds=5))
+        driver.executor.num_rounds = lambda output: output.max_rounds
+        driver.executor.fails = lambda name, known, at=num_tokens: name == "bad" and known == at
+        good, bad = make_request("good", 8, 12), make_request("bad", 8, 12)
+        driver.add(bad, good)
+        found: list[SequenceUpdate] = []
+        while driver.scheduler.has_unfinished:
+            found += driver.step()
+        assert good.output_token_ids == alone.output_token_ids
+        assert (bad.status, len(bad.output_token_ids)) == (RequestStatus.FINISHED_ERROR, num_tokens - 8)
+        of_bad = [update for update in found if update.request is bad]
+        assert [update.result.error for update in of_bad] == [None] * (num_tokens - 8) + ["it fails here"]
+        assert [update.status.is_finished for update in of_bad] == [False] * (num_tokens - 8) + [True]
+        # What a request computed that failed is found by nobody.
+        late = make_request("late", bad.prompt_token_ids, 1)
+        driver.add(late)
+        driver.run()
+        assert late.num_cached_tokens == 0
+        assert driver.all_blocks_are_home
 
 
 def test_one_token_at_a_time_while_a_seat_is_free_for_who_waits() -> None:

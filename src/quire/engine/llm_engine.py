@@ -178,14 +178,17 @@ class LLMEngine:
             self.abort_all()
             raise
         ended = self._clock()
-        num_tokens = schedule.num_tokens * result.num_rounds
-        self._pace.note(num_tokens, len(schedule.scheduled), result.num_rounds, ended - started)
+        num_rounds = result.num_rounds
+        num_tokens = schedule.num_tokens * num_rounds
+        has_prompts = any(item.num_tokens > 1 for item in schedule.scheduled)
+        self._pace.note(num_tokens, ended - started, num_rounds=num_rounds, has_prompts=has_prompts)
         self.events.record(
             EventKind.STEP,
             step_id=schedule.step_id,
             num_tokens=num_tokens,
             num_requests=len(schedule.scheduled),
-            num_rounds=result.num_rounds,
+            num_rounds=num_rounds,
+            has_prompts=has_prompts,
             duration_s=ended - started,
             schedule_s=scheduled - started,
             execute_s=executed - scheduled,

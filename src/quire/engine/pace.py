@@ -20,9 +20,9 @@ class Pace:
         self._tokens_per_s = 0.0
         self._round_s = 0.0
 
-    def note(self, num_tokens: int, num_requests: int, num_rounds: int, duration_s: float) -> None:
+    def note(self, num_tokens: int, duration_s: float, *, num_rounds: int = 1, has_prompts: bool) -> None:
         """A step has ended. num_tokens: of all rounds."""
-        if num_tokens > num_requests * num_rounds:
+        if has_prompts:
             self._tokens_per_s = _average(self._tokens_per_s, num_tokens / max(duration_s, 1e-6))
         elif num_tokens:
             self._round_s = _average(self._round_s, duration_s / num_rounds)

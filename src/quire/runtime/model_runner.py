@@ -46,7 +46,7 @@ class ModelRunner:
         )
         self.ends_step: Callable[[int], bool] = lambda num_rounds: False
         self._hidden_sums: dict[str, torch.Tensor] = {}
-        """Mean pooling: per request the fp32 sum [E] over the chunks so far."""
+        """Mean pooling: per request the fp64 sum [E] over the chunks so far."""
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -64,25 +64,30 @@ class ModelRunner:
         results = []
         for item in output.scheduled:
             request_id = item.request_id
-            token_id, logprobs = sampled.get(request_id, (None, None))
             of_prompt = prompt_logprobs.get(request_id, ())
             embedding = embeddings.get(request_id)
-            if item.samples and token_id is None:
-                error, code = self.sampler.failure(request_id)
-                results.append(RequestResult(request_id, error=error, error_code=code))
+            if item.samples:
+                results.append(self._result(request_id, sampled[request_id], of_prompt))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
-            elif token_id is not None or of_prompt or embedding is not None:
-                results.append(RequestResult(request_id, token_id, logprobs, of_prompt, embedding))
+            elif of_prompt or embedding is not None:
+                results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
         num_rounds = 1
         while num_rounds < output.max_rounds and not self.sampler.ends_any(sampled) and not self.ends_step(num_rounds):
             layout = layout.of_next_round()
             sampled = self._next_round(layout, sampled)
-            if any(token_id is None for token_id, _ in sampled.values()):
-                break  # nothing of this round counts: the next step computes it again, and says what is wrong
-            results += (RequestResult(request_id, *taken) for request_id, taken in sampled.items())
+            results += (self._result(request_id, taken) for request_id, taken in sampled.items())
             num_rounds += 1
         return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
+
+    def _result(
+        self, request_id: str, sampled: Sampled, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> RequestResult:
+        token_id, logprobs = sampled
+        if token_id is None:
+            error, code = self.sampler.failure(request_id)
+            return RequestResult(request_id, error=error, error_code=code)
+        return RequestResult(request_id, token_id, logprobs, prompt_logprobs)
 
     def _next_round(self, layout: StepLayout, sampled: dict[str, Sampled]) -> dict[str, Sampled]:
         for request_id, (token_id, _) in sampled.items():
@@ -162,17 +167,18 @@ class ModelRunner:
     def _pool(self, new: NewRequest, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
         """The embedding once the prompt is complete; None before.
 
-        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P, summed in fp32; normalize: divided by its Euclidean length.
+        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
         Shapes: hidden [T, E] of positions start …
         """
         assert new.pooling is not None
         complete = start + len(hidden) >= new.num_prompt_tokens
         if new.pooling.pooling == "mean":
-            total = hidden.sum(dim=0, dtype=torch.float32)
+            # In fp64, where sums of so few fp32 values lose nothing: else the last bits would depend on the chunks.
+            total = hidden.sum(dim=0, dtype=torch.float64)
             if start > 0:
                 total += self._hidden_sums[new.request_id]
             self._hidden_sums[new.request_id] = total
-            pooled = total / new.num_prompt_tokens
+            pooled = (total / new.num_prompt_tokens).float()
         else:
             pooled = hidden[-1].float()
         if not complete:

@@ -183,10 +183,8 @@ class BlockManager:
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
-        for table in hit.tables:
-            for block_id in table:
-                if block_id != NULL_BLOCK_ID:
-                    self.pool.share(block_id)
+        for block_id in _real_blocks(hit.tables):
+            self.pool.share(block_id)
         self.owned[request.request_id] = OwnedBlocks(
             tables=hit.tables,
             changed_from=[0] * len(hit.tables),
@@ -210,7 +208,7 @@ class BlockManager:
         written = start // self._block_size if start % self._block_size else None
         num_needed = 0
         for table in owned.tables:
-            num_needed += table_len - len(table)
+            num_needed += max(0, table_len - len(table))
             if written is not None and self.pool.reference_counts[table[written]] > 1:
                 num_needed += 1
         if num_needed == 0:
@@ -229,22 +227,25 @@ class BlockManager:
         return tuple(copies)
 
     def fork(self, parent_id: str, child: Request) -> None:
-        """Give the child all of the parent's blocks, the partly filled last one included."""
+        """Give the child all of the parent's blocks that hold its computed tokens, the partly filled last one included.
+
+        Blocks that the parent took for rounds which did not happen stay its own.
+        """
         parent = self.owned[parent_id]
-        for table in parent.tables:
-            for block_id in table:
-                if block_id != NULL_BLOCK_ID:
-                    self.pool.share(block_id)
+        num_held = self._shape.table_len(child.num_computed_tokens)
+        tables = [table[:num_held] for table in parent.tables]
+        for block_id in _real_blocks(tables):
+            self.pool.share(block_id)
         self.owned[child.request_id] = OwnedBlocks(
-            tables=[table.copy() for table in parent.tables],
-            changed_from=[0] * len(parent.tables),
+            tables=tables,
+            changed_from=[0] * len(tables),
             num_left_behind=parent.num_left_behind.copy(),
             num_registered=parent.num_registered,
             is_changed=True,
         )
         if parent_id in self._chains:
             self._chains[child.request_id] = self._chains[parent_id].copy()
-        self._record(EventKind.SHARE, child.request_id, block_ids=_real_blocks(parent.tables))
+        self._record(EventKind.SHARE, child.request_id, block_ids=_real_blocks(tables))
 
     def free(self, request_id: str) -> None:
         """Drop all blocks, deepest first, so that the start of a shared prefix is evicted last."""

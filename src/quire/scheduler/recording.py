@@ -245,7 +245,10 @@ def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput])
         case ResetRecord():
             scheduler.reset_prefix_cache()
         case UpdateRecord(step_id, token_ids, failed, is_lost):
-            results = tuple(RequestResult(name, token_id, error=failed.get(name)) for name, token_id in token_ids)
+            results = tuple(
+                RequestResult(name, token_id, error=failed.get(name) if token_id is None else None)
+                for name, token_id in token_ids
+            )
             scheduler.update(outputs[-1], StepResult(step_id, results, is_lost))
         case _:
             raise ConfigError("a scheduler recording holds a second config")

@@ -201,12 +201,7 @@ class Scheduler:
             if request is None or not self._requests.holds(request):
                 continue
             rounds = results.get(item.request_id, [])
-            if rounds and rounds[0].error is not None:
-                # What it computed may be damaged too, and must not be found by others.
-                self.blocks.forget_prefixes(request.request_id)
-                ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                updates += (SequenceUpdate(member, rounds[0], None, member.status) for member in ended)
-            elif not result.is_lost:
+            if rounds or not result.is_lost:  # of a step that is lost there are errors only
                 updates += self._take(request, item, rounds)
         if result.is_lost:
             self._executor.forget_all()
@@ -353,8 +348,13 @@ class Scheduler:
 
     def _take(self, request: Request, item: ScheduledRequest, rounds: list[RequestResult]) -> list[SequenceUpdate]:
         """Take note of what was computed: of no result, of one, or of one per round."""
-        updates = []
+        updates: list[SequenceUpdate] = []
         for num_further, result in enumerate(rounds or (None,)):
+            if result is not None and result.error is not None:
+                # What it computed may be damaged too, and must not be found by others.
+                self.blocks.forget_prefixes(request.request_id)
+                ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
+                return updates + [SequenceUpdate(member, result, None, member.status) for member in ended]
             request.num_computed_tokens = item.num_computed_tokens + item.num_tokens + num_further
             self.blocks.register(request)
             token_id = self._take_token(request, item, result)

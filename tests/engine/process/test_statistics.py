@@ -71,6 +71,7 @@ def test_each_completion_of_n_ends_once() -> None:
     assert found.num_finished == {"length": 3}
     assert found.num_generated_tokens == 15
     assert (found.num_prompt_tokens, found.num_running_prompt_tokens) == (3, 0)
+    assert (count(found, "step_prefill"), count(found, "step_decode")) == (1, 4), "siblings are no tokens"
 
 
 def test_preemptions_count_and_their_prompts_do_not_count_twice() -> None:

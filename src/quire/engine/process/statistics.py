@@ -94,8 +94,8 @@ class Meter:
         if data["num_tokens"] == 0:  # nothing was computed
             return
         num_rounds = data["num_rounds"]
-        is_decode = data["num_tokens"] <= data["num_requests"] * num_rounds
-        self._observe("step_decode" if is_decode else "step_prefill", data["duration_s"] / num_rounds, num_rounds)
+        kind = "step_prefill" if data["has_prompts"] else "step_decode"
+        self._observe(kind, data["duration_s"] / num_rounds, num_rounds)
         statistics.num_steps += num_rounds
         statistics.num_computed_tokens += data["num_tokens"]
         statistics.busy_s += data["duration_s"]

@@ -1,0 +1,63 @@
+"""A real engine on a tiny random Llama, from options to outputs, and the same with other settings of its scheduler."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import EngineOptions
+from quire.engine.build import build_engine
+from quire.engine.llm_engine import LLMEngine
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+tokenizers = pytest.importorskip("tokenizers")
+
+VOCAB_SIZE = 300
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(31 * number + 17 * i + i * i) % VOCAB_SIZE for i in range(length)]
+
+
+def write_tiny_llama(path: Path) -> Path:
+    """A tiny Llama that Transformers wrote to disk, of whole blocks of 32 columns so that it can be quantised."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    _byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def _byte_tokenizer() -> Any:
+    """All bytes, each of which is a token, and pairs of letters: texts can follow grammars, and cut characters."""
+    specials = ["<unk>", "<s>", "</s>"]
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = list(itertools.product("abcdefg", "hijklm"))[: VOCAB_SIZE - len(specials) - len(alphabet)]
+    pieces = [*specials, *alphabet, *map("".join, merges)]
+    assert len(pieces) == VOCAB_SIZE
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def build(directory: Path, *, num_threads: int = 1, **options: Any) -> LLMEngine:
+    settings = {"dtype": "float32", "device": "cpu", "num_blocks_override": 96, "max_num_seqs": 16, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", str(num_threads))
+        return build_engine(EngineOptions(model=str(directory), **settings))
+
+
+def engine_with(base: LLMEngine, **settings: Any) -> LLMEngine:
+    """A new engine with other scheduler settings on the same model and KV memory."""
+    scheduler = dataclasses.replace(base.config.scheduler, **settings)
+    config = dataclasses.replace(base.config, scheduler=scheduler)
+    return LLMEngine(config, base._executor, base.tokenizer)
