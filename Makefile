@@ -9,10 +9,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 SOURCES := pyproject.toml constraints.txt $(shell find native -type f)
 CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 
-# PyPI's torch brings 4 GB of CUDA. Where there is no NVIDIA driver, PyTorch's own index is looked at too, if it can be reached:
-# pip prefers its build for CPUs. `make TORCH_INDEX=` leaves it out; another address may be a mirror.
-TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
-REACHES := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
+# PyPI's torch brings 4 GB of CUDA. The address of PyTorch's index of CPU builds (pytorch.org names it) leaves them out: pip prefers
+# those to PyPI's of the same version.
+TORCH_INDEX ?=
 
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
@@ -71,7 +70,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	@echo "installing torch (the largest download)" >&2
-	@$(PIP) torch $$($(BIN)/python -c '$(REACHES)' '$(TORCH_INDEX)/torch/' 2>/dev/null && echo --extra-index-url '$(TORCH_INDEX)')
+	@$(PIP) torch $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 	@echo "building Quire and installing its other dependencies (some minutes: the kernels are compiled for each instruction set)" >&2
 	@$(PIP) -e .
 	@touch $@
