@@ -84,7 +84,7 @@ def test_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head_size", [16, 32])
-def test_a_converted_model_has_the_weights_of_transformers(tmp_path: Path, head_size: int) -> None:
+def test_a_converted_model_fills_the_modules_of_transformers(tmp_path: Path, head_size: int) -> None:
     path = tmp_path / "model.gguf"
     # Transformers' own reader does not know key_length; rope.dimension_count carries the head size for it.
     TinyModel(head_size=head_size, changes={"llama.rope.dimension_count": head_size}).write(path)

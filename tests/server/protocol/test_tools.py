@@ -19,7 +19,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": []}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
@@ -57,6 +57,10 @@ def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
 
 def test_a_choice_that_demands_nothing_needs_no_tools() -> None:
     assert validate(ChatRequest, {**CHAT, "tool_choice": "auto"})
+
+
+def test_an_empty_list_of_tools_is_none() -> None:
+    assert validate(ChatRequest, {**CHAT, "tools": []}).offer() is None
 
 
 def test_a_call_and_its_result_are_messages() -> None:

@@ -111,7 +111,7 @@ class ChatRequest(ChoiceFields):
 
     def offer(self) -> Offer | None:
         """The tools that may be called. Raises: FieldError."""
-        tools = None if self.tools is None else chat_tools(self.tools)
+        tools = chat_tools(self.tools) if self.tools else None
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.model_dump()
         return offer_of(tools, choice, has_form=has_form(self.response_format, self.structured_outputs))
 

@@ -77,7 +77,7 @@ def kind_of_choice(value: Any) -> str:
     return "<allowed>" if value.get("type") == "allowed_tools" else "<object>"
 
 
-Tools = Annotated[list[Annotated[Tool, BeforeValidator(check_tool)]], Field(min_length=1, max_length=MAX_TOOLS)]
+Tools = Annotated[list[Annotated[Tool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")]
     | Annotated[NamedTool, Tag("<object>")]

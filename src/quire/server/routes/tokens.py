@@ -43,7 +43,7 @@ def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
     else:
         token_ids = front_end.chat_prompt(
             template_messages(body.messages or []),
-            tools=None if body.tools is None else chat_tools(body.tools),
+            tools=chat_tools(body.tools) if body.tools else None,
             add_generation_prompt=add_generation_prompt(body.add_generation_prompt, body.continue_final_message),
             continue_final_message=bool(body.continue_final_message),
             variables=body.chat_template_kwargs,
