@@ -7,9 +7,11 @@ Next to read: `cache_engine.py`.
 """
 
 import ctypes
+import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -25,8 +27,9 @@ _POPULATE_WRITE = 23
 class CommitAhead:
     """Keeps some memory behind the highest address in use committed. Contents are not touched.
 
-    A thread does it and ends when it is done. It waits while steps run: beside them it would take a processor from
-    them, even at the lowest priority. Systems that cannot commit memory in advance do it at the first write.
+    A thread does it and ends when it is done. It waits while steps run, beside which it would take a processor from
+    them, and runs only where no other process wants the processor either (SCHED_IDLE). Systems that cannot commit
+    memory in advance do it at the first write.
 
     Attributes: `num_committed` bytes from the start were committed here; they may have been before.
     """
@@ -76,6 +79,8 @@ class CommitAhead:
 
 
 def _work(reference: "weakref.ref[CommitAhead]") -> None:
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
     num_events = 0
     while num_events >= 0:
         time.sleep(PAUSE_S)
