@@ -32,7 +32,7 @@ inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t
     multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 #endif
   } else {
-    multiply_float(weight, x, first, num_rows, tile, num_tiles, out, out_stride);
+    multiply_float(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
   }
 }
 
