@@ -66,11 +66,6 @@ def check_forms(response_format: ResponseFormat | None, structured_outputs: Stru
         raise FieldError("structured_outputs", "response_format and structured_outputs exclude each other")
 
 
-def has_form(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> bool:
-    """Whether the answer is anything but free text."""
-    return structured_outputs is not None or (response_format is not None and response_format.type != "text")
-
-
 def form_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:

@@ -17,7 +17,7 @@ from quire.server.protocol.fields import (
     StreamOptions,
     text_or_list,
 )
-from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms, has_form
+from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms
 from quire.server.protocol.response_items import (
     AllowedFunctions,
     FunctionChoice,
@@ -109,7 +109,7 @@ class ResponsesRequest(SamplingFields):
         """The tools that may be called. Raises: FieldError."""
         tools = [tool.chat_tool() for tool in self.tools or ()]
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.chat_choice()
-        return offer_of(tools or None, choice, has_form=has_form(self.response_format, self.structured_outputs))
+        return offer_of(tools or None, choice, has_form=self.structured_outputs is not None)
 
 
 # --- Answers ----------------------------------------------------------------------------------

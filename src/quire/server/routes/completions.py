@@ -220,6 +220,7 @@ class _Chunks:
             "object": "text_completion",
             "created": job.created,
             "model": state.model_name,
+            "system_fingerprint": FINGERPRINT,
         }
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         self._texts: dict[tuple[int, int], TextEvent] = {}
