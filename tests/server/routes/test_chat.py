@@ -108,6 +108,9 @@ async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
     answer = await ask({"truncate_prompt_tokens": 2, "return_token_ids": True})
     assert len(answer["prompt_token_ids"]) == 2
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 2}
+    other = await ask({"truncate_prompt_tokens": 2, "truncation_side": "right", "return_token_ids": True})
+    whole = await ask({"return_token_ids": True})
+    assert other["prompt_token_ids"] + answer["prompt_token_ids"] == whole["prompt_token_ids"]
     long = {"messages": [{"role": "user", "content": "x" * 500}]}
     answer = await ask({**long, "truncate_prompt_tokens": -1, "max_tokens": 8})
     assert answer["usage"]["prompt_tokens"] == 120

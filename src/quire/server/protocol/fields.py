@@ -59,7 +59,6 @@ UNSUPPORTED = {
     "thinking_token_budget": "use max_tokens",
     "tool_choice": "tools are called by /v1/chat/completions and /v1/responses",
     "tools": "tools are called by /v1/chat/completions and /v1/responses",
-    "truncation_side": "truncate_prompt_tokens keeps the end of the prompt",
     "use_beam_search": "there is no beam search over HTTP; use n and top_p",
     "vllm_xargs": "no extension reads them",
     "web_search_options": "this server does not search",
@@ -130,6 +129,7 @@ Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
 ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: name or None)]
 """A request that names none, or the empty text, means the one that is served."""
+TruncationSide = Literal["left", "right"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
@@ -186,6 +186,8 @@ class SamplingFields(IgnoredFields):
     skip_special_tokens: bool | None = True
     spaces_between_special_tokens: Literal[True] | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    truncation_side: TruncationSide | None = None
+    """Where tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
@@ -194,6 +196,11 @@ class SamplingFields(IgnoredFields):
     """These two are for vLLM's router and its engine: they change no answer."""
     stream: bool | None = False
     structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the beginning of a prompt that is too long is kept, rather than its end."""
+        return self.truncation_side == "right"
 
     def sampling_values(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the client set."""
