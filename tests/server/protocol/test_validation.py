@@ -110,8 +110,15 @@ def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_a_value_that_asks_for_nothing_is_taken(name: str) -> None:
     validate(ChatRequest, {**CHAT, name: WITHOUT_EFFECT[name]})
-    for other in (True, 2, "x"):
+    for other in (True, 2, "x", []):
         assert refusal({**CHAT, name: other}).code == "unsupported_parameter"
+
+
+def test_a_field_of_another_request_may_be_null() -> None:
+    for name in ("input", "max_output_tokens", "embed_dtype"):
+        validate(ChatRequest, {**CHAT, name: None})
+    assert refusal({**CHAT, "no_such_field": None}).code == "unknown_parameter"
+    assert refusal({**CHAT, "messages": None}).message == "messages must be a list, got null"
 
 
 def test_a_default_of_vllm_is_taken_and_its_opposite_is_not_supported() -> None:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer
 from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.chat import MAX_TEMPLATE_VARIABLES, check_variables
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
@@ -84,6 +85,8 @@ class ResponsesRequest(SamplingFields):
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INTEGER)
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
     @property
     def response_format(self) -> ResponseFormat | None:
@@ -100,6 +103,7 @@ class ResponsesRequest(SamplingFields):
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
         check_forms(self.response_format, self.structured_outputs)
+        check_variables(self.chat_template_kwargs)
         if not isinstance(self.input, str):
             check_results(self.input)
         self.offer()

@@ -58,20 +58,23 @@ def parse_body(kind: type[_B], data: bytes) -> _B:
 def validate(kind: type[_B], value: Any) -> _B:
     """A checked request. Raises: ApiError 400 for the first thing that is wrong."""
     if isinstance(value, dict):
-        # Some clients send every field they know, those without a value as null.
-        value = {
-            name: item for name, item in value.items() if name not in UNSUPPORTED or not _is_without_effect(name, item)
-        }
+        value = {name: item for name, item in value.items() if not _asks_for_nothing(kind, name, item)}
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _answer(error, kind) from None
 
 
-def _is_without_effect(name: str, value: Any) -> bool:
-    """Whether an unsupported field asks for nothing. `True == 1`, so that the types are compared too."""
+def _asks_for_nothing(kind: type[Body], name: str, value: Any) -> bool:
+    """Whether a request may have this field though it is unsupported, or another request's: some clients send every
+    field they know, those without a value as null."""
+    if name in kind.model_fields:
+        return False
+    if value is None:
+        return name in UNSUPPORTED or name in known_names()
     neutral = WITHOUT_EFFECT.get(name)
-    return value is None or (type(value) is type(neutral) and value == neutral)
+    # `True == 1`.
+    return type(value) is type(neutral) and value == neutral
 
 
 def _answer(error: ValidationError, kind: type[Body]) -> ApiError:

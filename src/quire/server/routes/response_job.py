@@ -124,6 +124,7 @@ def prepare_response(front_end: FrontEnd, body: ResponsesRequest, caller: Caller
     prompt = front_end.chat_prompt(
         _messages(body),
         tools=None if offer is None else offer.tools,
+        variables=body.chat_template_kwargs,
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens),
         keeps_start=body.keeps_start,
     )
