@@ -8,7 +8,15 @@ from typing import Literal
 from pydantic import Field
 
 from quire.server.protocol.answers import Answer
-from quire.server.protocol.fields import MAX_INTEGER, IgnoredFields, ModelName, Prompts, TruncationSide, prompt_list
+from quire.server.protocol.fields import (
+    MAX_INTEGER,
+    IgnoredFields,
+    ModelName,
+    Prompts,
+    RequestId,
+    TruncationSide,
+    prompt_list,
+)
 
 
 class EmbeddingRequest(IgnoredFields):
@@ -27,6 +35,8 @@ class EmbeddingRequest(IgnoredFields):
     use_activation: bool | None = True
     """vLLM's later name of `normalize`; false in either is enough."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    request_id: RequestId | None = None
+    """Without effect: answers have no id here."""
 
     @property
     def is_normalized(self) -> bool:

@@ -140,6 +140,7 @@ Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
 ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: name or None)]
 """A request that names none, or the empty text, means the one that is served."""
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 TruncationSide = Literal["left", "right"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -201,7 +202,7 @@ class SamplingFields(IgnoredFields):
     """Where tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
+    request_id: RequestId | None = None
     session_id: ShortText | None = None
     stream_interval: int | None = Field(None, ge=1, le=MAX_INTEGER)
     """These two are for vLLM's router and its engine: they change no answer."""
