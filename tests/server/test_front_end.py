@@ -64,18 +64,6 @@ def test_the_operators_template_is_used_and_sees_variables() -> None:
     assert prompt.text == "Hey hi"
 
 
-ROLES = "{% for message in messages %}<{{ message.role }}>{% endfor %}"
-KNOWS_DEVELOPER = ROLES + "{% if messages[0].role == 'developer' %}!{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "text"), [(ROLES, "<system><user>"), (KNOWS_DEVELOPER, "<developer><user>!")], ids=["old", "new"]
-)
-def test_a_developer_is_the_system_to_templates_without_that_role(template: str, text: str) -> None:
-    messages = [{"role": "developer", "content": "Be brief."}, *MESSAGES]
-    assert front_end(chat_template=template).chat_prompt(messages).text == text
-
-
 def test_the_models_recommendation_is_below_the_clients_choice() -> None:
     assert front_end().sampling_params({}).temperature == 0.5
     assert front_end().sampling_params({}).max_tokens is None

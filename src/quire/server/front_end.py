@@ -6,7 +6,6 @@ Knows no HTTP and no tensors. Next to read: `generation.py`.
 
 import asyncio
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -94,7 +93,7 @@ class FrontEnd:
         Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
         chat = self.tokenizer.render_chat(
-            messages_with_tools(self.template, _with_known_roles(self.template, messages), tools),
+            messages_with_tools(self.template, messages, tools),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools if uses_tools(self.template) else None,
@@ -165,15 +164,6 @@ class FrontEnd:
         """What the check of a prepared request's form brought to light, which the engine then need not do again."""
         form = None if request.sampling is None else request.sampling.structured_outputs
         return None if form is None else self._forms.passed(form)
-
-
-def _with_known_roles(template: str | None, messages: Messages) -> Messages:
-    """Messages whose roles the template has: `developer` is OpenAI's later name for `system`. Mutates: `messages`."""
-    if re.search(r"""['"]developer['"]""", template or "") is None:
-        for message in messages:
-            if message["role"] == "developer":
-                message["role"] = "system"
-    return messages
 
 
 def _step_back() -> None:
