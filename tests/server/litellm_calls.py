@@ -44,6 +44,10 @@ def blocking(given: dict[str, Any]) -> dict[str, Any]:
     except litellm.BadRequestError as error:
         found["refusal"] = str(error)
     try:
+        litellm.completion(**{**given, "messages": [{"role": "user", "content": "x" * 300}]})
+    except litellm.ContextWindowExceededError as error:
+        found["overflow"] = str(error)
+    try:
         litellm.completion(**{**given, "model": "openai/other"})
     except litellm.NotFoundError as error:
         found["unknown_model"] = str(error)

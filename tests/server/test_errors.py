@@ -40,6 +40,11 @@ def test_status_type_code_and_param(
     assert (answer.status, content["type"], content["code"], content["param"]) == (status, kind, code, param)
 
 
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know() -> None:
+    message = ApiError.of(ContextLengthError("the prompt has 20 tokens")).message
+    assert message == "this model's maximum context length is exceeded: the prompt has 20 tokens"
+
+
 def test_an_unexpected_exception_tells_only_its_class(caplog: pytest.LogCaptureFixture) -> None:
     answer = ApiError.of(ZeroDivisionError("secret: /etc/key"))
     assert (answer.status, answer.message) == (500, "internal error: ZeroDivisionError")

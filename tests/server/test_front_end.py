@@ -31,6 +31,14 @@ def test_the_end_of_a_long_prompt_is_kept() -> None:
     assert front_end().prompt("ab", max_len=2).num_truncated == 0
 
 
+def test_the_beginning_of_a_long_prompt_is_kept_if_asked() -> None:
+    cut = front_end().prompt("abcdef", max_len=2, keeps_start=True)
+    assert (cut.token_ids, cut.num_truncated) == ([97, 98], 4)
+    assert front_end().prompt("ab", max_len=2, keeps_start=True).token_ids == [97, 98]
+    whole = front_end().chat_prompt([*MESSAGES]).token_ids
+    assert front_end().chat_prompt([*MESSAGES], max_len=2, keeps_start=True).token_ids == whole[:2]
+
+
 def test_what_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     made = front_end()
     monkeypatch.setattr(made.tokenizer, "encode", lambda *args, **kwargs: pytest.fail("tokenised"))

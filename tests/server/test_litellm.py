@@ -59,6 +59,7 @@ def test_async(answers: dict[str, Any]) -> None:
 def test_errors_have_its_classes(answers: dict[str, Any]) -> None:
     assert "temperature" in answers["blocking"]["refusal"]
     assert "other" in answers["blocking"]["unknown_model"]
+    assert "maximum context length" in answers["blocking"]["overflow"]
 
 
 def test_tools(answers: dict[str, Any]) -> None:

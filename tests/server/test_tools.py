@@ -131,6 +131,38 @@ async def test_wrong_choices_are_refused() -> None:
     assert engine.submitted == []
 
 
+@pytest.mark.parametrize(("choice", "max_tokens"), [("required", 3), (NAMED, 5)])
+@in_loop
+async def test_a_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choice: Any, max_tokens: int) -> None:
+    text = CALL if choice is NAMED else f"[{CALL}]"
+    whole, streamed, _ = await ask(text, tool_choice=choice, max_tokens=max_tokens)
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("", "length")
+    assert joined(streamed) == ("", [])
+
+
+@in_loop
+async def test_a_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
+    whole, streamed, _ = await ask(f'[{CALL}, {{"name": "no', tool_choice="required")
+    assert (whole["message"]["content"], len(whole["message"]["tool_calls"])) == (None, 1)
+    assert joined(streamed)[0] == ""
+
+
+@in_loop
+async def test_a_demanded_call_goes_before_the_form_of_texts() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["crimson"]}}}
+    whole, _, request = await ask(f"[{CALL}]", tool_choice="required", response_format=form)
+    assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert "crimson" not in request.sampling.structured_outputs.text
+
+
+@in_loop
+async def test_a_demanded_call_and_a_form_of_the_whole_answer_exclude_each_other() -> None:
+    app, _ = make_server(**LONG)
+    async with requests_to(app) as client:
+        body = {**CHAT, "tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}
+        assert_error(await client.post(PATH, json=body), 400, "invalid_parameter", "tool_choice")
+
+
 def conversation() -> list[dict[str, Any]]:
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     return [

@@ -179,6 +179,19 @@ def test_parts_stay_where_the_template_loops_over_them(template: str) -> None:
     assert render(template, [{"role": "user", "content": content}]) == "<one><two>"
 
 
+ROLES = "{% for message in messages %}<{{ message.role }}>{% endfor %}"
+NAMES_DEVELOPER = ROLES + "{% if messages[0].role == 'developer' %}!{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"), [(ROLES, "<system><user>"), (NAMES_DEVELOPER, "<developer><user>!")], ids=["old", "new"]
+)
+def test_a_developer_is_the_system_to_templates_without_that_role(template: str, text: str) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert render(template, messages, add_generation_prompt=False) == text
+    assert messages[0]["role"] == "developer"
+
+
 def test_the_callers_messages_are_not_changed() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     before = json.dumps(messages)

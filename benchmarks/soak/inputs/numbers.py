@@ -64,7 +64,7 @@ class Number:
 
 SAMPLING = (
     Number("temperature", 0, 2, is_integer=False),
-    Number("top_p", 0, 1, is_integer=False, above=True),
+    Number("top_p", 0, 1, is_integer=False),
     Number("top_k", -1, INT),
     Number("min_p", 0, 1, is_integer=False),
     Number("seed", -(2**63), 2**63 - 1),
@@ -76,6 +76,7 @@ SAMPLING = (
     # 0 keeps nothing.
     Number("truncate_prompt_tokens", -1, INT, refused=frozenset({0})),
     Number("priority", -INT, INT),
+    Number("stream_interval", 1, INT),
 )
 COMPLETIONS = (
     *SAMPLING,
@@ -102,7 +103,7 @@ FIELDS: dict[str, tuple[Number, ...]] = {
         Number("max_tool_calls", 1, INT),
     ),
     EMBEDDINGS: (
-        Number("dimensions", 576, 576),
+        Number("dimensions", 1, 576),
         Number("truncate_prompt_tokens", -1, INT, refused=frozenset({0})),
         Number("priority", -INT, INT),
     ),

@@ -16,11 +16,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from quire.errors import CapacityError, InvalidParameterError, QuireError, RequestError, nearest
+from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
 
 LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 2000
+TOO_LONG = "this model's maximum context length is exceeded: "
+"""LiteLLM and others know the error by these words of OpenAI's, and then cut the prompt or ask a larger model."""
 CLIENT_LEFT = 499
 """The status in logs of an answer that nobody waits for."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -60,6 +62,8 @@ class ApiError(Exception):
         if isinstance(error, InvalidParameterError):
             message = f"{error.field} must be {error.limit}, got {shown(error.value)}"
             return cls(400, message, code=error.code, param=error.field)
+        if isinstance(error, ContextLengthError):
+            return cls(error.http_status, TOO_LONG + error.message, code=error.code)
         if isinstance(error, (RequestError, CapacityError)):
             return cls(error.http_status, error.message, code=error.code)
         if isinstance(error, QuireError):

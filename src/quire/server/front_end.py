@@ -84,10 +84,12 @@ class FrontEnd:
         variables: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         max_len: int | None = None,
+        keeps_start: bool = False,
     ) -> "PromptTokens":
         """The prompt of a conversation. The template is given the tools if it knows of any, else the system message is.
 
-        The template writes the special tokens itself, so that `add_special_tokens` is rarely right.
+        `max_len` and `keeps_start` as those of `prompt`. The template writes the special tokens itself, so that
+        `add_special_tokens` is rarely right.
         Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
         chat = self.tokenizer.render_chat(
@@ -102,12 +104,17 @@ class FrontEnd:
             self.input_processor.check_text_length(chat.text)
         encode = self.tokenizer.encode_chat
         token_ids = self._encoded(len(chat.text), lambda: encode(chat, add_special_tokens=add_special_tokens))
-        return _kept(chat.text, token_ids, max_len)
+        return _kept(chat.text, token_ids, max_len, keeps_start=keeps_start)
 
     def prompt(
-        self, prompt: str | list[int], *, add_special_tokens: bool = True, max_len: int | None = None
+        self,
+        prompt: str | list[int],
+        *,
+        add_special_tokens: bool = True,
+        max_len: int | None = None,
+        keeps_start: bool = False,
     ) -> "PromptTokens":
-        """Token ids of a text, or as they came. Of more than `max_len` only the last are kept.
+        """Token ids of a text, or as they came. Of more than `max_len` only the last are kept, or the first.
 
         Raises: PromptError, ContextLengthError for a text that cannot fit however it is cut into tokens.
         """
@@ -118,7 +125,7 @@ class FrontEnd:
             token_ids = self._encoded(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
         else:
             text, token_ids = None, prompt
-        return _kept(text, token_ids, max_len)
+        return _kept(text, token_ids, max_len, keeps_start=keeps_start)
 
     def _encoded(self, num_characters: int, encode: Callable[[], list[int]]) -> list[int]:
         return encode() if num_characters <= LONG_TEXT else self._encoder.submit(encode).result()
@@ -175,6 +182,8 @@ class PromptTokens:
     num_truncated: int = 0
 
 
-def _kept(text: str | None, token_ids: list[int], max_len: int | None) -> PromptTokens:
-    num_truncated = 0 if max_len is None else max(0, len(token_ids) - max_len)
-    return PromptTokens(text, token_ids[num_truncated:], num_truncated)
+def _kept(text: str | None, token_ids: list[int], max_len: int | None, *, keeps_start: bool) -> PromptTokens:
+    if max_len is None or len(token_ids) <= max_len:
+        return PromptTokens(text, token_ids)
+    kept = token_ids[:max_len] if keeps_start else token_ids[-max_len:]
+    return PromptTokens(text, kept, len(token_ids) - max_len)

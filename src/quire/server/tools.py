@@ -122,7 +122,10 @@ class ToolReader:
         return "tool_calls" if reason == "stop" and has_called else reason
 
     def _is_wanted(self, event: ToolEvent) -> bool:
-        return self._use.is_parallel or isinstance(event, ContentDelta) or event.index == 0
+        if isinstance(event, ContentDelta):
+            # Beside demanded calls there is only what a limit cut off: brackets, and the beginning of a call.
+            return self._use.schema is None
+        return self._use.is_parallel or event.index == 0
 
 
 def _delta(event: ToolEvent) -> dict[str, Any]:

@@ -6,6 +6,7 @@ imported on first use. Next to read: `template_sandbox.py`.
 """
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ def render_chat(
     """Render `messages` (role, content and whatever else the template reads) with the Jinja2 source `chat_template`.
 
     Content is text, None, or a list of `{"type": "text", "text": …}`; where the template expects text, the parts of
-    a list are joined by newlines. Raises: ChatTemplateError.
+    a list are joined by newlines. The role `developer`, OpenAI's later name for `system`, is that to templates which do
+    not name it. Raises: ChatTemplateError.
     """
     chat = _check_messages(messages)
     tool_list = _check_tools(tools)
@@ -44,6 +46,10 @@ def render_chat(
         for message in chat:
             if isinstance(message.get("content"), list):
                 message["content"] = "\n".join(part["text"] for part in message["content"])
+    if not template.names_developer:
+        for message in chat:
+            if message["role"] == "developer":
+                message["role"] = "system"
     final_text = _mark_final_message(chat) if continue_final_message else ""
     values = {name: _plain(value, name) for name, value in variables.items()}
     values = {"documents": None, **values, "messages": chat, "tools": tool_list}
@@ -55,7 +61,7 @@ def render_chat(
 
 
 class _CompiledTemplate:
-    """A template ready to run, and whether it goes through the parts of a message's content itself."""
+    """A template ready to run: whether it goes through the parts of a message's content, and what roles it names."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
@@ -66,6 +72,7 @@ class _CompiledTemplate:
         with _as_chat_template_error():
             self._template: jinja2.Template = environment.compile_template(source)
             self.reads_parts = environment.loops_over_content(source)
+        self.names_developer = re.search(r"""['"]developer['"]""", source) is not None
 
     def render(self, values: Mapping[str, Any]) -> str:
         from quire.text.template_bounds import MAX_OUTPUT_CHARACTERS, template_budget

@@ -35,6 +35,7 @@ def test_template_variables_with_other_names_are_taken() -> None:
         {"user": "u"}, {"metadata": {"a": 1}}, {"store": True}, {"service_tier": "auto"}, {"safety_identifier": "s"},
         {"prompt_cache_key": "k"}, {"prompt_cache_retention": "24h"}, {"parallel_tool_calls": True},
         {"reasoning_effort": "low"}, {"modalities": ["text"]}, {"verbosity": "low"}, {"include_reasoning": True},
+        {"session_id": "s"}, {"stream_interval": 5}, {"top_logprobs": 0},
         {"prediction": {"type": "content", "content": "x"}}, {"n": None}, {"stream": None}, {"logprobs": None},
     ],
     ids=lambda field: next(iter(field)),

@@ -108,6 +108,22 @@ def test_only_what_was_sent_is_chosen() -> None:
     assert body.sampling_values() == {"temperature": 0, "stop": ["x"], "n": 2}
 
 
+def test_top_p_of_0_is_the_likeliest_token_alone() -> None:
+    chosen = validate(ChatRequest, {**CHAT, "top_p": 0}).sampling_values()
+    assert 0 < SamplingParams(**chosen).top_p <= 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_name_of_a_model_is_none(kind: Any) -> None:
+    assert validate(kind, {**MINIMAL[kind.__name__], "model": ""}).model is None
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    body = parse_body(CompletionRequest, b'{"prompt": [7.0], "max_tokens": 8.0, "temperature": 1.0, "n": 1e1}')
+    assert (body.prompt, body.max_tokens, body.temperature, body.n) == ([7], 8, 1, 10)
+    assert isinstance(body.max_tokens, int)
+
+
 def test_every_request_forbids_unknown_fields() -> None:
     for kind in KINDS:
         assert issubclass(kind, Body)

@@ -30,6 +30,8 @@ def test_each_way_to_ask_for_a_form() -> None:
     )
     assert form(structured_outputs={"choice": ["a", "b"]}) == StructuredOutputsParams(choice=["a", "b"])
     assert form(structured_outputs={"regex": "a+", "json_object": False}) == StructuredOutputsParams(regex="a+")
+    defaults = {"disable_additional_properties": False, "structural_tag": None, "whitespace_pattern": None}
+    assert form(structured_outputs={"regex": "a+", **defaults}) == StructuredOutputsParams(regex="a+")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,9 @@ def test_each_way_to_ask_for_a_form() -> None:
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json_object": True, "disable_additional_properties": True}},
+         "structured_outputs.disable_additional_properties"),
     ],
 )  # fmt: skip
 def test_what_is_no_form_is_refused(fields: dict[str, Any], param: str) -> None:

@@ -71,6 +71,12 @@ def test_refuses(text: str, message: str) -> None:
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize(("text", "value"), [("8.0", 8), ("-0.0", 0), ("1e3", 1000), ("8.5", 8.5), ("1e300", 1e300)])
+def test_a_whole_number_is_an_integer_however_it_is_written(text: str, value: float) -> None:
+    found = parse_json(text.encode())
+    assert (found, type(found)) == (value, type(value))
+
+
 def test_refuses_what_is_not_utf8() -> None:
     with pytest.raises(JsonTextError, match="not UTF-8: byte 2"):
         parse_json(b'["\xff"]')

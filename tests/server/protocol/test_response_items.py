@@ -43,7 +43,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice.tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": NAMED}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"json_object": True}}, "tool_choice"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input.0.type"),
         ({"input": [TURN, {"type": "function_call", "call_id": "1", "name": "now"}]}, "input.1.arguments"),
         ({"input": [TURN, RESULT]}, "input.1.call_id"),

@@ -24,6 +24,7 @@ BODY = {"model": "m", "input": "a"}
         ({"text": {"format": {"type": "text", "schema": {}}}}, "invalid_parameter", "text.format.schema"),
         ({"response_format": {"type": "text"}}, "unsupported_parameter", "response_format"),
         ({"stream_options": {}}, "invalid_parameter", "stream_options"),
+        ({"chat_template_kwargs": {"tools": []}}, "invalid_parameter", "chat_template_kwargs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_parameter", "input.0.type"),
     ],
 )

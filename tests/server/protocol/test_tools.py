@@ -31,7 +31,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": allowed("any", "now")}, "tool_choice.allowed_tools.mode"),
         ({"tool_choice": allowed("auto", "now")}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"json_object": True}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": NAMED, "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0.function"),
     ],

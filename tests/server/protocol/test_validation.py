@@ -9,7 +9,8 @@ from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.completion import CompletionRequest
 from quire.server.protocol.embedding import EmbeddingRequest
-from quire.server.protocol.fields import UNSUPPORTED, known_names
+from quire.server.protocol.fields import UNSUPPORTED, WITHOUT_EFFECT, known_names
+from quire.server.protocol.responses import ResponsesRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES
 
@@ -30,7 +31,8 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
     [
         ({"temperature": 3}, "temperature", "temperature must be at most 2, got 3"),
         ({"temperature": "1"}, "temperature", 'temperature must be a number, got "1"'),
-        ({"top_p": 0}, "top_p", "top_p must be above 0, got 0"),
+        ({"top_p": -1}, "top_p", "top_p must be at least 0, got -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be above 0, got 0"),
         ({"n": 1.5}, "n", "n must be an integer, got 1.5"),
         ({"n": True}, "n", "n must be an integer, got true"),
         ({"stop": ["a", 3]}, "stop.1", "stop.1 must be text, got 3"),
@@ -44,6 +46,7 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
         ({"messages": {}}, "messages", "messages must be a list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call", "messages.0.function_call must be null, got an object"),  # noqa: E501
         ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be "text", got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
@@ -76,6 +79,12 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
         ("best_of", ChatRequest, ": use n"),
         ("best_off", CompletionRequest, " (did you mean 'best_of'?)"),
         ("n_predict", EmbeddingRequest, ""),
+        ("n_predict", ResponsesRequest, ": use max_output_tokens"),
+        ("max_tokens", ResponsesRequest, ": use max_output_tokens"),
+        ("messages", ResponsesRequest, ": use input"),
+        ("messages", CompletionRequest, ": use prompt"),
+        ("input", ChatRequest, ": use messages"),
+        ("max_completion_tokens", CompletionRequest, ": use max_tokens"),
         ("mirostat", ChatRequest, ""),
     ],
 )
@@ -96,6 +105,20 @@ def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
     assert (error.code, error.param) == ("unsupported_parameter", name)
     assert error.message.startswith(f"{name} is not supported: ")
     validate(ChatRequest, {**CHAT, name: None})
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_value_that_asks_for_nothing_is_taken(name: str) -> None:
+    validate(ChatRequest, {**CHAT, name: WITHOUT_EFFECT[name]})
+    for other in (True, 2, "x", []):
+        assert refusal({**CHAT, name: other}).code == "unsupported_parameter"
+
+
+def test_a_field_of_another_request_may_be_null() -> None:
+    for name in ("input", "max_output_tokens", "embed_dtype"):
+        validate(ChatRequest, {**CHAT, name: None})
+    assert refusal({**CHAT, "no_such_field": None}).code == "unknown_parameter"
+    assert refusal({**CHAT, "messages": None}).message == "messages must be a list, got null"
 
 
 def test_a_default_of_vllm_is_taken_and_its_opposite_is_not_supported() -> None:

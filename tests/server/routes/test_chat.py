@@ -108,6 +108,9 @@ async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
     answer = await ask({"truncate_prompt_tokens": 2, "return_token_ids": True})
     assert len(answer["prompt_token_ids"]) == 2
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 2}
+    other = await ask({"truncate_prompt_tokens": 2, "truncation_side": "right", "return_token_ids": True})
+    whole = await ask({"return_token_ids": True})
+    assert other["prompt_token_ids"] + answer["prompt_token_ids"] == whole["prompt_token_ids"]
     long = {"messages": [{"role": "user", "content": "x" * 500}]}
     answer = await ask({**long, "truncate_prompt_tokens": -1, "max_tokens": 8})
     assert answer["usage"]["prompt_tokens"] == 120
@@ -180,11 +183,10 @@ async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> No
 async def test_a_request_that_names_no_model_means_the_one_that_is_served(path: str, body: dict[str, Any]) -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
-        for model in ({}, {"model": None}, {"model": MODEL}):
+        for model in ({}, {"model": None}, {"model": ""}, {"model": MODEL}):
             response = await client.post(path, json={**body, **model})
             assert (response.status_code, response.json()["model"]) == (200, MODEL)
         assert_error(await client.post(path, json={**body, "model": "other"}), 404, "model_not_found", "model")
-        assert_error(await client.post(path, json={**body, "model": ""}), 400, "invalid_parameter", "model")
 
 
 @in_loop

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.chat import ChatCompletionChunk
 from tests.engine.builders import saying
 from tests.server.fake_engine import CHAT, MESSAGES, assert_error, chunks, events, in_loop, make_server, requests_to
@@ -21,6 +22,7 @@ async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings:
     found = chunks(response.text)
     for chunk in found:
         ChatCompletionChunk.model_validate(chunk)
+    assert {chunk["system_fingerprint"] for chunk in found} == {FINGERPRINT}
     assert len({(chunk["id"], chunk["created"]) for chunk in found}) == 1
     assert engine.num_requests == 0
     return found

@@ -51,13 +51,14 @@ async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
         assert await vector(dimensions=1) == [1.0]
         assert await vector(dimensions=1, normalize=False) == [2.0]
         assert await vector(dimensions=8, normalize=False) == [2.0, 98.0]
+        assert await vector(dimensions=1, use_activation=False) == [2.0]
         response = await client.post(PATH, json={**body, "dimensions": 9})
         assert "at most 8" in assert_error(response, 400, "invalid_parameter", "dimensions")
         packed = {**body, "dimensions": 1, "encoding_format": "base64"}
         answer = (await client.post(PATH, json=packed)).json()["data"][0]["embedding"]
     assert struct.unpack("<f", b64decode(answer)) == (1.0,)
-    assert [request.pooling is not None and request.pooling.normalize for request in engine.submitted[:3]] == [
-        True, False, False,
+    assert [request.pooling is not None and request.pooling.normalize for request in engine.submitted[:4]] == [
+        True, False, False, False,
     ]  # fmt: skip
 
 
@@ -69,6 +70,16 @@ async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
         assert_error(await client.post(PATH, json=body), 400, "context_length_exceeded")
         answer = (await client.post(PATH, json={**body, "truncate_prompt_tokens": 100})).json()
     assert answer["usage"]["prompt_tokens"] == 100
+
+
+@pytest.mark.parametrize(("side", "last"), [(None, "b"), ("right", "b"), ("left", "f")])
+@in_loop
+async def test_the_beginning_of_a_text_is_kept_unless_the_end_is_asked_for(side: str | None, last: str) -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        body = {"input": "abcdef", "truncate_prompt_tokens": 2, "truncation_side": side}
+        answer = (await client.post(PATH, json=body)).json()
+    assert answer["data"][0]["embedding"] == [2.0, ord(last)]
 
 
 @in_loop

@@ -20,8 +20,8 @@ TOOLS = [
 ]
 
 
-def prepare(**fields: Any) -> ResponseJob:
-    front_end = FrontEnd(make_config(max_model_len=2048), byte_tokenizer(), None)
+def prepare(template: str | None = None, **fields: Any) -> ResponseJob:
+    front_end = FrontEnd(make_config(max_model_len=2048), byte_tokenizer(), template)
     body = validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields})
     return prepare_response(front_end, body, ANONYMOUS, MODEL)
 
@@ -42,6 +42,12 @@ def test_calls_of_tools_are_read_only_where_there_are_tools() -> None:
     use = prepare(tools=TOOLS, parallel_tool_calls=False).tool_use
     assert use is not None
     assert (use.names, use.is_parallel, use.schema) == ({"weather", "now"}, False, None)
+
+
+def test_the_template_sees_the_variables_of_the_request() -> None:
+    template = "{{ 'on' if thinks else 'off' }}"
+    prompts = [prepare(template, chat_template_kwargs=given).request for given in (None, {"thinks": True})]
+    assert [bytes(request.prompt_token_ids) for request in prompts] == [b"off", b"on"]
 
 
 def test_ids() -> None:

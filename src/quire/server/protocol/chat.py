@@ -11,7 +11,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
 from quire.server.protocol.base import Body, FieldError
 from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
-from quire.server.protocol.forms import has_form
 from quire.server.protocol.tools import (
     MAX_TOOLS,
     AnswerToolCall,
@@ -103,7 +102,7 @@ class ChatRequest(ChoiceFields):
             raise FieldError(
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
         check_variables(self.chat_template_kwargs)
         self.offer()
@@ -113,7 +112,7 @@ class ChatRequest(ChoiceFields):
         """The tools that may be called. Raises: FieldError."""
         tools = chat_tools(self.tools) if self.tools else None
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.model_dump()
-        return offer_of(tools, choice, has_form=has_form(self.response_format, self.structured_outputs))
+        return offer_of(tools, choice, has_form=self.structured_outputs is not None)
 
 
 def check_variables(variables: dict[str, Any] | None) -> None:
@@ -212,6 +211,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     timings: Timings | None = None

@@ -80,7 +80,7 @@ class Completion(Answer):
     object: Literal["text_completion"]
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
     timings: Timings | None = None

@@ -8,7 +8,15 @@ from typing import Literal
 from pydantic import Field
 
 from quire.server.protocol.answers import Answer
-from quire.server.protocol.fields import MAX_INTEGER, IgnoredFields, ModelName, Prompts, prompt_list
+from quire.server.protocol.fields import (
+    MAX_INTEGER,
+    IgnoredFields,
+    ModelName,
+    Prompts,
+    RequestId,
+    TruncationSide,
+    prompt_list,
+)
 
 
 class EmbeddingRequest(IgnoredFields):
@@ -21,8 +29,19 @@ class EmbeddingRequest(IgnoredFields):
     """At most the model's width: the first numbers of each vector, of length 1 again if they are normalised."""
     add_special_tokens: bool | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    truncation_side: TruncationSide | None = None
+    """Where tokens are cut off. Unset: "right", as everywhere for embeddings: the beginning is kept."""
     normalize: bool | None = True
+    use_activation: bool | None = True
+    """vLLM's later name of `normalize`; false in either is enough."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    request_id: RequestId | None = None
+    """Without effect: answers have no id here."""
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether vectors get the length 1."""
+        return self.normalize is not False and self.use_activation is not False
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:

@@ -8,7 +8,7 @@ what needs the model is checked by the engine's `InputProcessor`. Next to read: 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
 from quire.sampling_params import SamplingParams
 from quire.server.protocol.base import Body, FieldError
@@ -24,55 +24,82 @@ MAX_PROMPTS = 2048
 MAX_TOKEN_IDS = 1 << 20
 """More do not fit into a body."""
 MAX_INTEGER = 2**31 - 1
+LEAST_TOP_P = 1e-6
+"""Stands for 0, which OpenAI allows: the likeliest token alone."""
 
 UNSUPPORTED = {
     "audio": "this server writes text only",
     "background": "answers are given while the client waits",
     "chat_template": "templates of clients are not run; the operator chooses one with `quire serve --chat-template`",
     "conversation": "nothing is stored; send the whole conversation as input",
+    "ec_transfer_params": "one engine computes the whole request",
     "early_stopping": "there is no beam search over HTTP; use n and top_p",
+    "embed_dtype": "vectors are numbers of 32 bits",
+    "enable_response_messages": "an answer has its items only",
+    "endianness": "base64 is of little-endian numbers",
     "function_call": "it was replaced by tool_choice",
     "functions": "they were replaced by tools",
     "guided_choice": "use structured_outputs",
+    "guided_decoding_backend": "forms are enforced in one way only; leave it out",
     "guided_grammar": "use structured_outputs",
     "guided_json": "use structured_outputs",
+    "guided_json_object": "use structured_outputs",
     "guided_regex": "use structured_outputs",
+    "guided_whitespace_pattern": "use structured_outputs",
     "kv_transfer_params": "one engine computes the whole request",
     "length_penalty": "there is no beam search over HTTP; use n and top_p",
     "logits_processors": "clients' code is not run; use logit_bias, bad_words or structured_outputs",
     "logprob_token_ids": "use logprobs with a number of likeliest tokens",
     "media_io_kwargs": "this server reads text only",
+    "mm_payload": "this server reads text only",
     "mm_processor_kwargs": "this server reads text only",
+    "padding": "nothing is padded",
+    "previous_input_messages": "nothing is stored; send the whole conversation as input",
     "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "prompt": "stored prompts do not exist here; send input and instructions",
+    "prompt": "send messages or input; stored prompts do not exist here",
     "prompt_embeds": "send text or token ids",
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "response_format": "use text.format",
+    "return_mm_kwargs": "this server reads text only",
+    "return_prompt_text": "use return_token_ids, and /detokenize",
+    "return_token_offsets": "use return_token_ids, and /detokenize",
+    "routed_experts_prompt_start": "the choice of experts is not told",
     "suffix": "the model only continues text",
     "thinking_token_budget": "use max_tokens",
     "tool_choice": "tools are called by /v1/chat/completions and /v1/responses",
     "tools": "tools are called by /v1/chat/completions and /v1/responses",
-    "truncation_side": "truncate_prompt_tokens keeps the end of the prompt",
     "use_beam_search": "there is no beam search over HTTP; use n and top_p",
     "vllm_xargs": "no extension reads them",
+    "watermarking": "texts are not marked",
     "web_search_options": "this server does not search",
 }
 """Known fields that are refused where they have a value, and what to do instead."""
+WITHOUT_EFFECT = {
+    "background": False, "early_stopping": False, "embed_dtype": "float32", "enable_response_messages": False,
+    "endianness": "native", "length_penalty": 1, "mm_payload": "tensors", "return_prompt_text": False,
+    "return_token_offsets": False, "routed_experts_prompt_start": 0, "suffix": "", "use_beam_search": False,
+}  # fmt: skip
+"""Values of unsupported fields that ask for nothing: clients that send every default may send them."""
 UNSUPPORTED_FALSE = {"spaces_between_special_tokens": "special tokens are written as they are"}
 """Fields that may be true, as they are by default, and change nothing."""
 OTHER_NAMES = {
-    "best_of": "n",
-    "enable_thinking": "chat_template_kwargs.enable_thinking",
-    "grammar": "structured_outputs.grammar",
-    "json_schema": "structured_outputs.json",
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "n_probs": "logprobs",
-    "num_predict": "max_tokens",
-    "regex": "structured_outputs.regex",
-    "repeat_penalty": "repetition_penalty",
+    "best_of": ("n",),
+    "enable_thinking": ("chat_template_kwargs.enable_thinking",),
+    "grammar": ("structured_outputs.grammar",),
+    "input": ("messages", "prompt"),
+    "json_schema": ("structured_outputs.json",),
+    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_new_tokens": ("max_tokens", "max_output_tokens"),
+    "max_output_tokens": ("max_tokens",),
+    "max_tokens": ("max_output_tokens",),
+    "messages": ("input", "prompt"),
+    "n_predict": ("max_tokens", "max_output_tokens"),
+    "n_probs": ("logprobs", "top_logprobs"),
+    "num_predict": ("max_tokens", "max_output_tokens"),
+    "regex": ("structured_outputs.regex",),
+    "repeat_penalty": ("repetition_penalty",),
 }
-"""Names that other servers have for something, and the field that is it here."""
+"""Names that other servers or routes have for something, and what it is here: the first that the request has."""
 
 
 def text_or_list(value: Any) -> str:
@@ -111,8 +138,10 @@ TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """A token id as the key of an object."""
 Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
-ModelName = Annotated[str, Field(min_length=1, max_length=512)]
-"""A request that names none means the one that is served."""
+ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: name or None)]
+"""A request that names none, or the empty text, means the one that is served."""
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
+TruncationSide = Literal["left", "right"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
@@ -149,7 +178,7 @@ class SamplingFields(IgnoredFields):
     """How tokens are chosen; unset values are the model's recommendation, then `SamplingParams`' defaults."""
 
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
@@ -169,11 +198,21 @@ class SamplingFields(IgnoredFields):
     skip_special_tokens: bool | None = True
     spaces_between_special_tokens: Literal[True] | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    truncation_side: TruncationSide | None = None
+    """Where tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")
+    request_id: RequestId | None = None
+    session_id: ShortText | None = None
+    stream_interval: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    """These two are for vLLM's router and its engine: they change no answer."""
     stream: bool | None = False
     structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the beginning of a prompt that is too long is kept, rather than its end."""
+        return self.truncation_side == "right"
 
     def sampling_values(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the client set."""
@@ -184,6 +223,8 @@ class SamplingFields(IgnoredFields):
         }
         if isinstance(self.stop, str):
             chosen["stop"] = [self.stop]
+        if self.top_p == 0:
+            chosen["top_p"] = LEAST_TOP_P
         return chosen
 
 

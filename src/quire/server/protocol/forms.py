@@ -49,7 +49,10 @@ class StructuredOutputs(Body):
     choice: Annotated[list[FormText], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
     grammar: FormText | None = None
     disable_any_whitespace: bool | None = False
+    disable_additional_properties: Literal[False] | None = False
+    """A schema says itself whether an object may have other properties."""
     whitespace_pattern: FormText | None = None
+    structural_tag: None = None
 
 
 def check_forms(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> None:
@@ -66,17 +69,14 @@ def check_forms(response_format: ResponseFormat | None, structured_outputs: Stru
         raise FieldError("structured_outputs", "response_format and structured_outputs exclude each other")
 
 
-def has_form(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> bool:
-    """Whether the answer is anything but free text."""
-    return structured_outputs is not None or (response_format is not None and response_format.type != "text")
-
-
 def form_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
     """What the sampler must obey; None for free text. Raises: InvalidParameterError."""
     if structured_outputs is not None:
-        given = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        given = structured_outputs.model_dump(
+            by_alias=True, exclude_none=True, exclude={"disable_additional_properties"}
+        )
         if given.get("json_object") is False:
             del given["json_object"]
         return StructuredOutputsParams(**given)

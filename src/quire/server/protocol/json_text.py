@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 INTEGER_BITS = 64
+MAX_EXACT = 2.0**53
+"""From here on floating-point numbers pass over integers."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -34,7 +36,7 @@ def parse_json(data: bytes) -> Any:
         raise JsonTextError(f"the body is not UTF-8: byte {error.start}") from None
     try:
         value = json.loads(
-            text, parse_constant=_constant, parse_float=_float, parse_int=_integer, object_pairs_hook=_object
+            text, parse_constant=_constant, parse_float=_number, parse_int=_integer, object_pairs_hook=_object
         )
     except json.JSONDecodeError as error:
         raise JsonTextError(
@@ -59,11 +61,12 @@ def _constant(name: str) -> NoReturn:
     raise JsonTextError(f"the body is not valid JSON: {name} is not a number of JSON")
 
 
-def _float(digits: str) -> float:
+def _number(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):
         raise JsonTextError(f"the number {digits[:40]} is too large")
-    return value
+    # Some languages write every number so; JSON Schema calls 8.0 an integer, and so does the API's description.
+    return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _integer(digits: str) -> int:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer
 from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.chat import MAX_TEMPLATE_VARIABLES, check_variables
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
@@ -17,7 +18,7 @@ from quire.server.protocol.fields import (
     StreamOptions,
     text_or_list,
 )
-from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms, has_form
+from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms
 from quire.server.protocol.response_items import (
     AllowedFunctions,
     FunctionChoice,
@@ -84,6 +85,8 @@ class ResponsesRequest(SamplingFields):
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INTEGER)
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
     @property
     def response_format(self) -> ResponseFormat | None:
@@ -100,6 +103,7 @@ class ResponsesRequest(SamplingFields):
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
         check_forms(self.response_format, self.structured_outputs)
+        check_variables(self.chat_template_kwargs)
         if not isinstance(self.input, str):
             check_results(self.input)
         self.offer()
@@ -109,7 +113,7 @@ class ResponsesRequest(SamplingFields):
         """The tools that may be called. Raises: FieldError."""
         tools = [tool.chat_tool() for tool in self.tools or ()]
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.chat_choice()
-        return offer_of(tools or None, choice, has_form=has_form(self.response_format, self.structured_outputs))
+        return offer_of(tools or None, choice, has_form=self.structured_outputs is not None)
 
 
 # --- Answers ----------------------------------------------------------------------------------

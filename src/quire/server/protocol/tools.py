@@ -107,6 +107,7 @@ class Offer:
 def offer_of(tools: list[dict[str, Any]] | None, choice: Any, *, has_form: bool) -> Offer | None:
     """What `tools` and `tool_choice` of a request mean, both as the chat API writes them; None: nothing is called.
 
+    has_form: `structured_outputs` gives the answer a form. A `response_format` is of text, and calls are none.
     Raises: FieldError where they contradict each other, or the form of the answer.
     """
     choice, allowed = choice or "auto", None

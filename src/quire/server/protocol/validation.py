@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, UNSUPPORTED_FALSE, known_names
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, UNSUPPORTED_FALSE, WITHOUT_EFFECT, known_names
 from quire.server.protocol.json_text import JsonTextError, parse_json
 
 MAX_NAME_CHARACTERS = 100
@@ -41,6 +41,7 @@ MESSAGES = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "literal_error": "must be {expected}",
+    "none_required": "must be null",
 }
 """What a field must be, by pydantic's type of the error; others have pydantic's own sentence."""
 
@@ -57,12 +58,23 @@ def parse_body(kind: type[_B], data: bytes) -> _B:
 def validate(kind: type[_B], value: Any) -> _B:
     """A checked request. Raises: ApiError 400 for the first thing that is wrong."""
     if isinstance(value, dict):
-        # Some clients send every field they know, those without a value as null.
-        value = {name: item for name, item in value.items() if item is not None or name not in UNSUPPORTED}
+        value = {name: item for name, item in value.items() if not _asks_for_nothing(kind, name, item)}
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _answer(error, kind) from None
+
+
+def _asks_for_nothing(kind: type[Body], name: str, value: Any) -> bool:
+    """Whether a request may have this field though it is unsupported, or another request's: some clients send every
+    field they know, those without a value as null."""
+    if name in kind.model_fields:
+        return False
+    if value is None:
+        return name in UNSUPPORTED or name in known_names()
+    neutral = WITHOUT_EFFECT.get(name)
+    # `True == 1`.
+    return type(value) is type(neutral) and value == neutral
 
 
 def _answer(error: ValidationError, kind: type[Body]) -> ApiError:
@@ -113,8 +125,9 @@ def _field_hint(name: str, kind: type[Body] | None) -> str:
     if kind is None:
         return nearest(name, known_names() - {name})
     fields = {field.alias or own for own, field in kind.model_fields.items()}
-    if name in OTHER_NAMES and OTHER_NAMES[name].partition(".")[0] in fields:
-        return f": use {OTHER_NAMES[name]}"
+    for other in OTHER_NAMES.get(name, ()):
+        if other.partition(".")[0] in fields:
+            return f": use {other}"
     return nearest(name, fields)
 
 

@@ -58,6 +58,7 @@ def prepare_chat(front_end: FrontEnd, body: ChatRequest, caller: Caller) -> Chat
         variables={**(body.chat_template_kwargs or {}), "documents": body.documents},
         add_special_tokens=bool(body.add_special_tokens),
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
+        keeps_start=body.keeps_start,
     )
     names = schema_field(body.response_format)
     request = prepare_request(front_end, body, caller, prompt, chosen, tool_use, kind="chat", names=names)

@@ -8,6 +8,7 @@ Next to read: `../streaming.py`.
 from typing import Any
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.server.protocol.answers import FINGERPRINT
 from quire.server.routes.chat_job import ChatJob
 from quire.server.state import ServerState
 from quire.server.streaming import DONE, TextEvent, event
@@ -35,6 +36,7 @@ class ChatChunks:
             "object": "chat.completion.chunk",
             "created": job.created,
             "model": state.model_name,
+            "system_fingerprint": FINGERPRINT,
         }
         self._texts: dict[int, TextEvent] = {}
 

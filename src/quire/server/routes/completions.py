@@ -87,7 +87,12 @@ def _prepare(front_end: FrontEnd, body: CompletionRequest, caller: Caller) -> Co
     params = front_end.sampling_params(chosen)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"])
     prompts = [
-        front_end.prompt(prompt, add_special_tokens=body.add_special_tokens is not False, max_len=max_len)
+        front_end.prompt(
+            prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            max_len=max_len,
+            keeps_start=body.keeps_start,
+        )
         for prompt in body.prompts
     ]
     with renaming(names):
@@ -220,6 +225,7 @@ class _Chunks:
             "object": "text_completion",
             "created": job.created,
             "model": state.model_name,
+            "system_fingerprint": FINGERPRINT,
         }
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         self._texts: dict[tuple[int, int], TextEvent] = {}

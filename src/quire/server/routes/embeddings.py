@@ -41,12 +41,17 @@ def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> lis
     if body.dimensions is not None and body.dimensions > width:
         message = f"dimensions must be at most {width}, the width of this model, got {body.dimensions}"
         raise ApiError(400, message, code="invalid_parameter", param="dimensions")
-    params = PoolingParams(normalize=body.normalize is not False)
+    params = PoolingParams(normalize=body.is_normalized)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, None)
     return [
         front_end.prepare(
             new_id("embd"),
-            front_end.prompt(text, add_special_tokens=body.add_special_tokens is not False, max_len=max_len),
+            front_end.prompt(
+                text,
+                add_special_tokens=body.add_special_tokens is not False,
+                max_len=max_len,
+                keeps_start=body.truncation_side != "left",
+            ),
             params,
             **caller.identity(body.priority),
         )
@@ -82,7 +87,7 @@ def _shortened(body: EmbeddingRequest, vector: list[float]) -> list[float]:
     if body.dimensions is None or body.dimensions >= len(vector):
         return vector
     kept = vector[: body.dimensions]
-    length = 1.0 if body.normalize is False else math.hypot(*kept)
+    length = math.hypot(*kept) if body.is_normalized else 1.0
     return [value / length for value in kept] if length else kept
 
 

@@ -124,7 +124,9 @@ def prepare_response(front_end: FrontEnd, body: ResponsesRequest, caller: Caller
     prompt = front_end.chat_prompt(
         _messages(body),
         tools=None if offer is None else offer.tools,
+        variables=body.chat_template_kwargs,
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, body.max_output_tokens),
+        keeps_start=body.keeps_start,
     )
     names = dict.fromkeys(schema_field(body.response_format), "text.format.schema")
     request = prepare_request(front_end, body, caller, prompt, chosen, tool_use, kind="resp", names=names)

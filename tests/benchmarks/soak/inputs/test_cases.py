@@ -45,7 +45,7 @@ def test_what_a_number_takes(value: object, status: int) -> None:
 def test_integers_take_no_halves_and_limits_may_be_open() -> None:
     by_name = {number.name: number for number in numbers.COMPLETIONS}
     assert not by_name["top_k"].takes(1.5)
-    assert not by_name["top_p"].takes(0)
+    assert not by_name["repetition_penalty"].takes(0)
     assert by_name["seed"].takes(-(2**63))
     assert not by_name["seed"].takes(2**63)
 
