@@ -110,6 +110,29 @@ def test_a_second_request_with_the_same_id_fails_alone() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("way", ["cancel", "abort"])
+def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way: str) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=3)
+        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
+        await gate.reached()
+        if way == "cancel":
+            first.cancel()
+        else:
+            abort = asyncio.create_task(llm.abort("same"))
+        await wait_until(lambda: len(llm._inbox) == 1)
+        second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
+        await gate.open_after(llm, 2)
+        outputs = await second
+        assert {output.prompt for output in outputs} == {"q"}
+        assert outputs[-1].outputs[0].finish_reason == "length"
+        if way == "abort":
+            await abort
+            assert (await first)[-1].outputs[0].finish_reason == "abort"
+
+    play(scenario)
+
+
 def test_a_full_queue_refuses() -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
         gate = Gate(executor, at_step=1)

@@ -235,6 +235,9 @@ class AsyncLLM:
     def _add(self, prepared: PreparedRequest, stream: OutputStream) -> None:
         if stream.is_closed:
             return
+        if ended := self._engine.take_ended():
+            # Now: the id of one that was aborted may be this request's, and its stream this one from here on.
+            self._deliver(ended)
         try:
             self._engine.submit(prepared)
         except Exception as error:
