@@ -129,7 +129,7 @@ class AsyncLLM:
                 if output.finished:
                     return
         finally:
-            if stream.close():
+            if not stream.has_ended:
                 with suppress(EngineDeadError):
                     self._post(lambda: self._leave(request_id, stream))
 
@@ -233,8 +233,6 @@ class AsyncLLM:
         return future
 
     def _add(self, prepared: PreparedRequest, stream: OutputStream) -> None:
-        if stream.is_closed:
-            return
         if ended := self._engine.take_ended():
             # Now: the id of one that was aborted may be this request's, and its stream this one from here on.
             self._deliver(ended)
