@@ -264,7 +264,7 @@ def test_norms_of_heads_and_rotation_become_part_of_the_write() -> None:
     assert write.epsilon == 1e-5
     assert write.rotation == (rotary.cos, rotary.sin)
     assert attend.q == write.q
-    assert (attend.num_heads, attend.num_kv_heads, attend.window) == (HEADS, 1, 0)
+    assert (attend.num_heads, attend.window) == (HEADS, 0)
 
 
 def body_of_heads(change: Any) -> Any:
