@@ -204,7 +204,7 @@ def test_names() -> None:
 
 def test_plan_covers_each_row_once() -> None:
     model = Stored()
-    placements = plan_placements(model, dict(model.named_parameters()), {"lm_head.weight"}, tensors().tensors)
+    placements = plan_placements(model, tensors().tensors)
     rows: dict[str, list[tuple[int, int]]] = {}
     for placement in placements:
         first = placement.first_row

@@ -38,8 +38,7 @@ def plan_model(
     traced = trace_model(model, layer_groups)
     parameters = dict(model.named_parameters())
     random = config.options.load_format == "dummy"
-    aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-    placements = [] if random else plan_placements(model, parameters, aliases, checkpoint.tensors)
+    placements = [] if random else plan_placements(model, checkpoint.tensors)
     weights = PackedWeights(parameters, choose_formats(config, parameters, placements))
     program = lower(traced, weights.format_of)
     if random:
