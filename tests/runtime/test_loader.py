@@ -131,6 +131,13 @@ def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
     assert torch.equal(model.lm_head.weight, files.tensors["transformer.embed_tokens.weight"].values)
 
 
+def test_a_model_that_ignores_nothing_need_not_say_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Stored, "ignored_tensors")
+    load(tensors())
+    with pytest.raises(ModelFileError, match="has unexpected tensor model.rotary.inv_freq"):
+        load(tensors(model__rotary__inv_freq=(2,)))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -23,7 +23,9 @@ NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
 ModelClass = Any
-"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits."""
+"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits.
+
+Its instances may have `ignored_tensors`: patterns of names that checkpoints hold and nobody needs."""
 
 
 class ModelRegistry:

@@ -85,7 +85,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor]) -> list[Pla
     parameters = dict(model.named_parameters())
     # Further names of tied parameters: a checkpoint may store these a second time.
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-    ignored = [re.compile(pattern) for pattern in model.ignored_tensors]
+    ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
     unexpected = []
     for name, tensor in tensors.items():
