@@ -134,7 +134,7 @@ def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
 def test_a_model_that_ignores_nothing_need_not_say_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Stored, "ignored_tensors")
     load(tensors())
-    with pytest.raises(ModelFileError, match="has unexpected tensor model.rotary.inv_freq"):
+    with pytest.raises(ModelFileError, match=r"has unexpected tensor model\.rotary\.inv_freq"):
         load(tensors(model__rotary__inv_freq=(2,)))
 
 
