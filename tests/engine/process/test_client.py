@@ -144,7 +144,6 @@ def test_calls_and_pings_are_answered_while_a_step_computes() -> None:
         await client.ping()
         release.set()
         assert text_of(await read(stream)) == "hello"
-        assert await client.call("reset_prefix_cache") is True
 
     play(scenario, next_token=saying("hello"))
 

@@ -7,25 +7,24 @@ Next to read: `stream.py`, `messages.py`, `child.py`.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
-    Call,
     FrameReader,
     FromEngine,
     Ping,
+    Pong,
     Ready,
-    Reply,
     Start,
     Statistics,
     Submit,
@@ -59,8 +58,8 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call_id = 0
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._ping_ids = itertools.count()
         self._is_stopping = False
         self._starting: asyncio.Future[Ready] | None = None
         self._reaping: asyncio.Future[None] | None = None
@@ -143,30 +142,25 @@ class EngineClient:
         return stream
 
     def abort(self, stream: RequestStream) -> None:
-        """End a request that nobody reads any more; nothing happens if it has ended."""
+        """End a request that nobody reads any more; nothing happens if it has ended.
+
+        Its id must not be used again: what the engine still says of it would go to the new request's stream.
+        """
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
             if self.dead_error is None:
                 self._send(Abort([stream.request_id]))
 
-    async def call(self, name: str) -> Any:
-        """Have something done between two steps. Raises: EngineDeadError."""
-        return await self._ask(lambda call_id: Call(call_id, name))
-
     async def ping(self) -> None:
         """Wait for a sign of life. Raises: EngineDeadError."""
-        await self._ask(Ping)
-
-    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
         self._check_alive()
-        self._next_call_id += 1
-        call_id = self._next_call_id
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._send(message(call_id))
+        ping_id = next(self._ping_ids)
+        pong = self._pings[ping_id] = asyncio.get_running_loop().create_future()
+        self._send(Ping(ping_id))
         try:
-            return await future
+            await pong
         finally:
-            del self._calls[call_id]
+            del self._pings[ping_id]
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:
@@ -197,10 +191,10 @@ class EngineClient:
                     stream.put(update)
                     if stream.is_cut:
                         self.abort(stream)
-        elif isinstance(message, Reply):
-            future = self._calls.get(message.call_id)
-            if future is not None and not future.done():
-                future.set_result(message.value)
+        elif isinstance(message, Pong):
+            pong = self._pings.get(message.ping_id)
+            if pong is not None and not pong.done():
+                pong.set_result(None)
         elif self._starting is not None and not self._starting.done():
             if isinstance(message, Ready):
                 self._starting.set_result(message)
@@ -216,9 +210,9 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(error.message))
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDeadError(error.message))
+        for pong in self._pings.values():
+            if not pong.done():
+                pong.set_exception(EngineDeadError(error.message))
         if not self._is_stopping:
             self._reaping = asyncio.ensure_future(self._reap())
             if self._on_death is not None:
