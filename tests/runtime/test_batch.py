@@ -62,9 +62,7 @@ def build(step_cases: list[Case], block_size: int) -> tuple[StepLayout, ForwardB
         updates = tuple(BlockTableUpdate(0, tuple(table)) for table in case.tables)
         for sibling in range(1 + case.num_siblings):
             name, leader = f"{number}.{sibling}", f"{number}.0" if sibling else None
-            news.append(
-                NewRequest(name, tuple(case.tokens), len(case.tokens), SamplingParams(), None, (), 0, (), leader)
-            )
+            news.append(NewRequest(name, tuple(case.tokens), len(case.tokens), SamplingParams(), None, (), 0))
             num_tokens = 0 if sibling else case.count
             items.append(ScheduledRequest(name, case.start, num_tokens, case.samples, (), updates, leader))
     output = SchedulerOutput(0, tuple(news), tuple(items), (), (), ())
