@@ -87,7 +87,7 @@ class OPTAttention(nn.Module):
         self.num_heads, self.head_size = config.num_heads, config.head_size
         self.qkv_proj = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
-        self.attention = Attention(layer_index, config.num_heads, config.num_heads, config.head_size)
+        self.attention = Attention(layer_index, config.head_size)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
