@@ -214,7 +214,7 @@ class EngineClient:
             if not pong.done():
                 pong.set_exception(EngineDeadError(error.message))
         if not self._is_stopping:
-            self._reaping = asyncio.ensure_future(self._reap())
+            self._reaping = asyncio.ensure_future(self._reap())  # held, or it could be collected before its end
             if self._on_death is not None:
                 self._on_death(error)
 

@@ -51,7 +51,7 @@ def plan_model(
 def choose_formats(
     config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
 ) -> dict[str, WeightFormat]:
-    """Of each matrix."""
+    """The packed format of each matrix, by its parameter's name."""
     stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
     for placement in placements:
         stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
