@@ -68,17 +68,29 @@ class EngineClient:
 
     async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
-        EngineDeadError if the process ended without a word.
+        EngineDeadError if the process cannot be started, or ended without a word.
 
         is_replacement: for a server that is up already, whose requests come at once.
         """
+        try:
+            connection = self._spawn()
+        except OSError as error:
+            raise EngineDeadError(f"the engine process cannot be started: {error.strerror or error}") from error
+        return await self.attach(connection, options, is_replacement=is_replacement)
+
+    def _spawn(self) -> socket.socket:
+        """Start the process. Returns: our end of the socket. Raises: OSError where memory or files are short."""
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            except OSError:
+                ours.close()
+                raise
         self.pid = self._process.pid
-        return await self.attach(ours, options, is_replacement=is_replacement)
+        return ours
 
     async def attach(self, connection: socket.socket, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
