@@ -320,6 +320,15 @@ def test_shutdown_ends_requests_and_refuses_new_ones() -> None:
     play(scenario)
 
 
+def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        await asyncio.to_thread(llm.shutdown)
+        monkeypatch.setattr(AsyncLLM, "is_running", True)  # as it was a moment ago
+        await llm.abort("anything")
+
+    play(scenario)
+
+
 def test_an_idle_engine_takes_no_steps() -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
         await collect(llm, "p", SamplingParams(max_tokens=3))

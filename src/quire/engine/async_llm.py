@@ -111,7 +111,8 @@ class AsyncLLM:
         """End requests; their generators yield a final output with `finish_reason` "abort". Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if self.is_running:
-            await asyncio.wrap_future(self._call(lambda: self._engine.abort_request(request_ids)))
+            with suppress(EngineDeadError):  # it may end between the two lines
+                await asyncio.wrap_future(self._call(lambda: self._engine.abort_request(request_ids)))
 
     async def _follow(
         self, prompt: Any, params: SamplingParams | PoolingParams, request_id: str | None, **options: Any
