@@ -81,9 +81,9 @@ class LlamaConfig:
             "mlp_bias": reader.flag("mlp_bias", False),
         }
 
-    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps in the KV cache."""
-        return attention_specs(self.windows, self.num_kv_heads, self.head_size, dtype_bytes)
+        return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 
 
 class LlamaAttention(nn.Module):

@@ -74,9 +74,9 @@ class OPTConfig:
         reader.finish()
         return config
 
-    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps in the KV cache."""
-        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size, dtype_bytes)
+        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
 
 class OPTAttention(nn.Module):
