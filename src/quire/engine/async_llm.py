@@ -1,6 +1,6 @@
 """`AsyncLLM`: the engine for asyncio programs and servers. One thread runs steps; coroutines wait for outputs.
 
-Only the engine thread touches the engine. Coroutines leave commands in an inbox and get outputs through a
+Only the engine thread touches the engine. Coroutines leave commands in an inbox and get outputs through an
 `OutputStream`, which keeps the latest output only: outputs are cumulative, so a slow reader loses nothing and costs
 no memory. Knows no HTTP. Next to read: `llm_engine.py`.
 """

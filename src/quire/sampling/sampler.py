@@ -47,7 +47,6 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; without, the caller's does all."""
         self.vocab_size = vocab_size
-        self.device = device
         self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()
         self.grammars: GrammarCompiler | None = None
         self._states: dict[str, SamplingState] = {}
