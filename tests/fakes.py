@@ -174,8 +174,6 @@ class FakeExecutor:
     def _add(self, new: NewRequest) -> None:
         self._need(new.request_id not in self._sequences, f"'{new.request_id}' is new but already known")
         tables: list[list[int]] = [[] for _ in self._windows]
-        if new.forked_from is not None:
-            self._need(new.forked_from in self._sequences, f"'{new.request_id}' is forked from nobody")
         self._sequences[new.request_id] = _Sequence(new, list(new.token_ids), tables)
 
     def _take_up(self, item: ScheduledRequest, *, is_new: bool) -> None:

@@ -67,7 +67,6 @@ def test_the_next_token_depends_on_all_tokens() -> None:
             output(item("b", 4, 1, (0, (1, 4))), new_requests=(new_request("b", (7, 2, 3, 4, 5)),)),
             r"\[1, 2, 3, 4\] is not \[7, 2, 3, 4\]",
         ),
-        (replace(SECOND, new_requests=(new_request("b", PROMPT, forked_from="x"),)), "forked from nobody"),
         (output(item("a", 5, 65, (2, ()))), "exceed the budget"),
     ],
 )

@@ -153,7 +153,6 @@ class ModelConfig:
     """With `dtype_bytes` 1; `resolve` fills in the real one."""
     stored_bytes: int | None = None
     """Size of the weights where quantised ones stay so; None if there is no file."""
-    checkpoint_dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)

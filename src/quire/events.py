@@ -59,7 +59,10 @@ class EventLog:
         return self.num_recorded - len(self._events)
 
     def since(self, num_seen: int) -> list[Event]:
-        """What came after the first `num_seen` events, oldest first, without what has fallen out since."""
+        """What came after the first `num_seen` events, oldest first, without what has fallen out since.
+
+        For the thread that records: another's count may be one event behind.
+        """
         newest = list(islice(reversed(self._events), self.num_recorded - num_seen))
         return [Event(*item) for item in reversed(newest)]
 

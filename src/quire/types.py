@@ -176,8 +176,6 @@ class NewRequest:
     eos_token_ids: tuple[int, ...]
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    forked_from: str | None = None
-    """The request whose block table and sampled row this one starts from (n > 1, beams)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,29 @@ def test_a_second_request_with_the_same_id_fails_alone() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("way", ["cancel", "abort"])
+def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way: str) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        gate = Gate(executor, at_step=3)
+        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
+        await gate.reached()
+        if way == "cancel":
+            first.cancel()
+        else:
+            abort = asyncio.create_task(llm.abort("same"))
+        await wait_until(lambda: len(llm._inbox) == 1)
+        second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
+        await gate.open_after(llm, 2)
+        outputs = await second
+        assert {output.prompt for output in outputs} == {"q"}
+        assert outputs[-1].outputs[0].finish_reason == "length"
+        if way == "abort":
+            await abort
+            assert (await first)[-1].outputs[0].finish_reason == "abort"
+
+    play(scenario)
+
+
 def test_a_full_queue_refuses() -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
         gate = Gate(executor, at_step=1)
@@ -293,6 +316,15 @@ def test_shutdown_ends_requests_and_refuses_new_ones() -> None:
         with pytest.raises(EngineDeadError, match="shut down"):
             await llm.check_health()
         assert not llm.is_running
+
+    play(scenario)
+
+
+def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+        await asyncio.to_thread(llm.shutdown)
+        monkeypatch.setattr(AsyncLLM, "is_running", True)  # as it was a moment ago
+        await llm.abort("anything")
 
     play(scenario)
 

@@ -35,15 +35,19 @@ def test_the_last_output_is_read_before_an_error() -> None:
     asyncio.run(scenario())
 
 
-def test_closing_tells_whether_the_request_goes_on() -> None:
+def test_it_has_ended_once_its_end_was_read() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        assert OutputStream(loop).close()
-        stream = OutputStream(loop)
-        stream.put(output("a", finished=True))
-        assert (await stream.next()).finished
-        assert not stream.close()
-        assert stream.is_closed
+        finished, failed = OutputStream(loop), OutputStream(loop)
+        finished.put(output("a", finished=True))
+        failed.fail(ZeroDivisionError())
+        assert not finished.has_ended
+        assert not failed.has_ended
+        assert (await finished.next()).finished
+        with pytest.raises(ZeroDivisionError):
+            await failed.next()
+        assert finished.has_ended
+        assert failed.has_ended
 
     asyncio.run(scenario())
 

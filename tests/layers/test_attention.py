@@ -19,7 +19,6 @@ def make_batch(num_tokens: int = 6) -> ForwardBatch:
         seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables=tables,
         slot_mapping=tuple(table[0].long()[positions // 4] * 4 + positions % 4 for table in tables),
-        logit_rows=torch.tensor([num_tokens - 1]),
         kv_caches=(pool[:, 0], pool[:, 1]),
         layer_groups=(0, 1),
         query_lens_list=(num_tokens,),
@@ -32,7 +31,7 @@ def make_batch(num_tokens: int = 6) -> ForwardBatch:
 def test_writes_only_its_own_slots() -> None:
     batch = make_batch()
     q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
-    Attention(1, 4, 2, 8)(q, k, v, batch)
+    Attention(1, 8)(q, k, v, batch)
     assert batch.kv_caches[0].isnan().all()
     cache = batch.kv_caches[1]
     assert torch.equal(cache[1, 0], k[:4])
@@ -45,7 +44,7 @@ def test_attends_with_its_group_scale_and_window() -> None:
     q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
     for layer_index, scale, window in ((0, None, None), (1, 0.3, None), (1, None, 2)):
         batch = make_batch()
-        found = Attention(layer_index, 4, 2, 8, scale=scale, window=window)(q, k, v, batch)
+        found = Attention(layer_index, 8, scale=scale, window=window)(q, k, v, batch)
         expected = reference.paged_attention(
             q, batch.kv_caches[layer_index], batch, layer_index, scale or 8**-0.5, window
         )

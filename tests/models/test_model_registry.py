@@ -104,7 +104,7 @@ def test_parameters_are_counted_as_transformers_counts_them(model_type: str) -> 
 
 
 def test_model_config_of_a_model() -> None:
-    hf_config = full_config("llama", {**LLAMA, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float16"})
+    hf_config = full_config("llama", {**LLAMA, "bos_token_id": 1, "eos_token_id": 2})
     generation_config = {
         "eos_token_id": [7, 8], "temperature": 0.6, "top_k": None, "max_new_tokens": 40, "do_sample": True,
     }  # fmt: skip
@@ -115,7 +115,6 @@ def test_model_config_of_a_model() -> None:
     assert config.context_len == 128
     assert config.kv_cache_groups == (KVCacheGroup((0, 1), KVCacheSpec(2, 12, 1)),)
     assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
-    assert config.checkpoint_dtype == "float16"
     assert config.generation_defaults == {"temperature": 0.6, "max_tokens": 40}
 
 
@@ -130,16 +129,6 @@ def test_model_config_of_a_model() -> None:
 def test_a_bad_recommendation_is_a_fault_of_the_file(recommended: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=f"generation_config.json {message}"):
         ModelRegistry.make_model_config(full_config("llama", LLAMA), recommended)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [({}, "bfloat16"), ({"torch_dtype": "float32"}, "float32"), ({"dtype": "torch.float16"}, "float16"),
-     ({"dtype": "float8_e4m3fn"}, "bfloat16")],
-)  # fmt: skip
-def test_checkpoint_dtype_in_all_spellings(fields: dict[str, Any], expected: str) -> None:
-    config = ModelRegistry.make_model_config(full_config("llama", {**LLAMA, **fields}))
-    assert config.checkpoint_dtype == expected
 
 
 def test_layers_of_equal_window_share_a_group() -> None:

@@ -131,6 +131,13 @@ def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
     assert torch.equal(model.lm_head.weight, files.tensors["transformer.embed_tokens.weight"].values)
 
 
+def test_a_model_that_ignores_nothing_need_not_say_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Stored, "ignored_tensors")
+    load(tensors())
+    with pytest.raises(ModelFileError, match=r"has unexpected tensor model\.rotary\.inv_freq"):
+        load(tensors(model__rotary__inv_freq=(2,)))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -204,7 +211,7 @@ def test_names() -> None:
 
 def test_plan_covers_each_row_once() -> None:
     model = Stored()
-    placements = plan_placements(model, dict(model.named_parameters()), {"lm_head.weight"}, tensors().tensors)
+    placements = plan_placements(model, tensors().tensors)
     rows: dict[str, list[tuple[int, int]]] = {}
     for placement in placements:
         first = placement.first_row

@@ -13,7 +13,7 @@ def test_a_new_request_comes_whole_and_then_in_single_tokens() -> None:
     (new,) = driver.outputs[0].new_requests
     assert new.token_ids == tuple(request.prompt_token_ids)
     assert (new.num_prompt_tokens, new.seed, new.eos_token_ids) == (10, 9, (3, 5))
-    assert (new.sampling, new.bad_words_token_ids, new.forked_from) == (request.sampling, ((1, 2),), None)
+    assert (new.sampling, new.bad_words_token_ids) == (request.sampling, ((1, 2),))
     told = [item.new_token_ids for output in driver.outputs for item in output.scheduled]
     first, second, _ = request.output_token_ids
     assert told == [(), (), (first,), (second,)]

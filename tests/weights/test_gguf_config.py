@@ -35,7 +35,6 @@ def test_llama(tmp_path: Path) -> None:
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "torch_dtype": "float32",
         "attention_bias": False,
         "mlp_bias": False,
     }
@@ -102,13 +101,6 @@ def test_llama3_rope_factors(tmp_path: Path) -> None:
 def test_rope_scaling(tmp_path: Path, keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
     model = TinyModel(changes={f"llama.rope.scaling.{key}": value for key, value in keys.items()})
     assert config_of(tmp_path, model)["rope_scaling"] == expected
-
-
-@pytest.mark.parametrize(
-    ("format_name", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")]
-)
-def test_dtype_follows_the_matrices(tmp_path: Path, format_name: str, dtype: str) -> None:
-    assert config_of(tmp_path, TinyModel(format=format_name))["torch_dtype"] == dtype
 
 
 def test_generation_config(tmp_path: Path) -> None:

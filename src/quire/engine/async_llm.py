@@ -1,6 +1,6 @@
 """`AsyncLLM`: the engine for asyncio programs and servers. One thread runs steps; coroutines wait for outputs.
 
-Only the engine thread touches the engine. Coroutines leave commands in an inbox and get outputs through a
+Only the engine thread touches the engine. Coroutines leave commands in an inbox and get outputs through an
 `OutputStream`, which keeps the latest output only: outputs are cumulative, so a slow reader loses nothing and costs
 no memory. Knows no HTTP. Next to read: `llm_engine.py`.
 """
@@ -111,7 +111,8 @@ class AsyncLLM:
         """End requests; their generators yield a final output with `finish_reason` "abort". Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if self.is_running:
-            await asyncio.wrap_future(self._call(lambda: self._engine.abort_request(request_ids)))
+            with suppress(EngineDeadError):  # it may end between the two lines
+                await asyncio.wrap_future(self._call(lambda: self._engine.abort_request(request_ids)))
 
     async def _follow(
         self, prompt: Any, params: SamplingParams | PoolingParams, request_id: str | None, **options: Any
@@ -129,7 +130,7 @@ class AsyncLLM:
                 if output.finished:
                     return
         finally:
-            if stream.close():
+            if not stream.has_ended:
                 with suppress(EngineDeadError):
                     self._post(lambda: self._leave(request_id, stream))
 
@@ -233,8 +234,9 @@ class AsyncLLM:
         return future
 
     def _add(self, prepared: PreparedRequest, stream: OutputStream) -> None:
-        if stream.is_closed:
-            return
+        if ended := self._engine.take_ended():
+            # Now: the id of one that was aborted may be this request's, and its stream this one from here on.
+            self._deliver(ended)
         try:
             self._engine.submit(prepared)
         except Exception as error:

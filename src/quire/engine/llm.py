@@ -154,7 +154,7 @@ class LLM:
                         ):
                             running.append(waiting.popleft())
                         engine.step()
-                        self._raise_if_dead()
+                        engine.check_health()
                         for search in running:
                             search.advance()
                         bar.advance(sum(search.output is not None for search in running))
@@ -251,7 +251,7 @@ class LLM:
                                 unfinished.remove(output.request_id)
                                 finished[output.request_id] = output
                                 _show(bar, output)
-                        self._raise_if_dead()
+                        engine.check_health()
                         check()
             except BaseException:
                 if not engine.errored:
@@ -290,10 +290,6 @@ class LLM:
                 raise
             return False
         return True
-
-    def _raise_if_dead(self) -> None:
-        if self.llm_engine.errored:
-            self.llm_engine.check_health()
 
 
 def _per_prompt(name: str, params: Any, kind: type[_Params], num_prompts: int) -> list[_Params | None]:

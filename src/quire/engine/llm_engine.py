@@ -125,12 +125,17 @@ class LLMEngine:
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests now, free what they hold; unknown and finished ids are ignored.
 
-        The next `step` returns their final outputs, with `finish_reason` "abort".
+        The next `step` or `take_ended` returns their final outputs, with `finish_reason` "abort".
         """
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             if request_id in self._output_processor:
                 self.scheduler.abort(self._output_processor.sequence_ids(request_id))
                 self._ended.append(self._output_processor.abort(request_id, self._clock()))
+
+    def take_ended(self) -> list[Output]:
+        """Final outputs of aborted requests that nothing has returned yet."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def abort_all(self) -> None:
         """End every request in flight, observed ones included."""
@@ -229,15 +234,14 @@ class LLMEngine:
                 observer = self._observers.get(update.request.request_id)
                 if observer is not None:
                     observer(update)
-        ended, self._ended = self._ended, []
-        return ended + outputs
+        return self.take_ended() + outputs
 
     def fail(self, cause: Exception) -> list[Output]:
         """End everything because of `cause`: the engine is dead from now on. Returns: the final outputs."""
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs, self._ended = self._ended, []
+        outputs = self.take_ended()
         for request_id in self._output_processor.request_ids:
             for sequence_id in self._output_processor.sequence_ids(request_id):
                 self._release(sequence_id)
@@ -292,6 +296,6 @@ class LLMEngine:
             return []
         self._is_shut_down = True
         self.abort_all()
-        ended, self._ended = self._ended, []
+        ended = self.take_ended()
         self._executor.shutdown()
         return ended

@@ -254,10 +254,9 @@ class _Record:
     def add_prompt_logprobs(self, update: SequenceUpdate, token_texts: TokenTexts) -> None:
         """Place the values of a chunk that ends at the last computed position that has a next prompt token.
 
-        A preempted request reports positions again; a sibling that was preempted reports its leader's.
+        After a preemption the same positions come again, from a sibling too, whose prompt is the same.
         """
-        if self.prompt_logprobs is None or update.request is not self.request:
-            return
+        assert self.prompt_logprobs is not None
         stop = min(update.request.num_computed_tokens, self.request.num_prompt_tokens - 1) + 1
         start = stop - len(update.result.prompt_logprobs)
         for position, values in zip(range(start, stop), update.result.prompt_logprobs, strict=True):

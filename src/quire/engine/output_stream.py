@@ -15,15 +15,15 @@ class OutputStream:
 
     Holds one output at most: they are cumulative, so a newer one replaces an older one that was not read.
     `put` and `fail` are the engine thread's, the rest the loop's.
+    Attributes: `has_ended`: the reader has seen the end, so that nothing is left to abort.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.is_closed = False
+        self.has_ended = False
         self._latest: deque[Output] = deque(maxlen=1)
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
-        self._has_ended = False
 
     def put(self, output: Output) -> None:
         """Offer an output; `wake` must follow."""
@@ -43,17 +43,12 @@ class OutputStream:
             self._ready.clear()
             if self._latest:
                 output = self._latest.popleft()
-                self._has_ended = output.finished
+                self.has_ended = output.finished
                 return output
             if self._error is not None:
-                self._has_ended = True
+                self.has_ended = True
                 raise self._error
             await self._ready.wait()
-
-    def close(self) -> bool:
-        """Nobody reads any more. Returns whether the request has not ended, as far as its reader knows."""
-        self.is_closed = True
-        return not self._has_ended
 
 
 def wake_all(streams: Iterable[OutputStream]) -> list[OutputStream]:

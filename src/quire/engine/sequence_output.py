@@ -18,7 +18,7 @@ class SequenceOutput:
     """
 
     __slots__ = (
-        "_detokenizer", "_final", "_matcher", "_token_texts", "cumulative_logprob", "error",
+        "_detokenizer", "_final", "_matcher", "_params", "_token_texts", "cumulative_logprob", "error",
         "error_code", "finish_reason", "index", "logprobs", "num_tokens", "request", "stop_reason", "text",
     )  # fmt: skip
 
@@ -26,6 +26,7 @@ class SequenceOutput:
         params = request.sampling
         assert params is not None
         self.request = request
+        self._params = params
         self.index = index
         self.text = ""
         self.num_tokens = 0
@@ -56,9 +57,7 @@ class SequenceOutput:
         self.num_tokens += 1
         self._add_logprobs(result)
         # The token that ends a text is listed but not shown, unless stop strings are shown as well.
-        params = self.request.sampling
-        is_end = status is RequestStatus.FINISHED_STOPPED
-        hidden = is_end and params is not None and not params.include_stop_str_in_output
+        hidden = status is RequestStatus.FINISHED_STOPPED and not self._params.include_stop_str_in_output
         matched = None if hidden or self._detokenizer is None else self._show(self._detokenizer.append(token_id))
         if status.is_finished:
             self.finish(status.finish_reason or "error", self.request.stop_reason, flush=matched is None)
@@ -108,9 +107,8 @@ class SequenceOutput:
     def _show(self, delta: str) -> str | None:
         if not delta:
             return None
-        params = self.request.sampling
         # Stop strings count from the first token after min_tokens.
-        if self._matcher is None or (params is not None and self.num_tokens <= params.min_tokens):
+        if self._matcher is None or self.num_tokens <= self._params.min_tokens:
             self.text += delta
             return None
         released = self._matcher.append(delta)

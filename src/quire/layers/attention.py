@@ -20,21 +20,11 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        layer_index: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
+        self, layer_index: int, head_size: int, *, scale: float | None = None, window: int | None = None
     ) -> None:
         """`scale` of the scores: 1 / sqrt(head_size) unless given."""
         super().__init__()
         self.layer_index = layer_index
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_size = head_size
         self.scale = head_size**-0.5 if scale is None else scale
         self.window = window
 

@@ -141,11 +141,9 @@ class HFConfigReader:
                 )
 
 
-def attention_specs(
-    windows: Sequence[int | None], num_kv_heads: int, head_size: int, dtype_bytes: int
-) -> list[KVCacheSpec]:
-    """What each layer keeps in the KV cache, from its window."""
-    return [KVCacheSpec(num_kv_heads, head_size, dtype_bytes, window) for window in windows]
+def attention_specs(windows: Sequence[int | None], num_kv_heads: int, head_size: int) -> list[KVCacheSpec]:
+    """What each layer keeps in the KV cache, from its window. `dtype_bytes` is 1: `resolve` fills in the real one."""
+    return [KVCacheSpec(num_kv_heads, head_size, 1, window) for window in windows]
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

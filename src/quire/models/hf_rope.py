@@ -23,14 +23,14 @@ PARAMETERS = {
 """Per supported `rope_type` its parameters, all required, and their names in `RopeConfig`."""
 
 
-def read_rope(reader: HFConfigReader, default_theta: float = 10000.0) -> RopeConfig:
+def read_rope(reader: HFConfigReader) -> RopeConfig:
     """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5).
 
     Raises: UnsupportedModelError for angles that are not computed here; ModelFileError.
     """
     reader.require("partial_rotary_factor", 1.0)
     reader.require("rope_interleaved", False)
-    values: dict[str, Any] = {"rope_theta": reader.number("rope_theta", default_theta)}
+    values: dict[str, Any] = {"rope_theta": reader.number("rope_theta", 10000.0)}
     for name in ("rope_scaling", "rope_parameters"):
         found = reader.raw(name) or {}
         if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):

@@ -81,9 +81,9 @@ class LlamaConfig:
             "mlp_bias": reader.flag("mlp_bias", False),
         }
 
-    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps in the KV cache."""
-        return attention_specs(self.windows, self.num_kv_heads, self.head_size, dtype_bytes)
+        return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 
 
 class LlamaAttention(nn.Module):
@@ -95,8 +95,7 @@ class LlamaAttention(nn.Module):
         num_projected_heads = config.num_heads + 2 * config.num_kv_heads
         self.qkv_proj = Linear(config.hidden_size, num_projected_heads * config.head_size, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size, bias=config.output_bias)
-        window = config.windows[layer_index]
-        self.attention = Attention(layer_index, self.num_heads, self.num_kv_heads, self.head_size, window=window)
+        self.attention = Attention(layer_index, self.head_size, window=config.windows[layer_index])
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""

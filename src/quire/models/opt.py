@@ -74,9 +74,9 @@ class OPTConfig:
         reader.finish()
         return config
 
-    def kv_specs(self, dtype_bytes: int = 1) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps in the KV cache."""
-        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size, dtype_bytes)
+        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
 
 class OPTAttention(nn.Module):
@@ -87,7 +87,7 @@ class OPTAttention(nn.Module):
         self.num_heads, self.head_size = config.num_heads, config.head_size
         self.qkv_proj = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
-        self.attention = Attention(layer_index, config.num_heads, config.num_heads, config.head_size)
+        self.attention = Attention(layer_index, config.head_size)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""

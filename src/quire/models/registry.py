@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from quire.config import ModelConfig, canonical_dtype
+from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.types import KVCacheGroup, KVCacheSpec
@@ -23,7 +23,9 @@ NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
 ModelClass = Any
-"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits."""
+"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits.
+
+Its instances may have `ignored_tensors`: patterns of names that checkpoints hold and nobody needs."""
 
 
 class ModelRegistry:
@@ -103,7 +105,6 @@ class ModelRegistry:
             context_len=config.context_len,
             num_parameters=count_parameters(model_class, config),
             kv_cache_groups=group_layers(config.kv_specs()),
-            checkpoint_dtype=_checkpoint_dtype(merged),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
             generation_defaults=_generation_defaults(generation),
@@ -177,12 +178,6 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
             f"{model_class!r} for {architecture} is not a model class: it lacks {', '.join(missing) or 'a type'}; "
             "subclass quire.models.llama.LlamaForCausalLM, or see CONTRIBUTING.md"
         )
-
-
-def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:
-    """The type that the weights are stored in; bfloat16 where the config does not say, or names none Quire computes."""
-    name = hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16"
-    return canonical_dtype(str(name).removeprefix("torch.")) or "bfloat16"
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,10 +56,11 @@ class CommitAhead:
         if self._end - self.num_committed >= AHEAD_BYTES // 2:
             self._start()
 
-    def commit_rest(self, seen_events: int) -> int:
-        """Commit pages for as long as there are no more beginnings and ends of steps than those. Returns their number.
+    def commit_rest(self, seen_events: int) -> int | None:
+        """Commit pages until another step begins. `seen_events`: beginnings and ends of steps that there were a while
+        ago; nothing is committed unless that is still so, and no step runs.
 
-        That no step runs must have been so for a while.
+        Returns: how many there are now; None if nothing is left to commit.
         """
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -70,7 +71,7 @@ class CommitAhead:
                 self.num_committed = len(self._memory)  # this system cannot
             else:
                 self.num_committed += num_bytes
-        return self._num_events if self.num_committed < self._end else -1
+        return self._num_events if self.num_committed < self._end else None
 
     def _start(self) -> None:
         if self.num_committed < self._end and (self._thread is None or not self._thread.is_alive()):
@@ -81,8 +82,8 @@ class CommitAhead:
 def _work(reference: "weakref.ref[CommitAhead]") -> None:
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
-    num_events = 0
-    while num_events >= 0:
+    num_events: int | None = 0
+    while num_events is not None:
         time.sleep(PAUSE_S)
         owner = reference()
         if owner is None:

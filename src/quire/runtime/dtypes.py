@@ -1,4 +1,4 @@
-"""Names of compute types ↔ torch's types. The names and their sizes are in `config.DTYPES`."""
+"""Names of compute types → torch's types. The names and their sizes are in `config.DTYPES`."""
 
 import torch
 

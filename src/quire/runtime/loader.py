@@ -50,9 +50,7 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint, progress: Progress 
     if config.options.load_format == "dummy":
         fill_with_random(parameters, config.options.seed)
     else:
-        aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-        placements = plan_placements(model, parameters, aliases, checkpoint.tensors)
-        _fill(parameters, placements, dtype, progress or ignore_progress)
+        _fill(parameters, plan_placements(model, checkpoint.tensors), dtype, progress or ignore_progress)
     pack_weights(model)
     return model
 
@@ -79,14 +77,15 @@ def make_model(hf_config: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def plan_placements(
-    model: Any, parameters: Mapping[str, nn.Parameter], aliases: set[str], tensors: Mapping[str, WeightTensor]
-) -> list[Placement]:
+def plan_placements(model: Any, tensors: Mapping[str, WeightTensor]) -> list[Placement]:
     """Where each stored tensor goes. Every parameter must be covered exactly, and every tensor used or ignored.
 
-    `aliases`: further names of tied parameters; a checkpoint may store these a second time.
+    Raises: ModelFileError.
     """
-    ignored = [re.compile(pattern) for pattern in model.ignored_tensors]
+    parameters = dict(model.named_parameters())
+    # Further names of tied parameters: a checkpoint may store these a second time.
+    aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+    ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
     unexpected = []
     for name, tensor in tensors.items():

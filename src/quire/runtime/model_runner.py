@@ -107,8 +107,7 @@ class ModelRunner:
             self._hidden_sums.pop(request_id, None)
         self.states.apply(output)
         for new in output.new_requests:
-            if new.sampling is not None:
-                self.sampler.add_request(new)
+            self.sampler.add_request(new)
         for item in output.scheduled:
             if item.new_token_ids:
                 self.sampler.append_tokens(item.request_id, item.new_token_ids)

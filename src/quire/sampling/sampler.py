@@ -47,7 +47,6 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; without, the caller's does all."""
         self.vocab_size = vocab_size
-        self.device = device
         self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()
         self.grammars: GrammarCompiler | None = None
         self._states: dict[str, SamplingState] = {}
@@ -55,7 +54,7 @@ class Sampler:
         """Requests whose grammar could not be had, and why."""
 
     def add_request(self, new: NewRequest) -> None:
-        """Start to sample for a request; one that was preempted or forked brings its generated tokens along."""
+        """Start to sample for a request, if it samples; one that was preempted or forked brings its tokens along."""
         params = new.sampling
         if params is None:
             return
@@ -95,8 +94,11 @@ class Sampler:
         return found.reason, FORM_FAILED if found.is_of_form else None
 
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tell which tokens were appended to a request. `sample` does not append: the scheduler decides."""
-        if token_ids and (state := self._states.get(request_id)) is not None:
+        """Tell which tokens were appended to a request; an unknown one, which does not sample, is fine.
+
+        `sample` does not append: the scheduler decides.
+        """
+        if (state := self._states.get(request_id)) is not None:
             for token_id in token_ids:
                 state.append(token_id)
 

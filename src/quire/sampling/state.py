@@ -73,7 +73,7 @@ class SamplingState:
             self._allowed = None
 
     def ends_with(self, token_id: int) -> bool:
-        """Whether this token ends the text, unless it comes before `min_tokens`."""
+        """Whether this token ends the text; one that comes before `min_tokens` does not, and is not told apart."""
         return token_id in self._end_ids
 
     @property

@@ -16,23 +16,18 @@ class ExecutorView:
 
     def __init__(self) -> None:
         self._num_sent: dict[str, int] = {}
-        self._parents: dict[str, str] = {}
         self._preempted: list[str] = []
         self._finished: list[str] = []
         self._forgets_all = False
 
-    def note_fork(self, parent_id: str, child_id: str) -> None:
-        """The child starts from the parent's blocks."""
-        self._parents[child_id] = parent_id
-
-    def preempted(self, request_id: str) -> None:
-        """The executor shall forget the request until it returns as new."""
-        if self._forget(request_id):
+    def note_preempted(self, request_id: str) -> None:
+        """The executor shall forget the request, if it knows it, until it returns as new."""
+        if self._num_sent.pop(request_id, None) is not None:
             self._preempted.append(request_id)
 
-    def finished(self, request_id: str) -> None:
-        """The executor shall forget the request."""
-        if self._forget(request_id):
+    def note_finished(self, request_id: str) -> None:
+        """The executor shall forget the request, if it knows it."""
+        if self._num_sent.pop(request_id, None) is not None:
             self._finished.append(request_id)
 
     def note_rounds(self, request_id: str, num_rounds: int) -> None:
@@ -43,17 +38,8 @@ class ExecutorView:
     def forget_all(self) -> None:
         """The executor shall forget every request; those that go on return as new."""
         self._num_sent.clear()
-        self._parents.clear()
         self._preempted, self._finished = [], []
         self._forgets_all = True
-
-    def _forget(self, request_id: str) -> bool:
-        """Whether the executor knew the request."""
-        if self._parents:
-            self._parents = {
-                child: parent for child, parent in self._parents.items() if request_id not in (child, parent)
-            }
-        return self._num_sent.pop(request_id, None) is not None
 
     def describe(self, step_id: int, plan: StepPlan, blocks: BlockManager) -> SchedulerOutput:
         """The step for the executor. From now on it knows what this says."""
@@ -66,7 +52,7 @@ class ExecutorView:
             num_tokens, num_sent = request.num_tokens, self._num_sent.get(request_id)
             new_token_ids: tuple[int, ...] = ()
             if num_sent is None:
-                new_requests.append(self._describe_new(request))
+                new_requests.append(_describe_new(request))
             elif num_sent < num_tokens:
                 new_token_ids = tuple(request.token_slice(num_sent, num_tokens))
             self._num_sent[request_id] = num_tokens
@@ -79,20 +65,18 @@ class ExecutorView:
             step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished, forgets_all, plan.max_rounds
         )
 
-    def _describe_new(self, request: Request) -> NewRequest:
-        parent_id = self._parents.pop(request.request_id, None)
-        return NewRequest(
-            request_id=request.request_id,
-            token_ids=tuple(request.token_slice(0, request.num_tokens)),
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling=request.sampling,
-            pooling=request.pooling,
-            eos_token_ids=tuple(sorted(request.eos_token_ids)),
-            seed=request.seed,
-            bad_words_token_ids=request.bad_words_token_ids,
-            # Without a parent that the executor knows there is nothing to start from; the block table says it all.
-            forked_from=parent_id if parent_id in self._num_sent else None,
-        )
+
+def _describe_new(request: Request) -> NewRequest:
+    return NewRequest(
+        request_id=request.request_id,
+        token_ids=tuple(request.token_slice(0, request.num_tokens)),
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        pooling=request.pooling,
+        eos_token_ids=tuple(sorted(request.eos_token_ids)),
+        seed=request.seed,
+        bad_words_token_ids=request.bad_words_token_ids,
+    )
 
 
 def _describe_share(share: Share, new_token_ids: tuple[int, ...], blocks: BlockManager) -> ScheduledRequest:

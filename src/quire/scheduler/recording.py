@@ -5,6 +5,7 @@ and each update with the tokens sampled. Whatever a scheduler decided can so be 
 Next to read: `scheduler.py`.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -111,12 +112,9 @@ class RecordingScheduler(Scheduler):
         config: SchedulerConfig,
         path: Path,
         events: EventLog | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if clock is None:
-            super().__init__(config, events)
-        else:
-            super().__init__(config, events, clock)
+        super().__init__(config, events, clock)
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] = path.open("wb")
         self._write(ConfigRecord(config))

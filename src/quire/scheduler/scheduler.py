@@ -53,7 +53,7 @@ class Scheduler:
         self._clock = clock
         self._requests = RequestTable(make_policy(config), config.max_num_seqs)
         self.blocks = BlockManager(config, events)
-        self._executor = ExecutorView()
+        self._executor_view = ExecutorView()
         self._in_flight: dict[str, Request] = {}
         self._step_id = 0
         # A few blocks stay free beside others, or the next decodes would preempt whoever was just admitted.
@@ -171,7 +171,7 @@ class Scheduler:
             self._run_alone(self._requests.by_id[alone], plan)
         self._fork_siblings(plan)
 
-        output = self._executor.describe(self._step_id, plan, self.blocks)
+        output = self._executor_view.describe(self._step_id, plan, self.blocks)
         self._in_flight = {share.request.request_id: share.request for share in plan.shares.values()}
         if plan.shares:
             self._record(
@@ -204,7 +204,7 @@ class Scheduler:
             if rounds or not result.is_lost:  # of a step that is lost there are errors only
                 updates += self._take(request, item, rounds)
         if result.is_lost:
-            self._executor.forget_all()
+            self._executor_view.forget_all()
             for request in tuple(self._requests.running):
                 self._withdraw(request)
         return updates
@@ -319,7 +319,6 @@ class Scheduler:
         child.status = RequestStatus.RUNNING
         self._requests.running.append(child)
         self.blocks.fork(parent.request_id, child)
-        self._executor.note_fork(parent.request_id, child.request_id)
 
     def _preempt_idle(self, plan: StepPlan) -> bool:
         if idle := [request for request in self._requests.running if is_idle(request)]:
@@ -336,7 +335,7 @@ class Scheduler:
         has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
         self.blocks.free(victim.request_id)
-        self._executor.preempted(victim.request_id)
+        self._executor_view.note_preempted(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -362,7 +361,7 @@ class Scheduler:
                 updates.append(SequenceUpdate(request, result, token_id, request.status))
             if request.status.is_finished:
                 break
-        self._executor.note_rounds(request.request_id, len(rounds))
+        self._executor_view.note_rounds(request.request_id, len(rounds))
         return updates
 
     def _take_token(self, request: Request, item: ScheduledRequest, result: RequestResult | None) -> int | None:
@@ -390,7 +389,7 @@ class Scheduler:
             item.status = status
             item.stop_reason = stop_reason
             self.blocks.forget(item.request_id)
-            self._executor.finished(item.request_id)
+            self._executor_view.note_finished(item.request_id)
             num_output = len(item.output_token_ids)
             self._record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_output)
         return ended

@@ -107,7 +107,6 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": metadata.token_id("bos_token_id", vocab_size),
         "eos_token_id": metadata.token_id("eos_token_id", vocab_size),
-        "torch_dtype": _natural_dtype(file),
     }
     _check_heads(metadata, config)
     config["rope_scaling"] = _rope_scaling(file, metadata, config)
@@ -161,14 +160,6 @@ def _vocab_size(file: GGUFFile) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight'; is it a vocabulary-only file?")
     return embedding.shape[0]
-
-
-def _natural_dtype(file: GGUFFile) -> str:
-    """The compute dtype that loses nothing: that of plain matrices; bf16 for quantised ones."""
-    stored = {tensor.format.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    if stored == {"F32"}:
-        return "float32"
-    return "float16" if stored <= {"F32", "F16"} else "bfloat16"
 
 
 def _check_heads(metadata: _Metadata, config: dict[str, Any]) -> None:

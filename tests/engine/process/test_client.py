@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -144,9 +147,29 @@ def test_calls_and_pings_are_answered_while_a_step_computes() -> None:
         await client.ping()
         release.set()
         assert text_of(await read(stream)) == "hello"
-        assert await client.call("reset_prefix_cache") is True
 
     play(scenario, next_token=saying("hello"))
+
+
+def test_a_process_that_cannot_be_started_is_said_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    make_pair = socket.socketpair
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(socket, "socketpair", lambda: pairs.append(make_pair()) or pairs[-1])
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+    async def scenario() -> None:
+        with pytest.raises(EngineDeadError, match="cannot be started: Cannot allocate memory"):
+            await EngineClient().start(EngineOptions())
+
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # it has a pair of its own
+        pairs.clear()
+        runner.run(scenario())
+    assert [end.fileno() for pair in pairs for end in pair] == [-1, -1]
 
 
 def test_when_the_engine_dies_every_request_is_told() -> None:

@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
-    Call,
     Failure,
     FrameReader,
     FromEngine,
     Ping,
+    Pong,
     Ready,
     Refused,
-    Reply,
     RequestUpdate,
     Start,
     Statistics,
@@ -39,13 +38,12 @@ TO_ENGINE = [
     Submit("r", [1, 2], SAMPLING, None, 3, "client", "salt", 1.5, False),
     Submit("r", [1], None, PoolingParams(pooling="mean")),
     Abort(["a", "b"]),
-    Call(4, "reset_prefix_cache"),
     Ping(5),
 ]
 FROM_ENGINE = [
     Refused(Failure("model_not_found", "no")),
     Updates([RequestUpdate("r", finished=True, embedding=[0.5])], Statistics(1, 2, 3)),
-    Reply(7, True),
+    Pong(7),
 ]
 
 
@@ -72,15 +70,15 @@ def test_a_whole_configuration_arrives() -> None:
     assert received.config.model.eos_token_ids == engine.config.model.eos_token_ids
 
 
-@given(st.lists(st.binary(max_size=300), max_size=8), st.data())
-def test_frames_are_found_however_the_bytes_are_cut(contents: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(frame(Reply(index, content)) for index, content in enumerate(contents))
+@given(st.lists(st.lists(st.text(max_size=80), max_size=4), max_size=8), st.data())
+def test_frames_are_found_however_the_bytes_are_cut(contents: list[list[str]], data: st.DataObject) -> None:
+    stream = b"".join(frame(Abort(content)) for content in contents)
     reader, bodies = FrameReader(), []
     while stream:
         length = data.draw(st.integers(1, len(stream)))
         bodies += reader.feed(stream[:length])
         stream = stream[length:]
-    assert [msgspec.msgpack.decode(body, type=Reply).value for body in bodies] == contents
+    assert [msgspec.msgpack.decode(body, type=Abort).request_ids for body in bodies] == contents
 
 
 def test_a_frame_without_end_is_refused_before_memory_is_taken() -> None:

@@ -55,7 +55,7 @@ class GraphModel(nn.Module):
         for index, op in enumerate(self.ops):
             shapes |= {f"{name}_{index}": shape for name, shape in SHAPES.get(op.kind, {}).items()}
             if op.kind == "attention":
-                self.layer_of[index] = Attention(len(self.layer_of), HEADS, KV_HEADS, HEAD_SIZE)
+                self.layer_of[index] = Attention(len(self.layer_of), HEAD_SIZE)
         for name, shape in shapes.items():
             values = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) == 2 else 0.3)
             self.register_parameter(name, nn.Parameter(values, requires_grad=False))

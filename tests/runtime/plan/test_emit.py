@@ -54,7 +54,7 @@ def test_places_are_large_enough_and_belong_to_one_living_buffer(program: tuple[
 def test_products_share_what_the_next_attention_reads() -> None:
     wide, narrow = Buffer(64), Buffer(32)
     gemms = [Gemm(torch.zeros(n, 32), None, narrow, wide) for n in (64, 16, 48, 32)]
-    attends = [Attend(Columns(wide, 0), narrow, 1, 1, 32, 1.0, 0, layer) for layer in range(2)]
+    attends = [Attend(Columns(wide, 0), narrow, 1, 1.0, 0, layer) for layer in range(2)]
     body = [gemms[0], attends[0], gemms[1], Activate(wide, narrow), gemms[2], attends[1], gemms[3]]
     assert plan_ahead(body) == {
         0: Ahead(attends[0], 0.0, 1.0),

@@ -50,9 +50,9 @@ a, b, c, d, e = (Buffer(8) for _ in range(5))
         (Gemm(None, None, a, b), [a, b]),
         (Activate(a, b), [a, b]),
         (Add(a, b, c), [a, b, c]),
-        (WriteKv(Columns(a, 0), Columns(b, 4), Columns(c, 6), 1, 1, 4, None, None, 0.0, (d, e), 0), [a, b, c, d, e]),
-        (WriteKv(Columns(a, 0), Columns(a, 4), Columns(a, 6), 1, 1, 4, None, None, 0.0, None, 0), [a, a, a]),
-        (Attend(Columns(a, 0), b, 1, 1, 4, 0.5, 0, 0), [a, b]),
+        (WriteKv(Columns(a, 0), Columns(b, 4), Columns(c, 6), 1, None, None, 0.0, (d, e), 0), [a, b, c, d, e]),
+        (WriteKv(Columns(a, 0), Columns(a, 4), Columns(a, 6), 1, None, None, 0.0, None, 0), [a, a, a]),
+        (Attend(Columns(a, 0), b, 1, 0.5, 0, 0), [a, b]),
     ],
 )
 def test_what_instructions_touch(instruction: Any, buffers: list[Buffer]) -> None:

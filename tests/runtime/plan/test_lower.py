@@ -203,7 +203,7 @@ class Custom(nn.Module):
         self.head = Linear(WIDTH, VOCAB_SIZE)
         self.qkv = Linear(WIDTH, (HEADS + 2) * HEAD_SIZE)
         self.norm, self.layer_norm = RMSNorm(HEAD_SIZE, 1e-5), LayerNorm(HEAD_SIZE, 1e-5, affine=True)
-        self.attention = Attention(0, HEADS, 1, HEAD_SIZE)
+        self.attention = Attention(0, HEAD_SIZE)
         self.rotary = RotaryEmbedding(torch.ones(HEAD_SIZE // 2))
         self.others = nn.ModuleDict(modules)
 
@@ -264,7 +264,7 @@ def test_norms_of_heads_and_rotation_become_part_of_the_write() -> None:
     assert write.epsilon == 1e-5
     assert write.rotation == (rotary.cos, rotary.sin)
     assert attend.q == write.q
-    assert (attend.num_heads, attend.num_kv_heads, attend.window) == (HEADS, 1, 0)
+    assert (attend.num_heads, attend.window) == (HEADS, 0)
 
 
 def body_of_heads(change: Any) -> Any:
@@ -281,7 +281,7 @@ def twice(self: Any, x: Any, batch: Any) -> Any:
     q, k, v = self.heads(x)
     first = self.attention(q, k, v, batch)
     batch.kv_caches[1]
-    second = Attention(1, HEADS, 1, HEAD_SIZE)(q, k, v, batch)
+    second = Attention(1, HEAD_SIZE)(q, k, v, batch)
     return (first + second).flatten(1)
 
 
@@ -303,7 +303,7 @@ def wrong_group(self: Any, x: Any, batch: Any) -> Any:
 
 def of_the_input(self: Any, x: Any, batch: Any) -> Any:
     q, k = x.view(-1, 2, HEAD_SIZE).split(1, 1)
-    return linear(Attention(0, 1, 1, HEAD_SIZE)(q, k, k, batch).flatten(1), self.others["up"].weight, None)
+    return linear(Attention(0, HEAD_SIZE)(q, k, k, batch).flatten(1), self.others["up"].weight, None)
 
 
 def partly_rotated(self: Any, x: Any, batch: Any) -> Any:

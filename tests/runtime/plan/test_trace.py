@@ -45,7 +45,7 @@ class Plain(nn.Module):
         self.embedding = Embedding(10, 8)
         self.norm = RMSNorm(8, 1e-5)
         self.up = Linear(8, 8)
-        self.attention = Attention(0, 2, 2, 2)
+        self.attention = Attention(0, 2)
 
     def forward(self, token_ids: Any, batch: Any) -> Any:
         return self.norm(self.middle(self.embedding(token_ids), batch))

@@ -23,14 +23,13 @@ from quire.engine.process.deadlines import QueueDeadlines
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
-    Call,
     Failure,
     FrameReader,
     FromEngine,
     Ping,
+    Pong,
     Ready,
     Refused,
-    Reply,
     RequestUpdate,
     Start,
     Submit,
@@ -57,7 +56,7 @@ class _Prepared(NamedTuple):
     queue_timeout_s: float | None
 
 
-_Waiting = _Prepared | RequestUpdate | Abort | Call
+_Waiting = _Prepared | RequestUpdate | Abort
 """What the receiving thread leaves for the one that computes."""
 
 
@@ -121,7 +120,7 @@ class EngineLoop:
             with contextlib.suppress(ConnectionError):
                 while (message := self._channel.receive()) is not None:
                     if isinstance(message, Ping):
-                        self._channel.send(Reply(message.call_id))
+                        self._channel.send(Pong(message.ping_id))
                     elif isinstance(message, Submit):
                         self._prepare(message)
                     elif not isinstance(message, Start):
@@ -173,13 +172,9 @@ class EngineLoop:
             self._submit(message)
         elif isinstance(message, RequestUpdate):
             self._send([message])
-        elif isinstance(message, Abort):
+        else:
             self._deadlines.forget(message.request_ids)
             self._engine.abort_request(message.request_ids)
-        elif message.name == "reset_prefix_cache":
-            self._channel.send(Reply(message.call_id, self._engine.reset_prefix_cache()))
-        else:
-            self._channel.send(Reply(message.call_id))
 
     def _submit(self, message: _Prepared) -> None:
         request_id = message.request.request.request_id

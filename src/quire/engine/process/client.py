@@ -7,25 +7,24 @@ Next to read: `stream.py`, `messages.py`, `child.py`.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
-    Call,
     FrameReader,
     FromEngine,
     Ping,
+    Pong,
     Ready,
-    Reply,
     Start,
     Statistics,
     Submit,
@@ -59,8 +58,8 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call_id = 0
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._ping_ids = itertools.count()
         self._is_stopping = False
         self._starting: asyncio.Future[Ready] | None = None
         self._reaping: asyncio.Future[None] | None = None
@@ -69,17 +68,29 @@ class EngineClient:
 
     async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
-        EngineDeadError if the process ended without a word.
+        EngineDeadError if the process cannot be started, or ended without a word.
 
         is_replacement: for a server that is up already, whose requests come at once.
         """
+        try:
+            connection = self._spawn()
+        except OSError as error:
+            raise EngineDeadError(f"the engine process cannot be started: {error.strerror or error}") from error
+        return await self.attach(connection, options, is_replacement=is_replacement)
+
+    def _spawn(self) -> socket.socket:
+        """Start the process. Returns: our end of the socket. Raises: OSError where memory or files are short."""
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            except OSError:
+                ours.close()
+                raise
         self.pid = self._process.pid
-        return await self.attach(ours, options, is_replacement=is_replacement)
+        return ours
 
     async def attach(self, connection: socket.socket, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
         """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
@@ -143,30 +154,25 @@ class EngineClient:
         return stream
 
     def abort(self, stream: RequestStream) -> None:
-        """End a request that nobody reads any more; nothing happens if it has ended."""
+        """End a request that nobody reads any more; nothing happens if it has ended.
+
+        Its id must not be used again: what the engine still says of it would go to the new request's stream.
+        """
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
             if self.dead_error is None:
                 self._send(Abort([stream.request_id]))
 
-    async def call(self, name: str) -> Any:
-        """Have something done between two steps. Raises: EngineDeadError."""
-        return await self._ask(lambda call_id: Call(call_id, name))
-
     async def ping(self) -> None:
         """Wait for a sign of life. Raises: EngineDeadError."""
-        await self._ask(Ping)
-
-    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
         self._check_alive()
-        self._next_call_id += 1
-        call_id = self._next_call_id
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._send(message(call_id))
+        ping_id = next(self._ping_ids)
+        pong = self._pings[ping_id] = asyncio.get_running_loop().create_future()
+        self._send(Ping(ping_id))
         try:
-            return await future
+            await pong
         finally:
-            del self._calls[call_id]
+            del self._pings[ping_id]
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:
@@ -197,10 +203,10 @@ class EngineClient:
                     stream.put(update)
                     if stream.is_cut:
                         self.abort(stream)
-        elif isinstance(message, Reply):
-            future = self._calls.get(message.call_id)
-            if future is not None and not future.done():
-                future.set_result(message.value)
+        elif isinstance(message, Pong):
+            pong = self._pings.get(message.ping_id)
+            if pong is not None and not pong.done():
+                pong.set_result(None)
         elif self._starting is not None and not self._starting.done():
             if isinstance(message, Ready):
                 self._starting.set_result(message)
@@ -216,11 +222,11 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(error.message))
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDeadError(error.message))
+        for pong in self._pings.values():
+            if not pong.done():
+                pong.set_exception(EngineDeadError(error.message))
         if not self._is_stopping:
-            self._reaping = asyncio.ensure_future(self._reap())
+            self._reaping = asyncio.ensure_future(self._reap())  # held, or it could be collected before its end
             if self._on_death is not None:
                 self._on_death(error)
 

@@ -7,7 +7,6 @@ A frame is its length in four bytes and one message. Knows no engine and no HTTP
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -56,20 +55,13 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
     request_ids: list[str]
 
 
-class Call(msgspec.Struct, tag="call", array_like=True):
-    """Ask for something that is done between two steps; answered by a `Reply` with the same number."""
-
-    call_id: int
-    name: str
-
-
 class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Is the process there? Answered at once by a `Reply`, also while a step computes."""
+    """Is the process there? Answered at once by a `Pong` with the same number, also while a step computes."""
 
-    call_id: int
+    ping_id: int
 
 
-ToEngine = Start | Submit | Abort | Call | Ping
+ToEngine = Start | Submit | Abort | Ping
 
 
 # --- From the engine --------------------------------------------------------------------------
@@ -188,14 +180,13 @@ class Updates(msgspec.Struct, tag="updates", array_like=True):
     statistics: Statistics
 
 
-class Reply(msgspec.Struct, tag="reply", array_like=True):
-    """The answer to a `Call` or `Ping`."""
+class Pong(msgspec.Struct, tag="pong", array_like=True):
+    """The answer to a `Ping`."""
 
-    call_id: int
-    value: Any = None
+    ping_id: int
 
 
-FromEngine = Ready | Refused | Updates | Reply
+FromEngine = Ready | Refused | Updates | Pong
 
 
 # --- Frames -----------------------------------------------------------------------------------

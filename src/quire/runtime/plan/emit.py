@@ -210,7 +210,7 @@ class PlannedModel:
                 native.norm(self._rows(x), self._rows(out), weight_at, bias_at, x.width, epsilon, subtract_mean)
             case WriteKv():
                 self._emit_write_kv(instruction)
-            case Attend(q, out, num_heads, _, _, scale, window, layer_index):
+            case Attend(q, out, num_heads, scale, window, layer_index):
                 kv = self._kv_layers[layer_index]
                 stride = q.buffer.row_bytes // 4
                 native.attend(self._columns(q), stride, self._rows(out), num_heads, window, scale, kv)

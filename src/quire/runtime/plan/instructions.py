@@ -44,7 +44,6 @@ class Embed:
     out: Buffer
     offset: int
     of_positions: bool
-    reads: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,6 @@ class Rotary:
     frequencies: Any
     cos: Buffer
     sin: Buffer
-    reads: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,6 @@ class WriteKv:
     k: Columns
     v: Columns
     num_heads: int
-    num_kv_heads: int
-    head_size: int
     q_norm: Any
     k_norm: Any
     epsilon: float
@@ -101,13 +97,11 @@ class WriteKv:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Attention of queries that `WriteKv` has prepared."""
+    """Attention of queries that `WriteKv` has prepared. window 0: to all earlier tokens."""
 
     q: Columns
     out: Buffer
     num_heads: int
-    num_kv_heads: int
-    head_size: int
     scale: float
     window: int
     layer_index: int
@@ -142,8 +136,9 @@ class Program:
     Fields:
         body: up to the hidden states.
         hidden: fp32 [T, E], the body's result.
-        head: the weight [V, E] and bias of the one linear layer from hidden states to logits.
+        head_weight, head_bias: [V, E] and [V] or None, of the one linear layer from hidden states to logits.
         head_input: rows of hidden states in the type that the head reads.
+        num_fused: calls that became part of another's instruction, by operation.
     """
 
     body: list[Instruction]
@@ -151,8 +146,12 @@ class Program:
     head_weight: Any
     head_bias: Any
     head_input: Buffer
-    vocab_size: int
     num_fused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, columns of the logits."""
+        return int(self.head_weight.shape[0])
 
 
 def touched(instruction: Instruction) -> list[Buffer]:

@@ -38,8 +38,7 @@ def plan_model(
     traced = trace_model(model, layer_groups)
     parameters = dict(model.named_parameters())
     random = config.options.load_format == "dummy"
-    aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-    placements = [] if random else plan_placements(model, parameters, aliases, checkpoint.tensors)
+    placements = [] if random else plan_placements(model, checkpoint.tensors)
     weights = PackedWeights(parameters, choose_formats(config, parameters, placements))
     program = lower(traced, weights.format_of)
     if random:
@@ -52,7 +51,7 @@ def plan_model(
 def choose_formats(
     config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
 ) -> dict[str, WeightFormat]:
-    """Of each matrix."""
+    """The packed format of each matrix, by its parameter's name."""
     stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
     for placement in placements:
         stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]

@@ -49,9 +49,7 @@ def lower(traced: TracedModel, format_of: FormatOf) -> Program:
     hidden = lowering.as_float(traced.hidden)
     head_weight, head_bias = _head(traced)
     head_input = Buffer(hidden.width, wanted_rows(format_of(head_weight)))
-    return Program(
-        lowering.instructions, hidden, head_weight, head_bias, head_input, head_weight.shape[0], lowering.num_fused
-    )
+    return Program(lowering.instructions, hidden, head_weight, head_bias, head_input, lowering.num_fused)
 
 
 def _head(traced: TracedModel) -> tuple[Any, Any]:
@@ -196,11 +194,11 @@ class _Lowering:
         if queries.rotation is not None and 2 * queries.rotation[0].width != head_size:
             raise NotTraceableError("a rotation of a part of each head")
         write = WriteKv(
-            queries.columns, keys.columns, values.columns, num_heads, num_kv_heads, head_size, queries.norm, keys.norm,
-            queries.epsilon, queries.rotation, cache.layer_index,
+            queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
+            queries.rotation, cache.layer_index,
         )  # fmt: skip
         out = self._result(call, takes_type=True)
-        attend = Attend(queries.columns, out, num_heads, num_kv_heads, head_size, scale, window or 0, cache.layer_index)
+        attend = Attend(queries.columns, out, num_heads, scale, window or 0, cache.layer_index)
         self.instructions += [write, attend]
 
     # --- Parts ----------------------------------------------------------------------------
@@ -244,15 +242,15 @@ class _Lowering:
     def _result(self, call: Call, *, takes_type: bool = False) -> Buffer:
         """A buffer for a call's result, in the type that all its readers want if the instruction can write that."""
         width = math.prod(call.sizes)
-        wanted = {self._wanted(call, user) for user in self._users.get(call, [])}
+        wanted = {self._wanted(user) for user in self._users.get(call, [])}
         only = wanted.pop() if takes_type and len(wanted) == 1 else RowType.f32
         if only == RowType.q8 and width % BLOCK:
             only = RowType.f32
         buffer = self._buffers[call] = Buffer(width, only)
         return buffer
 
-    def _wanted(self, call: Call, user: Call) -> RowType:
-        """The type in which `user` reads the result of `call`."""
+    def _wanted(self, user: Call) -> RowType:
+        """The type in which a call reads a value: fp32, but for a linear layer that reads all of one."""
         if user.operation != "linear" or not user.arguments[0].is_whole:
             return RowType.f32
         return wanted_rows(self._format_of(user.arguments[1]))

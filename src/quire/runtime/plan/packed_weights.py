@@ -93,7 +93,7 @@ class PackedWeights:
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
     def format_of(self, parameter: nn.Parameter) -> WeightFormat:
-        """Of a matrix."""
+        """How a matrix is packed."""
         return self._matrices[self._names[id(parameter)]].format
 
     def weight(self, parameter: nn.Parameter) -> Weight:
