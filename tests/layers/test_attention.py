@@ -19,6 +19,7 @@ def make_batch(num_tokens: int = 6) -> ForwardBatch:
         seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables=tables,
         slot_mapping=tuple(table[0].long()[positions // 4] * 4 + positions % 4 for table in tables),
+        logit_rows=torch.tensor([num_tokens - 1]),
         kv_caches=(pool[:, 0], pool[:, 1]),
         layer_groups=(0, 1),
         query_lens_list=(num_tokens,),

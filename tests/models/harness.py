@@ -117,6 +117,7 @@ class Runner:
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             block_tables=tuple(tables),
             slot_mapping=tuple(slots),
+            logit_rows=starts[1:] - 1,
             kv_caches=tuple(self.pool[:, layer] for layer in range(self.pool.shape[1])),
             layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
             query_lens_list=tuple(counts),

@@ -103,17 +103,17 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
     index = step.logit_index if step.logit_index is not None else range(len(step.sampled_ids))
     for request_id, chosen in zip(step.sampled_ids, index, strict=True):
         case = step_cases[int(request_id.split(".")[0])]
-        row = int(step.logit_rows[chosen])
+        row = int(batch.logit_rows[chosen])
         at = next(i for i, other in enumerate(ordered) if other is case)
         assert row == query_start_loc[at + 1] - 1
-    assert len(step.logit_rows) == sum(case.samples for case in step_cases)
+    assert len(batch.logit_rows) == sum(case.samples for case in step_cases)
     assert [item.request_id for item in step.computed] == [f"{step_cases.index(case)}.0" for case in ordered]
     assert step.first_rows == query_start_loc[:-1]
 
 
 def test_types() -> None:
     _, batch, _ = build([Case([1, 2, 3], 0, 3, True, 0), Case([5], 0, 1, False, 1)], 4)
-    for name in ("token_ids", "positions"):
+    for name in ("token_ids", "positions", "logit_rows"):
         assert getattr(batch, name).dtype == torch.int64, name
     assert all(slots.dtype == torch.int64 for slots in batch.slot_mapping)
     for name in ("query_start_loc", "seq_lens"):
@@ -134,6 +134,6 @@ def test_on_cuda() -> None:
     output = SchedulerOutput(0, (new,), (ScheduledRequest("a", 0, 2, True, (), (update, update)),), (), (), ())
     states.apply(output)
     batch = build_batch(lay_out(output), states, CacheEngine(config), 4, torch.device("cuda:0"))
-    for tensor in (batch.token_ids, batch.seq_lens, batch.block_tables[0], batch.slot_mapping[1]):
+    for tensor in (batch.token_ids, batch.seq_lens, batch.block_tables[0], batch.slot_mapping[1], batch.logit_rows):
         assert tensor.is_cuda
     assert batch.slot_mapping[0].tolist() == [12, 13]

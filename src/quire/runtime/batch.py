@@ -97,6 +97,7 @@ def build_batch(
         slot_mapping=tuple(
             place(table[token_rows, block_columns] * np.int64(block_size) + offsets) for table in states.block_tables
         ),
+        logit_rows=place(layout.logit_rows.astype(np.int64)),
         kv_caches=cache.kv_caches,
         layer_groups=cache.layer_groups,
         query_lens_list=tuple(query_lens.tolist()),
