@@ -8,15 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.config import EngineOptions
 from quire.engine.process.client import EngineClient
 from quire.engine.process.messages import RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, ModelFileError
 from tests.cli.tiny_directory import make_tiny_directory
 
 LIMIT_S = 60
@@ -70,6 +72,16 @@ def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: 
         await client.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
+
+
+def test_a_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:
+    directory = make_tiny_directory(tmp_path)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"][:] = np.nan
+    save_file(weights, directory / "model.safetensors")
+    client = EngineClient()
+    with pytest.raises(ModelFileError, match=f"{tmp_path} answers no request.*NaN"):
+        asyncio.run(asyncio.wait_for(client.start(EngineOptions(model=str(directory))), LIMIT_S))
 
 
 def test_it_ends_with_its_server(directory: Path) -> None:

@@ -38,8 +38,9 @@ from quire.engine.process.messages import (
     frame,
 )
 from quire.engine.process.statistics import Meter
-from quire.errors import EngineDeadError, EngineError, QueueTimeoutError, QuireError
+from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.runtime.address_space import check_room_for_imports, memory_errors_named
+from quire.types import RequestOutput
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -244,12 +245,18 @@ def _build(start: Start) -> "LLMEngine":
 def _warm_up(engine: "LLMEngine") -> None:
     from quire.sampling_params import SamplingParams
 
-    # The first request pays for what is made on first use, memory above all: it must not be a user's.
+    # The first request pays for what is made on first use, memory above all: it must not be a user's. Nor should a
+    # user be the first to learn that the model computes nothing.
     num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     engine.add_request("warm-up", [0] * max(1, num_tokens), params)
     while engine.has_unfinished_requests():
-        engine.step()
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            if (error := output.outputs[0].error) is not None:
+                raise ModelFileError(
+                    f"{engine.config.options.model} answers no request, its weights may be damaged: {error}"
+                )
     engine.reset_prefix_cache()
 
 
