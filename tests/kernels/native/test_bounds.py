@@ -2,6 +2,7 @@
 where the next page may not be touched."""
 
 import ctypes
+import itertools
 import mmap
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 from quire import _native
 from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, random_acts, random_weights, rows_of, run
 
-NUM_OUTPUTS, NUM_INPUTS = 273, 96  # enough outputs for 64 rows at once
-SIZES = {_native.RowType.f32: 4 * NUM_INPUTS, _native.RowType.bf16: 2 * NUM_INPUTS}
-SIZES[_native.RowType.q8] = NUM_INPUTS // 32 * ACT_BLOCK.itemsize
+NUM_OUTPUTS = (257, 273)
+"""Enough for 64 rows at once; an odd number of tiles and an even one."""
+NUM_INPUTS = {_native.RowType.f32: 90, _native.RowType.bf16: 90, _native.RowType.q8: 96}
+SIZES = {_native.RowType.f32: 4 * 90, _native.RowType.bf16: 2 * 90, _native.RowType.q8: 96 // 32 * ACT_BLOCK.itemsize}
+"""Of a row in bytes."""
 MEMORY: list[mmap.mmap] = []
 
 
@@ -33,15 +36,13 @@ def before_a_wall(num_bytes: int) -> int:
 
 def multiply_at_the_wall(isa: str) -> None:
     _native.set_isa(isa)
-    for weight_format in FORMATS.values():
+    for weight_format, num_outputs in itertools.product(FORMATS.values(), NUM_OUTPUTS):
         kind = _native.wanted_rows(weight_format)
-        tile_bytes = _native.tile_bytes(weight_format, NUM_INPUTS)
-        weight = _native.Weight(
-            before_a_wall(-(-NUM_OUTPUTS // 16) * tile_bytes), NUM_OUTPUTS, NUM_INPUTS, weight_format
-        )
+        num_bytes = -(-num_outputs // 16) * _native.tile_bytes(weight_format, NUM_INPUTS[kind])
+        weight = _native.Weight(before_a_wall(num_bytes), num_outputs, NUM_INPUTS[kind], weight_format)
         for num_rows in (1, 3, 7, 8, 9, 15, 16, 17, 33, 70):
             x = _native.Rows(before_a_wall(num_rows * SIZES[kind]), SIZES[kind], kind)
-            out = _native.Rows(before_a_wall(num_rows * NUM_OUTPUTS * 4), NUM_OUTPUTS * 4, _native.RowType.f32)
+            out = _native.Rows(before_a_wall(num_rows * num_outputs * 4), num_outputs * 4, _native.RowType.f32)
             plan = _native.Plan(1, num_rows, 1)
             plan.gemm(weight, 0, x, out)
             run(plan, np.zeros(num_rows))
@@ -58,7 +59,7 @@ def fetch_at_the_wall(isa: str) -> None:
     _native.set_isa(isa)
     tables = array_before_a_wall(list(range(3 * 40)))
     tokens = np.zeros((3, 640), np.int32)
-    packed, acts = random_weights("q4", 96, NUM_INPUTS), random_acts(64, NUM_INPUTS)
+    packed, acts = random_weights("q4", 96, 96), random_acts(64, 96)
     for counts in ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1]):
         starts = [0, 100, 640 - counts[2]]
         step = [array_before_a_wall(values) for values in ([0, 1, 2], starts, counts)]

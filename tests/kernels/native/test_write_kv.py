@@ -8,7 +8,7 @@ import torch
 
 from quire import _native
 from tests.kernels.native.kv_steps import FORMATS, Extras, Pool, Requests, Runner, Shape, as_stored, random_tokens
-from tests.kernels.native.packed_weights import ISAS
+from tests.kernels.native.packed_weights import ISAS, run
 
 MIXED = [(2, 5, 1), (0, 0, 40), (1, 31, 9), (3, 16, 2), (4, 15, 1)]
 LENGTHS = [40, 40, 6, 18, 64]
@@ -128,6 +128,21 @@ def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int) -> None
         rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1)
         assert torch.equal(runner.qkv[:, column : column + rotated.shape[1]], rotated)
     assert torch.equal(runner.qkv[:, -shape.widths[2] :], v.flatten(1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_angles_of_far_positions_are_fp32_products_and_their_cosines_exact(isa: str) -> None:
+    """A million tokens on, multiples of pi / 2 in a single double would be wrong by 10^-5 of a circle."""
+    _native.set_isa(isa)
+    start, count, half = 2**20, 300, 9
+    frequencies = torch.linspace(1.0, 0.37, half)
+    angles = torch.zeros(2, count, half)
+    plan = _native.Plan(2, count, 1)
+    plan.rotary(frequencies.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), half)
+    run(plan, np.zeros(count), start=start)
+    exact = (torch.arange(start, start + count).float()[:, None] * frequencies).numpy().astype(np.longdouble)
+    for found, wanted in zip(angles, (np.cos(exact), np.sin(exact)), strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.astype(np.float64), rtol=2.0**-23, atol=0)
 
 
 def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
