@@ -60,9 +60,9 @@ def fetch_at_the_wall(isa: str) -> None:
     tables = array_before_a_wall(list(range(3 * 40)))
     tokens = np.zeros((3, 640), np.int32)
     packed, acts = random_weights("q4", 96, 96), random_acts(64, 96)
-    for counts in ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1]):
+    for rows, counts in itertools.product(([0, 1, 2], [2, 1, 0]), ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1])):
         starts = [0, 100, 640 - counts[2]]
-        step = [array_before_a_wall(values) for values in ([0, 1, 2], starts, counts)]
+        step = [array_before_a_wall(values) for values in (rows, starts, counts)]
         results = []
         for threads, window, begin, end in [
             (1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0.8, 1), (1, 30, 0.1, 1), (2, 0, 0.5, 1), (3, 1, 0.3, 0.7), (7, 0, 0, 1),

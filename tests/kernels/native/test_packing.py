@@ -128,6 +128,10 @@ def test_parts_join_and_rows_may_be_reordered(stored: str, target: str) -> None:
     wide[:, : raw.shape[1]] = raw
     reordered = Packed(target, 45, 256).add_rows(stored, wide[:, : raw.shape[1]], order)
     assert np.array_equal(reordered.decoded(), whole.decoded()[order])
+    # A later part's order counts from its own first row.
+    order = np.random.default_rng(6).permutation(38).astype(np.int32)
+    later = Packed(target, 45, 256).add_rows(stored, raw[:7]).add_rows(stored, raw[7:], order)
+    assert np.array_equal(later.decoded()[7:], whole.decoded()[7:][order])
 
 
 @pytest.mark.parametrize(("stored", "target"), [*EXACT, ("Q4_K", "q4m"), ("F32", "q8"), ("F32", "q4m")])

@@ -372,6 +372,18 @@ def test_logprobs_of_the_whole_vocabulary() -> None:
     assert (found.top_logprobs[0, 900:] == MINUS_INFINITY).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_likeliest_tokens_of_a_row_of_huge_logits(isa: str) -> None:
+    """Any bound below all finite values is below -inf's there, too; still nothing past the vocabulary is found."""
+    logits = np.full((1, 70), MINUS_INFINITY, np.float32)
+    logits[0, [3, 69]] = 3e38, 2e38
+    found = sample(logits, [Options(temperature=0.0, wants_logprobs=True, num_top=70)], isa=isa)
+    assert found.top_ids[0, :3].tolist() == [3, 69, 0]
+    assert sorted(found.top_ids[0]) == list(range(70))
+    assert (found.token_ids[0], found.logprobs[0], found.ranks[0]) == (3, 0, 1)
+    assert (found.top_logprobs[0, 2:] == MINUS_INFINITY).all()
+
+
 def test_logprobs_of_given_tokens() -> None:
     logits = gaussian(5, 333)
     token_ids = np.array([0, 332, 5, 6, int(logits[4].argmax())], np.int32)
