@@ -191,6 +191,37 @@ def test_long_decodes_are_shared_by_threads_to_the_same_bits(num_threads: int, s
 
 
 @pytest.mark.parametrize("isa", VECTOR_ISAS)
+def test_sums_that_vanish_have_the_same_sign_however_they_are_computed(isa: str) -> None:
+    """Products below the least normal number are zeros of either sign, to which masked positions may add another."""
+    _native.set_isa(isa)
+    shape = Shape(2, 1, 16, 16, "f32")
+    (tokens,) = random_tokens(shape, [40])
+    tokens[:, -16:] = torch.where(tokens[:, -16:] > 0, 1.2e-38, -1.2e-38)
+    (expected,) = run_steps(Pool(shape, [40]), [tokens], in_chunks([40], [1]))
+    for steps in (whole([40]), in_chunks([40], [7])):
+        assert torch.equal(run_steps(Pool(shape, [40]), [tokens], steps)[0], expected)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_results_of_tiles_that_do_not_fit_a_threads_memory(num_threads: int) -> None:
+    """24 heads of 512 over 33 tiles: the threads' parts of them would take more than the half MiB there is for each."""
+    shape, length = Shape(24, 1, 512, 64, "f16"), 33 * 128
+    pool = Pool(shape, [length])
+    writer = Runner(pool, Extras(), max_tokens=128)
+    for start in range(0, length, 128):
+        writer.qkv[:] = random_tokens(shape, [128], seed=start)[0]
+        writer.run([(0, start, 128)], parts=1)
+    outputs = []
+    for threads in (1, num_threads):
+        runner = Runner(pool, Extras(), max_tokens=1, num_threads=threads)
+        runner.qkv[:] = random_tokens(shape, [1], seed=1)[0]
+        runner.run([(0, length - 1, 1)], parts=2)
+        outputs.append(runner.out.clone())
+    assert torch.equal(*outputs)
+    assert outputs[0].view(torch.float32).isfinite().all()
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_what_was_in_the_pool_before_does_not_matter(isa: str, kv_format: str) -> None:
     """NaN, large numbers and zeros in slots that are not written yet, also in those that pair with written ones."""

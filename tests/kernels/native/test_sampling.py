@@ -248,6 +248,14 @@ def test_flat_rows_are_drawn_from_their_nucleus(fields: dict[str, Any]) -> None:
     assert stats.chisquare(counts[token_ids], weights / weights.sum() * num_draws).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("shares", [[40, 30, 20, 10], [50, 25, 15, 10], [35, 25, 22, 18], [61, 29, 6, 4], [37, 33, 30]])
+@pytest.mark.parametrize("filler", [0, 400])
+def test_two_tokens_that_reach_top_p_but_for_rounding_suffice(shares: list[int], filler: int) -> None:
+    logits = np.concatenate([np.log(shares), np.full(filler, -60)]).astype(np.float32)
+    options = Options(top_p=(shares[0] + shares[1]) / 100)
+    assert np.flatnonzero(counts_of(logits, options, 60)).tolist() == [0, 1]
+
+
 def test_hot_temperature_is_uniform_and_cold_is_greedy() -> None:
     logits = gaussian(1, 50)[0]
     assert stats.chisquare(counts_of(logits, Options(temperature=1e6), 5000)).pvalue > 1e-4
@@ -384,8 +392,10 @@ def test_likeliest_tokens_of_a_row_of_huge_logits(isa: str) -> None:
     assert (found.top_logprobs[0, 2:] == MINUS_INFINITY).all()
 
 
-def test_logprobs_of_given_tokens() -> None:
-    logits = gaussian(5, 333)
+@pytest.mark.parametrize("isa", ISAS)
+def test_logprobs_of_given_tokens(isa: str) -> None:
+    _native.set_isa(isa)
+    logits = np.round(gaussian(5, 333), 2)  # ties, which share a rank
     token_ids = np.array([0, 332, 5, 6, int(logits[4].argmax())], np.int32)
     found = Found(5, 2)
     _, *results = found.arrays
@@ -393,8 +403,10 @@ def test_logprobs_of_given_tokens() -> None:
     sampler.logprobs(logits.ctypes.data, 333, 5, token_ids.ctypes.data, *(array.ctypes.data for array in results), 2)
     expected = log_softmax(logits)
     np.testing.assert_allclose(found.logprobs, expected[np.arange(5), token_ids], atol=2e-6)
-    assert found.ranks[4] == 1
-    assert found.top_ids.tolist() == np.argsort(-logits, axis=1)[:, :2].tolist()
+    own = logits[np.arange(5), token_ids][:, None]
+    assert found.ranks.tolist() == (1 + (logits > own).sum(1)).tolist()
+    assert found.ranks[4] == 1 < found.ranks[:4].min()
+    assert found.top_ids.tolist() == np.argsort(-logits, axis=1, kind="stable")[:, :2].tolist()
 
 
 def test_logprobs_of_logits_that_are_no_numbers() -> None:

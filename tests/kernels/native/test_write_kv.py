@@ -188,6 +188,28 @@ def test_bits_depend_on_neither_threads_nor_instruction_set_nor_steps(kv_format:
     assert torch.equal(one_by_one.bytes, pool.bytes)
 
 
+@pytest.mark.parametrize("kv_format", ["f16", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_rounding_to_halves_is_torchs_for_every_kind_of_value(kv_format: str, isa: str) -> None:
+    """Ties, halves' denormals, what is too large, and NaN of any payload."""
+    _native.set_isa(isa)
+    shape = Shape(1, 1, 512, 16, kv_format)
+    random = np.random.default_rng(2)
+    bits = random.integers(0, 2**32, (16, sum(shape.widths)), dtype=np.uint32)
+    bits[::2] &= 0xFFFF_8000 if kv_format == "bf16" else 0xFFFF_F000  # ties
+    # Exponents of halves and just outside of these; then infinities and NaN.
+    exponents = random.integers(100, 145, bits.shape, dtype=np.uint32) << 23
+    bits[4:] = (bits[4:] & 0x807F_FFFF) | exponents[4:]
+    bits[14:] |= 0x7F80_0000
+    bits[15, ::2] = 0x7FFF_FFFF
+    bits[13] = np.array([65519.99, 65520.0], np.float32).view(np.uint32)[random.integers(0, 2, bits.shape[1])]
+    qkv = torch.from_numpy(bits.view(np.float32))
+    pool, _ = write(shape, [(0, 0, 16)], qkv)
+    block = read_block(pool, int(pool.tables[0, 0]), 0)
+    for found, values in zip(block, qkv.split(shape.widths, 1)[1:], strict=True):
+        np.testing.assert_array_equal(found, as_stored(values, kv_format).numpy())  # NaN equals NaN here
+
+
 def test_keys_and_values_alone_need_no_queries() -> None:
     shape = Shape(format="f32", head_size=16)
     qkv = new_tokens(shape, MIXED)
