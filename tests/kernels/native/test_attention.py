@@ -128,6 +128,21 @@ def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
     assert (output.double() - expected).abs().max() <= 2 * allowed
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("rising", [1, -1], ids=["rising", "falling"])
+def test_scores_that_rise_or_fall_from_tile_to_tile(kv_format: str, rising: int) -> None:
+    """Each tile's highest score is another, to which all results before it are brought."""
+    shape, length = Shape(2, 1, 64, 16, kv_format), 700
+    (tokens,) = random_tokens(shape, [length])
+    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
+    q[..., 0] = 4
+    k[:, 0, 0] = rising * torch.linspace(-4, 4, length)
+    (output,) = floats(run_steps(Pool(shape, [length]), [tokens], whole([length]), num_threads=2))
+    expected = oracle(tokens, shape)
+    allowed = (plain(tokens, shape).double() - expected).abs().max()
+    assert (output.double() - expected).abs().max() <= 2 * allowed
+
+
 def bit_cases() -> list[tuple[Shape, list[int], int]]:
     """Shapes, lengths of requests and windows; several tiles, and rows that no tile or group divides."""
     return [

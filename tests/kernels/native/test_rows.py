@@ -1,5 +1,4 @@
-"""Ops that go through rows value by value: norms, activations, sums, changes of type; of any width, on every instruction
-set."""
+"""Ops that go through rows value by value, of any width: norms, activations, sums, changes of type."""
 
 import numpy as np
 import pytest

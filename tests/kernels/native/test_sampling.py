@@ -292,11 +292,21 @@ def test_no_choice(fields: dict[str, Any], bad: float, place: int, isa: str) -> 
     assert list(found[1:]) == [-1, -1]
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_is_found_wherever_it_is(isa: str) -> None:
+    places = [0, 15, 16, 255, 256, 511, 512, 688, 699]
+    logits = gaussian(len(places), 700)
+    logits[np.arange(len(places)), places] = 20
+    for fields in ({"temperature": 0.0}, {"top_k": 1}, {"temperature": 1e-5}):
+        assert sample(logits, [Options(**fields)] * len(places), isa=isa).token_ids.tolist() == places
+
+
 def test_all_equal_tokens_are_kept_by_lower_id() -> None:
     logits = np.full(1000, -3.25, np.float32)
     assert np.flatnonzero(counts_of(logits, Options(top_k=3), 100)).tolist() == [0, 1, 2]
     assert np.flatnonzero(counts_of(logits, Options(top_p=0.25), 400)).max() < 250
     assert np.flatnonzero(counts_of(logits, Options(top_p=0.05), 900)).tolist() == list(range(50))
+    assert np.flatnonzero(counts_of(logits, Options(top_p=5e-324), 20)).tolist() == [0], "the best always counts"
     assert counts_of(logits, Options(temperature=0.0), 1)[0] == 1
 
 
