@@ -1,5 +1,4 @@
-"""Products read their weights and rows, and of what they fetch ahead the block tables, and nothing after them: all end
-where the next page may not be touched."""
+"""Nothing is touched past weights, rows, logits and block tables: all end where the next page may not be touched."""
 
 import ctypes
 import itertools
@@ -78,8 +77,23 @@ def fetch_at_the_wall(isa: str) -> None:
         assert results[0].any()
 
 
+def sample_at_the_wall(isa: str) -> None:
+    """Also lists that name the id after the vocabulary's last."""
+    _native.set_isa(isa)
+    for size in (1, 16, 257, 512):
+        logits, token_ids = before_a_wall(4 * size), np.zeros(1, np.int32)
+        for temperature, top_k, top_p in ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.9)):
+            ids, values = np.array([size, size + 1]), np.ones(2, np.float32)
+            options = _native.RowOptions()
+            options.temperature, options.top_k, options.top_p = temperature, top_k, top_p
+            options.ban(ids.ctypes.data, 2)
+            options.bias(ids.ctypes.data, values.ctypes.data, 2)
+            options.penalise(ids.ctypes.data, values.ctypes.data, 2)
+            _native.Sampler(size, None).sample(logits, size, [options], token_ids.ctypes.data)
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall"])
+@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall", "sample_at_the_wall"])
 def test_nothing_is_touched_past_weights_rows_results_and_tables(action: str, isa: str) -> None:
     code = f"from tests.kernels.native.test_bounds import {action}; {action}({isa!r})"
     root = Path(__file__).parents[3]

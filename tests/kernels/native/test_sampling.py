@@ -357,6 +357,16 @@ def test_ids_outside_the_vocabulary_are_passed_over() -> None:
     assert sample(np.array([[4.0, 3.0, 2.0, 3.0, 0.0]], np.float32), [options]).token_ids[0] == 2
 
 
+def test_rows_that_want_nothing_but_a_token_need_no_other_memory() -> None:
+    logits, token_ids = gaussian(2, 40), np.zeros(2, np.int32)
+    _native.Sampler(40, None).sample(
+        logits.ctypes.data, 40, [Options(temperature=0.0).native()] * 2, token_ids.ctypes.data
+    )
+    assert token_ids.tolist() == logits.argmax(1).tolist()
+    found = sample(logits, [Options(temperature=0.0), Options(temperature=0.0, wants_logprobs=True)])
+    assert (found.logprobs[0], found.ranks[0], found.ranks[1]) == (-7, -7, 1)
+
+
 # --- Log-probabilities --------------------------------------------------------------------------------------------
 
 
