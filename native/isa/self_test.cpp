@@ -114,7 +114,7 @@ std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_ou
     auto* ids = reinterpret_cast<int32_t*>(best.floats() + kTokens);
     scalar_ops.activate({rows_of(values, RowType::f32, kWidth), in, kWidth, Activation::none, false, false, false},
                         step.context());
-    ops.gemm({weight, nullptr, in, rows_of(out, RowType::f32, num_outputs), Activation::silu, false, false, false},
+    ops.gemm({weight, nullptr, in, rows_of(out, RowType::f32, num_outputs), Activation::silu, false, false, false, {}},
              step.context());
     if (num_tokens == 1) ops.head({weight, nullptr, in, best.floats(), ids, kTokens}, step.context());
     results += out.bytes() + best.bytes();

@@ -79,7 +79,8 @@ void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRow
     rows->highs[row] = static_cast<int32_t>(position + 1);
     const float* q = query_at(op, place);
     if (width != rows->stride) {
-      // What is past D must be zero for int8, whose steps of four dimensions may pass it.
+      // Whole vectors are read, of the last query past its memory. What is past D must be zero for int8: it counts for
+      // the query's scale and sum, and steps of four dimensions may pass D.
       memcpy(rows->tile.sums, q, static_cast<size_t>(width) * sizeof(float));
       memset(rows->tile.sums + width, 0, static_cast<size_t>(rows->stride - width) * sizeof(float));
       q = rows->tile.sums;

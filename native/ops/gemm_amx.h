@@ -1,7 +1,8 @@
 // Products on AMX's tile registers (isa/tiles.h).
 //
 // int8 rows: a tile instruction gives the exact sums of one block of 32 inputs for 8 or 16 rows x 16 outputs; scaling
-// them takes longer than that, in the same order as gemm_q.h: the bits are the same. Fewer rows are left to it.
+// them takes longer than that, in the same order as gemm_q.h: the bits are the same. What is left of the rows, if fewer
+// than 8, is left to gemm_q.h.
 // bf16 rows: the one product whose bits depend on the instruction set. Per 32 inputs, the last few padded with zeros:
 // y = y + (even + odd), of two chains of fused multiply-adds of which each starts at 0 (isa/tiles.h).
 #pragma once

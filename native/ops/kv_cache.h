@@ -22,7 +22,7 @@ inline int64_t value_group_bytes(KvFormat format, int64_t head_size) {
   return kGroup * head_size * kv_value_bytes(format);
 }
 
-// Bytes64 of one layer's block.
+// Bytes of one layer's block.
 inline int64_t kv_layer_bytes(KvFormat format, int64_t block_size, int64_t num_kv_heads, int64_t head_size) {
   const int64_t groups = key_group_bytes(format, head_size) + value_group_bytes(format, head_size);
   const int64_t scales = format == KvFormat::i8 ? 2 * block_size * 4 : 0;

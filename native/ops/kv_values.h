@@ -20,7 +20,8 @@ inline float quantise_head(const float* x, int64_t width, int8_t* out) {
     store(wide, round_to_int(load(x + i) * broadcast(inverse)));
     for (int lane = 0; lane < kLanes; ++lane) out[i + lane] = static_cast<int8_t>(wide[lane]);
   }
-  return highest / 127.0f + sum(check);
+  // Not the sum itself: a NaN of the model's may have bits that exp2_of_non_positive would take for an exponent.
+  return sum(check) == 0.0f ? highest / 127.0f : __builtin_nanf("");
 }
 
 // `width` values, a multiple of 16, as `format`; returned is the scale of int8.

@@ -1,12 +1,10 @@
-// RMSNorm (Zhang & Sennrich 2019, eq. 4), written once with 16-lane vectors and compiled for every instruction set.
+// RMSNorm (Zhang & Sennrich 2019, eq. 4) of the eager model, whose rows may be bf16; that of plans is norm.h.
 //
 // The order of additions is fixed by the 16 lanes, not by the hardware, and contraction is off (CMakeLists.txt):
 // every instruction set gives the same bits. T is float, or bfloat16 as its bits; all arithmetic is fp32, and only the
 // result is rounded to T.
 #pragma once
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "isa/simd.h"
 #include "isa/table.h"
@@ -18,7 +16,7 @@ inline float widen(float value) { return value; }
 inline float widen(bfloat16_bits bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;
-  std::memcpy(&value, &wide, sizeof value);
+  memcpy(&value, &wide, sizeof value);
   return value;
 }
 
@@ -30,10 +28,7 @@ inline float narrow<float>(float value) {
 }
 template <>
 inline bfloat16_bits narrow<bfloat16_bits>(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bfloat16_bits>((bits >> 16) | 0x40u);  // NaN stays NaN
-  return static_cast<bfloat16_bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // round to nearest even
+  return to_bf16(value);
 }
 
 template <typename T>
@@ -54,7 +49,7 @@ void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t wid
     for (int half = kLanes / 2; half > 0; half /= 2) {
       for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
     }
-    const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(width) + epsilon);
+    const float scale = 1.0f / __builtin_sqrtf(sums[0] / static_cast<float>(width) + epsilon);
     for (int64_t i = 0; i < width; ++i) {
       out[i] = narrow<T>(widen(x[i]) * scale * widen(weight[i]));
     }

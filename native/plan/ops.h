@@ -23,8 +23,8 @@ struct RotaryOp {
   int64_t half;
 };
 
-// RMS norm, or layer norm if subtract_mean: out = (x - mean) * rsqrt(variance + epsilon) * weight + bias; null: 1 and
-// 0.
+// Layer norm if subtract_mean, else RMS norm, with 0 for the mean: out = (x - mean) * rsqrt(mean of (x - mean)^2 +
+// epsilon) * weight + bias. A null weight is 1, a null bias 0.
 struct NormOp {
   Rows in;   // f32
   Rows out;  // any type

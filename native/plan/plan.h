@@ -39,9 +39,6 @@ class Plan {
   void run(Step step, uint32_t parts);
 
   int num_threads() const { return pool_->num_threads(); }
-  int64_t max_tokens() const { return max_tokens_; }
-  int64_t max_requests() const { return max_requests_; }
-  const Step& last_step() const { return step_; }
 
   // Nanoseconds per op since profiling was switched on, in the order of the ops; empty when off.
   void set_profiling(bool on);

@@ -141,7 +141,8 @@ class Barrier;
 // Returns when all threads of the step have called it: for an op of two phases. All threads must decide alike.
 void wait_for_all(Barrier& barrier);
 
-// What one thread gets beside its op's parameters. `scratch` is its own, 64-byte aligned, and keeps nothing.
+// What one thread gets beside its op's parameters. `scratch` is its own, 64-byte aligned, and keeps nothing from one op
+// to the next.
 struct Context {
   const Step* step;
   int32_t thread;
@@ -153,6 +154,7 @@ struct Context {
 
 constexpr int64_t kScratchBytes = 1 << 20;
 
+// Another thread's scratch, for what an op's threads leave for each other before they meet.
 inline std::byte* scratch_of(const Context& context, int64_t thread) {
   return context.scratch + (thread - context.thread) * kScratchBytes;
 }

@@ -2,8 +2,7 @@
 
 namespace quire {
 
-Sampler::Sampler(int64_t vocab_size, std::shared_ptr<ThreadPool> pool)
-    : vocab_size_(vocab_size), pool_(std::move(pool)) {
+Sampler::Sampler(int64_t vocab_size, std::shared_ptr<ThreadPool> pool) : pool_(std::move(pool)) {
   const int num_threads = pool_ ? pool_->num_threads() : 1;
   samplers_.reserve(static_cast<size_t>(num_threads));
   for (int thread = 0; thread < num_threads; ++thread) samplers_.emplace_back(vocab_size);

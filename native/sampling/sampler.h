@@ -35,14 +35,11 @@ class Sampler {
   // Log-probabilities of given tokens, and the `num_top` likeliest of each row.
   void logprobs(const LogitRows& rows, int64_t num_top);
 
-  int64_t vocab_size() const { return vocab_size_; }
-
  private:
   void run(const LogitRows& rows, const RowOptions* const* options, int64_t num_top);
   void run_thread(int thread);
   void run_row(RowSampler& sampler, int64_t index) const;
 
-  const int64_t vocab_size_;
   std::shared_ptr<ThreadPool> pool_;
   ThreadPool alone_{1};
   std::vector<RowSampler> samplers_;

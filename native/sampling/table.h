@@ -2,7 +2,8 @@
 //
 // A row is read in chunks of 256; of each chunk 16 maxima are kept (element i belongs to maximum i % 16), so that later
 // passes skip the chunks that cannot matter. A token's weight is exp((x - max) / temperature) as an integer, in units
-// of 2^-40: sums are exact, so that what is drawn does not depend on the order of summation.
+// of 2^-40: sums are exact, so that what is drawn does not depend on the order of summation, and those of 8 million
+// tokens fit 63 bits.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +12,6 @@ namespace quire {
 constexpr int64_t kChunk = 256;
 constexpr int64_t kChunkMaxima = 16;
 constexpr int64_t kKeysAtOnce = 4;
-constexpr int kWeightBits = 40;  // 8 million tokens can be summed in 63 bits
 
 // The values of a row, and its chunks' maxima: [chunks][kChunkMaxima].
 struct Values {

@@ -1,7 +1,7 @@
 // The engine's own threads: they run a whole step together, meeting at a barrier after each op.
 //
-// The caller is thread 0. Between steps the others spin a little, then sleep. In a barrier a thread spins for some
-// 20 µs, then offers its core to others, then sleeps: where another process wants the cores, nobody burns them.
+// The caller is thread 0. Between steps and in a barrier a thread spins (in a barrier for some 20 µs), then offers its
+// core to others, then sleeps: where another process wants the cores, nobody burns them.
 //
 // Where the process may use as many CPUs as there are threads, each thread has one of its own while tasks run: woken
 // beside a busy server, two of them would often be put on one CPU, and a step is as slow as its slowest thread.

@@ -46,8 +46,7 @@ void put_minimum(const Lane& to, int64_t block, uint16_t m) {
   put(to.tile + to.blocks * (block_bytes(WeightFormat::q4m) + 2 * kTile) + (block * kTile + to.lane) * 2, m);
 }
 
-// --- Blocks of integers: the same nibbles and bytes in another order
-// ----------------------------------------------------
+// --- Blocks of integers: the same nibbles and bytes in another order ----------------------------------------------
 
 constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
 
@@ -95,8 +94,7 @@ void copy_q4_k(const Lane& to, int64_t block, const std::byte* from) {
   }
 }
 
-// --- Floats
-// -----------------------------------------------------------------------------------------------------------
+// --- Floats -------------------------------------------------------------------------------------------------------
 
 void decode_floats(StoredFormat stored, const std::byte* from, int64_t count, float* out) {
   if (stored == StoredFormat::f32) {
@@ -196,8 +194,7 @@ void encode_floats(const Lane& to, WeightFormat target, int64_t first, int64_t c
   }
 }
 
-// --- Rows
-// -------------------------------------------------------------------------------------------------------------
+// --- Rows ---------------------------------------------------------------------------------------------------------
 
 bool is_float(StoredFormat stored) {
   return stored == StoredFormat::f32 || stored == StoredFormat::f16 || stored == StoredFormat::bf16;

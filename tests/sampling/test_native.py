@@ -85,6 +85,18 @@ def test_999_of_1000_tokens_are_the_same(scale: float) -> None:
     assert ranks_differ <= 0.003 * len(same)
 
 
+@pytest.mark.parametrize("num_values", [1, 3, 40])
+def test_ties_at_the_edge_of_what_is_looked_at_first(num_values: int) -> None:
+    """Tokens that tie with the last of the likeliest 128 are drawn in the same order, inside and outside of these."""
+    top_ps = [0.02, 0.05, 0.1, 0.127, 0.128, 0.129, 0.3]
+    requests = [
+        new_request(f"{seed} {top_p}", params(top_p=top_p), seed=seed) for seed in range(40) for top_p in top_ps
+    ]
+    logits = torch.floor(torch.rand(1, 1000, generator=torch.Generator().manual_seed(7)) * num_values) / num_values
+    found, expected = both(logits.expand(len(requests), -1).contiguous(), requests)
+    assert [one for one, _ in found] == [one for one, _ in expected]
+
+
 WANTED = st.builds(
     lambda **fields: SamplingParams(max_tokens=None, **fields),
     temperature=st.sampled_from([0.0, 1e-5, 0.7, 2.0]),

@@ -128,6 +128,21 @@ def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
     assert (output.double() - expected).abs().max() <= 2 * allowed
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("rising", [1, -1], ids=["rising", "falling"])
+def test_scores_that_rise_or_fall_from_tile_to_tile(kv_format: str, rising: int) -> None:
+    """Each tile's highest score is another, to which all results before it are brought."""
+    shape, length = Shape(2, 1, 64, 16, kv_format), 700
+    (tokens,) = random_tokens(shape, [length])
+    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
+    q[..., 0] = 4
+    k[:, 0, 0] = rising * torch.linspace(-4, 4, length)
+    (output,) = floats(run_steps(Pool(shape, [length]), [tokens], whole([length]), num_threads=2))
+    expected = oracle(tokens, shape)
+    allowed = (plain(tokens, shape).double() - expected).abs().max()
+    assert (output.double() - expected).abs().max() <= 2 * allowed
+
+
 def bit_cases() -> list[tuple[Shape, list[int], int]]:
     """Shapes, lengths of requests and windows; several tiles, and rows that no tile or group divides."""
     return [
@@ -188,6 +203,37 @@ def test_long_decodes_are_shared_by_threads_to_the_same_bits(num_threads: int, s
     for way in (steps, alone):
         got = run_steps(Pool(shape, lengths), tokens, way, num_threads=num_threads)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("isa", VECTOR_ISAS)
+def test_sums_that_vanish_have_the_same_sign_however_they_are_computed(isa: str) -> None:
+    """Products below the least normal number are zeros of either sign, to which masked positions may add another."""
+    _native.set_isa(isa)
+    shape = Shape(2, 1, 16, 16, "f32")
+    (tokens,) = random_tokens(shape, [40])
+    tokens[:, -16:] = torch.where(tokens[:, -16:] > 0, 1.2e-38, -1.2e-38)
+    (expected,) = run_steps(Pool(shape, [40]), [tokens], in_chunks([40], [1]))
+    for steps in (whole([40]), in_chunks([40], [7])):
+        assert torch.equal(run_steps(Pool(shape, [40]), [tokens], steps)[0], expected)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_results_of_tiles_that_do_not_fit_a_threads_memory(num_threads: int) -> None:
+    """24 heads of 512 over 33 tiles: the threads' parts of them would take more than the half MiB there is for each."""
+    shape, length = Shape(24, 1, 512, 64, "f16"), 33 * 128
+    pool = Pool(shape, [length])
+    writer = Runner(pool, Extras(), max_tokens=128)
+    for start in range(0, length, 128):
+        writer.qkv[:] = random_tokens(shape, [128], seed=start)[0]
+        writer.run([(0, start, 128)], parts=1)
+    outputs = []
+    for threads in (1, num_threads):
+        runner = Runner(pool, Extras(), max_tokens=1, num_threads=threads)
+        runner.qkv[:] = random_tokens(shape, [1], seed=1)[0]
+        runner.run([(0, length - 1, 1)], parts=2)
+        outputs.append(runner.out.clone())
+    assert torch.equal(*outputs)
+    assert outputs[0].view(torch.float32).isfinite().all()
 
 
 @pytest.mark.parametrize("isa", VECTOR_ISAS)
@@ -290,7 +336,9 @@ def test_nan_reaches_the_rows_that_see_it_and_no_other_request(isa: str, kv_form
     lengths = [40, 40]
     tokens = random_tokens(shape, lengths)
     good = run_steps(Pool(shape, lengths), tokens, whole(lengths))
-    tokens[0][20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = float("nan")
+    # Keys and values of halves and int8 may be a NaN of any payload.
+    bits = 0x7FC0_0000 if kv_format == "f32" or where == "query" else 0x7FFF_FFFF
+    tokens[0].view(torch.int32)[20, {"query": 16 + 3, "key": 32 + 3, "value": 48 + 3}[where]] = bits
     bad = run_steps(Pool(shape, lengths), tokens, whole(lengths))
     first = floats(bad)[0]
     if where == "query":

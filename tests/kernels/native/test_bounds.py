@@ -1,7 +1,7 @@
-"""Products read their weights and rows, and of what they fetch ahead the block tables, and nothing after them: all end
-where the next page may not be touched."""
+"""Nothing is touched past weights, rows, logits and block tables: all end where the next page may not be touched."""
 
 import ctypes
+import itertools
 import mmap
 import subprocess
 import sys
@@ -13,9 +13,11 @@ import pytest
 from quire import _native
 from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, random_acts, random_weights, rows_of, run
 
-NUM_OUTPUTS, NUM_INPUTS = 273, 96  # enough outputs for 64 rows at once
-SIZES = {_native.RowType.f32: 4 * NUM_INPUTS, _native.RowType.bf16: 2 * NUM_INPUTS}
-SIZES[_native.RowType.q8] = NUM_INPUTS // 32 * ACT_BLOCK.itemsize
+NUM_OUTPUTS = (257, 273)
+"""Enough for 64 rows at once; an odd number of tiles and an even one."""
+NUM_INPUTS = {_native.RowType.f32: 90, _native.RowType.bf16: 90, _native.RowType.q8: 96}
+SIZES = {_native.RowType.f32: 4 * 90, _native.RowType.bf16: 2 * 90, _native.RowType.q8: 96 // 32 * ACT_BLOCK.itemsize}
+"""Of a row in bytes."""
 MEMORY: list[mmap.mmap] = []
 
 
@@ -33,15 +35,13 @@ def before_a_wall(num_bytes: int) -> int:
 
 def multiply_at_the_wall(isa: str) -> None:
     _native.set_isa(isa)
-    for weight_format in FORMATS.values():
+    for weight_format, num_outputs in itertools.product(FORMATS.values(), NUM_OUTPUTS):
         kind = _native.wanted_rows(weight_format)
-        tile_bytes = _native.tile_bytes(weight_format, NUM_INPUTS)
-        weight = _native.Weight(
-            before_a_wall(-(-NUM_OUTPUTS // 16) * tile_bytes), NUM_OUTPUTS, NUM_INPUTS, weight_format
-        )
+        num_bytes = -(-num_outputs // 16) * _native.tile_bytes(weight_format, NUM_INPUTS[kind])
+        weight = _native.Weight(before_a_wall(num_bytes), num_outputs, NUM_INPUTS[kind], weight_format)
         for num_rows in (1, 3, 7, 8, 9, 15, 16, 17, 33, 70):
             x = _native.Rows(before_a_wall(num_rows * SIZES[kind]), SIZES[kind], kind)
-            out = _native.Rows(before_a_wall(num_rows * NUM_OUTPUTS * 4), NUM_OUTPUTS * 4, _native.RowType.f32)
+            out = _native.Rows(before_a_wall(num_rows * num_outputs * 4), num_outputs * 4, _native.RowType.f32)
             plan = _native.Plan(1, num_rows, 1)
             plan.gemm(weight, 0, x, out)
             run(plan, np.zeros(num_rows))
@@ -58,10 +58,10 @@ def fetch_at_the_wall(isa: str) -> None:
     _native.set_isa(isa)
     tables = array_before_a_wall(list(range(3 * 40)))
     tokens = np.zeros((3, 640), np.int32)
-    packed, acts = random_weights("q4", 96, NUM_INPUTS), random_acts(64, NUM_INPUTS)
-    for counts in ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1]):
+    packed, acts = random_weights("q4", 96, 96), random_acts(64, 96)
+    for rows, counts in itertools.product(([0, 1, 2], [2, 1, 0]), ([1, 5, 2], [3, 20, 21], [20, 24, 20], [1, 1, 1])):
         starts = [0, 100, 640 - counts[2]]
-        step = [array_before_a_wall(values) for values in ([0, 1, 2], starts, counts)]
+        step = [array_before_a_wall(values) for values in (rows, starts, counts)]
         results = []
         for threads, window, begin, end in [
             (1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0.8, 1), (1, 30, 0.1, 1), (2, 0, 0.5, 1), (3, 1, 0.3, 0.7), (7, 0, 0, 1),
@@ -77,8 +77,23 @@ def fetch_at_the_wall(isa: str) -> None:
         assert results[0].any()
 
 
+def sample_at_the_wall(isa: str) -> None:
+    """Also lists that name the id after the vocabulary's last."""
+    _native.set_isa(isa)
+    for size in (1, 16, 257, 512):
+        logits, token_ids = before_a_wall(4 * size), np.zeros(1, np.int32)
+        for temperature, top_k, top_p in ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.9)):
+            ids, values = np.array([size, size + 1]), np.ones(2, np.float32)
+            options = _native.RowOptions()
+            options.temperature, options.top_k, options.top_p = temperature, top_k, top_p
+            options.ban(ids.ctypes.data, 2)
+            options.bias(ids.ctypes.data, values.ctypes.data, 2)
+            options.penalise(ids.ctypes.data, values.ctypes.data, 2)
+            _native.Sampler(size, None).sample(logits, size, [options], token_ids.ctypes.data)
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall"])
+@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall", "sample_at_the_wall"])
 def test_nothing_is_touched_past_weights_rows_results_and_tables(action: str, isa: str) -> None:
     code = f"from tests.kernels.native.test_bounds import {action}; {action}({isa!r})"
     root = Path(__file__).parents[3]

@@ -40,8 +40,8 @@ def test_any_bytes_keep_their_values(stored: str, target: str, shape: tuple[int,
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
 def test_plain_floats_need_no_whole_blocks(stored: str, target: str) -> None:
-    raw = floats_as(stored, np.random.default_rng(0).standard_normal((5, 301)).astype(np.float32))
-    packed = Packed(target, 5, 301).add_rows(stored, raw)
+    raw = floats_as(stored, np.random.default_rng(0).standard_normal((21, 301)).astype(np.float32))
+    packed = Packed(target, 21, 301).add_rows(stored, raw)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[target]
     assert same_bits(packed.decoded(), torch.from_numpy(decoded(stored, raw)).to(dtype).float().numpy())
     packed.num_inputs += target == "bf16"  # the zero that completes the last pair
@@ -54,10 +54,26 @@ def test_rounding_is_torchs_for_every_kind_of_value(target: str) -> None:
     bits = random.integers(0, 2**32, 1 << 16, dtype=np.uint32)
     # Half of them within float16's range, where exponents of denormals and ties are frequent.
     bits[::2] = (bits[::2] & 0x80FF_F000) | (random.integers(100, 145, len(bits[::2]), dtype=np.uint32) << 23)
+    # Infinities, the NaN next to them, and where fp16 ends.
+    bits[:6] = 0x7F80_0000, 0xFF80_0000, 0x7F80_0001, 0x477F_E000, 0x477F_EFFF, 0x477F_F000
     values = bits.view(np.float32).reshape(16, -1)
     found = Packed(target, *values.shape).add_rows("F32", values.view(np.uint8)).decoded()
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[target]
     assert same_bits(found, torch.from_numpy(values).to(dtype).float().numpy())
+
+
+@pytest.mark.parametrize("stored", ["F16", "BF16"])
+def test_every_half_is_widened_exactly(stored: str) -> None:
+    raw = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1).view(np.uint8)
+    assert same_bits(Packed("f32", 64, 1024).add_rows(stored, raw).decoded(), decoded(stored, raw))
+
+
+def test_blocks_far_from_zero_stay_within_their_sixteen_values() -> None:
+    """There fp16's minimum is wrong by more than a step: values would be below the first or above the last."""
+    values = (100 + np.random.default_rng(7).uniform(-0.15, 0.15, (17, 320))).astype(np.float32)
+    values[::2] *= -1
+    found = Packed("q4m", 17, 320).add_rows("F32", values.view(np.uint8)).decoded()
+    assert (np.abs(found - values) <= 2.0**-5 + 0.3 / 15).all()
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
@@ -128,6 +144,10 @@ def test_parts_join_and_rows_may_be_reordered(stored: str, target: str) -> None:
     wide[:, : raw.shape[1]] = raw
     reordered = Packed(target, 45, 256).add_rows(stored, wide[:, : raw.shape[1]], order)
     assert np.array_equal(reordered.decoded(), whole.decoded()[order])
+    # A later part's order counts from its own first row.
+    order = np.random.default_rng(6).permutation(38).astype(np.int32)
+    later = Packed(target, 45, 256).add_rows(stored, raw[:7]).add_rows(stored, raw[7:], order)
+    assert np.array_equal(later.decoded()[7:], whole.decoded()[7:][order])
 
 
 @pytest.mark.parametrize(("stored", "target"), [*EXACT, ("Q4_K", "q4m"), ("F32", "q8"), ("F32", "q4m")])

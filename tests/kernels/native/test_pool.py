@@ -263,6 +263,28 @@ def test_handlers_run_in_the_main_thread_between_steps() -> None:
     )
 
 
+def test_threads_of_the_pool_take_no_signals() -> None:
+    """Else a signal might not interrupt what the main thread waits in."""
+    assert (
+        failures("""
+        def blocked(task):
+            with open(f"/proc/self/task/{task}/status") as status:
+                return next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+
+        before = {task: blocked(task) for task in os.listdir("/proc/self/task")}
+        work = Work(3)
+        work.compute()
+        for task in os.listdir("/proc/self/task"):
+            if task in before:
+                expect(blocked(task) == before[task], "the caller's signals are as before")
+            else:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
+                    expect(blocked(task) >> (number - 1) & 1, f"{number} is blocked in a thread of the pool")
+    """)
+        == ""
+    )
+
+
 def test_faulthandler_and_small_signal_stacks() -> None:
     """Frames of signals hold the wide registers; a stack for signals that is too small for them is never used by us."""
     assert (

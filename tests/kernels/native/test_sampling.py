@@ -248,6 +248,14 @@ def test_flat_rows_are_drawn_from_their_nucleus(fields: dict[str, Any]) -> None:
     assert stats.chisquare(counts[token_ids], weights / weights.sum() * num_draws).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("shares", [[40, 30, 20, 10], [50, 25, 15, 10], [35, 25, 22, 18], [61, 29, 6, 4], [37, 33, 30]])
+@pytest.mark.parametrize("filler", [0, 400])
+def test_two_tokens_that_reach_top_p_but_for_rounding_suffice(shares: list[int], filler: int) -> None:
+    logits = np.concatenate([np.log(shares), np.full(filler, -60)]).astype(np.float32)
+    options = Options(top_p=(shares[0] + shares[1]) / 100)
+    assert np.flatnonzero(counts_of(logits, options, 60)).tolist() == [0, 1]
+
+
 def test_hot_temperature_is_uniform_and_cold_is_greedy() -> None:
     logits = gaussian(1, 50)[0]
     assert stats.chisquare(counts_of(logits, Options(temperature=1e6), 5000)).pvalue > 1e-4
@@ -284,11 +292,21 @@ def test_no_choice(fields: dict[str, Any], bad: float, place: int, isa: str) -> 
     assert list(found[1:]) == [-1, -1]
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_is_found_wherever_it_is(isa: str) -> None:
+    places = [0, 15, 16, 255, 256, 511, 512, 688, 699]
+    logits = gaussian(len(places), 700)
+    logits[np.arange(len(places)), places] = 20
+    for fields in ({"temperature": 0.0}, {"top_k": 1}, {"temperature": 1e-5}):
+        assert sample(logits, [Options(**fields)] * len(places), isa=isa).token_ids.tolist() == places
+
+
 def test_all_equal_tokens_are_kept_by_lower_id() -> None:
     logits = np.full(1000, -3.25, np.float32)
     assert np.flatnonzero(counts_of(logits, Options(top_k=3), 100)).tolist() == [0, 1, 2]
     assert np.flatnonzero(counts_of(logits, Options(top_p=0.25), 400)).max() < 250
     assert np.flatnonzero(counts_of(logits, Options(top_p=0.05), 900)).tolist() == list(range(50))
+    assert np.flatnonzero(counts_of(logits, Options(top_p=5e-324), 20)).tolist() == [0], "the best always counts"
     assert counts_of(logits, Options(temperature=0.0), 1)[0] == 1
 
 
@@ -339,6 +357,16 @@ def test_ids_outside_the_vocabulary_are_passed_over() -> None:
     assert sample(np.array([[4.0, 3.0, 2.0, 3.0, 0.0]], np.float32), [options]).token_ids[0] == 2
 
 
+def test_rows_that_want_nothing_but_a_token_need_no_other_memory() -> None:
+    logits, token_ids = gaussian(2, 40), np.zeros(2, np.int32)
+    _native.Sampler(40, None).sample(
+        logits.ctypes.data, 40, [Options(temperature=0.0).native()] * 2, token_ids.ctypes.data
+    )
+    assert token_ids.tolist() == logits.argmax(1).tolist()
+    found = sample(logits, [Options(temperature=0.0), Options(temperature=0.0, wants_logprobs=True)])
+    assert (found.logprobs[0], found.ranks[0], found.ranks[1]) == (-7, -7, 1)
+
+
 # --- Log-probabilities --------------------------------------------------------------------------------------------
 
 
@@ -372,8 +400,22 @@ def test_logprobs_of_the_whole_vocabulary() -> None:
     assert (found.top_logprobs[0, 900:] == MINUS_INFINITY).all()
 
 
-def test_logprobs_of_given_tokens() -> None:
-    logits = gaussian(5, 333)
+@pytest.mark.parametrize("isa", ISAS)
+def test_likeliest_tokens_of_a_row_of_huge_logits(isa: str) -> None:
+    """Any bound below all finite values is below -inf's there, too; still nothing past the vocabulary is found."""
+    logits = np.full((1, 70), MINUS_INFINITY, np.float32)
+    logits[0, [3, 69]] = 3e38, 2e38
+    found = sample(logits, [Options(temperature=0.0, wants_logprobs=True, num_top=70)], isa=isa)
+    assert found.top_ids[0, :3].tolist() == [3, 69, 0]
+    assert sorted(found.top_ids[0]) == list(range(70))
+    assert (found.token_ids[0], found.logprobs[0], found.ranks[0]) == (3, 0, 1)
+    assert (found.top_logprobs[0, 2:] == MINUS_INFINITY).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_logprobs_of_given_tokens(isa: str) -> None:
+    _native.set_isa(isa)
+    logits = np.round(gaussian(5, 333), 2)  # ties, which share a rank
     token_ids = np.array([0, 332, 5, 6, int(logits[4].argmax())], np.int32)
     found = Found(5, 2)
     _, *results = found.arrays
@@ -381,8 +423,10 @@ def test_logprobs_of_given_tokens() -> None:
     sampler.logprobs(logits.ctypes.data, 333, 5, token_ids.ctypes.data, *(array.ctypes.data for array in results), 2)
     expected = log_softmax(logits)
     np.testing.assert_allclose(found.logprobs, expected[np.arange(5), token_ids], atol=2e-6)
-    assert found.ranks[4] == 1
-    assert found.top_ids.tolist() == np.argsort(-logits, axis=1)[:, :2].tolist()
+    own = logits[np.arange(5), token_ids][:, None]
+    assert found.ranks.tolist() == (1 + (logits > own).sum(1)).tolist()
+    assert found.ranks[4] == 1 < found.ranks[:4].min()
+    assert found.top_ids.tolist() == np.argsort(-logits, axis=1, kind="stable")[:, :2].tolist()
 
 
 def test_logprobs_of_logits_that_are_no_numbers() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from quire import _native
 from tests.kernels.native.kv_steps import FORMATS, Extras, Pool, Requests, Runner, Shape, as_stored, random_tokens
-from tests.kernels.native.packed_weights import ISAS
+from tests.kernels.native.packed_weights import ISAS, run
 
 MIXED = [(2, 5, 1), (0, 0, 40), (1, 31, 9), (3, 16, 2), (4, 15, 1)]
 LENGTHS = [40, 40, 6, 18, 64]
@@ -130,6 +130,21 @@ def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int) -> None
     assert torch.equal(runner.qkv[:, -shape.widths[2] :], v.flatten(1))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_angles_of_far_positions_are_fp32_products_and_their_cosines_exact(isa: str) -> None:
+    """A million tokens on, multiples of pi / 2 in a single double would be wrong by 10^-5 of a circle."""
+    _native.set_isa(isa)
+    start, count, half = 2**20, 300, 9
+    frequencies = torch.linspace(1.0, 0.37, half)
+    angles = torch.zeros(2, count, half)
+    plan = _native.Plan(2, count, 1)
+    plan.rotary(frequencies.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), half)
+    run(plan, np.zeros(count), start=start)
+    exact = (torch.arange(start, start + count).float()[:, None] * frequencies).numpy().astype(np.longdouble)
+    for found, wanted in zip(angles, (np.cos(exact), np.sin(exact)), strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.astype(np.float64), rtol=2.0**-23, atol=0)
+
+
 def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
     shape = Shape(head_size=32, format="f32")
     generator = torch.Generator().manual_seed(5)
@@ -171,6 +186,28 @@ def test_bits_depend_on_neither_threads_nor_instruction_set_nor_steps(kv_format:
             single.run([(row, position, 1)], parts=1)
             token += 1
     assert torch.equal(one_by_one.bytes, pool.bytes)
+
+
+@pytest.mark.parametrize("kv_format", ["f16", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_rounding_to_halves_is_torchs_for_every_kind_of_value(kv_format: str, isa: str) -> None:
+    """Ties, halves' denormals, what is too large, and NaN of any payload."""
+    _native.set_isa(isa)
+    shape = Shape(1, 1, 512, 16, kv_format)
+    random = np.random.default_rng(2)
+    bits = random.integers(0, 2**32, (16, sum(shape.widths)), dtype=np.uint32)
+    bits[::2] &= 0xFFFF_8000 if kv_format == "bf16" else 0xFFFF_F000  # ties
+    # Exponents of halves and just outside of these; then infinities and NaN.
+    exponents = random.integers(100, 145, bits.shape, dtype=np.uint32) << 23
+    bits[4:] = (bits[4:] & 0x807F_FFFF) | exponents[4:]
+    bits[14:] |= 0x7F80_0000
+    bits[15, ::2] = 0x7FFF_FFFF
+    bits[13] = np.array([65519.99, 65520.0], np.float32).view(np.uint32)[random.integers(0, 2, bits.shape[1])]
+    qkv = torch.from_numpy(bits.view(np.float32))
+    pool, _ = write(shape, [(0, 0, 16)], qkv)
+    block = read_block(pool, int(pool.tables[0, 0]), 0)
+    for found, values in zip(block, qkv.split(shape.widths, 1)[1:], strict=True):
+        np.testing.assert_array_equal(found, as_stored(values, kv_format).numpy())  # NaN equals NaN here
 
 
 def test_keys_and_values_alone_need_no_queries() -> None:
