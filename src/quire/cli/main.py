@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -58,6 +59,11 @@ COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
 
 class Terminated(BaseException):
     """SIGTERM arrived. Not an `Exception`, so that nothing on the way out swallows it."""
+
+
+_SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
+SEND_AGAIN_S = 0.01
+"""After that whatever could not be interrupted is over; if not, it is tried again."""
 
 
 class RootGroup(click.Group):
@@ -124,9 +130,44 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `quire` command."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    _prepare_signals()
     _prepare_streams()
-    cli.main(args=argv, prog_name="quire")
+    try:
+        cli.main(args=argv, prog_name="quire")
+    except SystemExit as exit_:
+        if exit_.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            _leave_at_once(int(exit_.code))
+        raise
+
+
+def _leave_at_once(exit_code: int) -> NoReturn:
+    """End without the destructors of libraries, which abort now and then if a signal cut off their start.
+
+    Everything of ours is undone by then, on the exception's way.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _prepare_signals() -> None:
+    """SIGTERM and Ctrl-C become exceptions, wherever they arrive."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _send_again
+
+
+def _send_again(unraisable: Any) -> None:
+    """Python drops what is raised in destructors and in callbacks of the import system: then the signal comes anew."""
+    number = _SIGNALS.get(unraisable.exc_type)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+        return
+    timer = threading.Timer(SEND_AGAIN_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def _prepare_streams() -> None:
@@ -196,7 +237,9 @@ def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
         return exit_code
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
-    sys.stderr.write(label + " ".join(message.split()) + "\n")
+    with contextlib.suppress(OSError):  # the exit code still says it
+        sys.stderr.write(label + " ".join(message.split()) + "\n")
+        sys.stderr.flush()
     return exit_code
 
 
