@@ -51,6 +51,32 @@ def test_failures_are_exit_code_6_and_tried_again(tmp_path: Path) -> None:
     assert by_id(target)["a"]["response"]["body"]["model"] == "named"
 
 
+def test_a_request_that_changed_after_its_answer_is_found_out(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a"), request("b")), tmp_path / "out"
+    with stub_server(answer) as server:
+        arguments = ("batch", str(source), "-o", str(target), "--url", server.url)
+        assert call(*arguments).exit_code == 0
+        before = target.read_bytes()
+        # The order of the fields and new lines do not matter.
+        write_lines(source, request("new"), dict(reversed(request("a").items())), request("b"))
+        assert call(*arguments).exit_code == 0
+        assert target.read_bytes().startswith(before)
+        before = target.read_bytes()
+        write_lines(source, request("a"), request("new"), request("b", body={"messages": [1]}))
+        changed = call(*arguments)
+        assert changed.exit_code == 2
+        assert "answers to other requests with the same custom_id: 'b' in line 3; choose another file" in changed.stderr
+        assert target.read_bytes() == before
+
+
+def test_answers_of_another_program_are_taken_as_they_are(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a")), tmp_path / "out"
+    response = {"status_code": 200, "request_id": "r", "body": {}}
+    write_lines(target, {"id": "batch_req_1", "custom_id": "a", "response": response, "error": None})
+    result = call("batch", str(source), "-o", str(target), "--url", "127.0.0.1:1")
+    assert (result.exit_code, "1 were there already" in result.stderr) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -100,6 +100,21 @@ def test_unknown_words_name_the_nearest(arguments: list[str], named: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("variable", "verb"), [("QUIRE_TEMPERATURE", "run"), ("QUIRE_PORT", "serve"), ("QUIRE_COLOR", "version")]
+)
+def test_a_bad_value_of_the_environment_names_its_variable(
+    variable: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "tcp://10.0.0.1")
+    result = call(verb)
+    assert result.exit_code == 2
+    assert "'tcp://10.0.0.1' is not" in result.stderr
+    assert f"; it comes from {variable} (see " in result.stderr
+    monkeypatch.delenv(variable)
+    assert "it comes from" not in call("run", "--temperature", "x").stderr
+
+
+@pytest.mark.parametrize(
     ("error", "line", "code"),
     [
         (ModelFileError("x.gguf: truncated"), "error[model_file_invalid]: x.gguf: truncated", 3),

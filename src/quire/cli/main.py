@@ -216,7 +216,7 @@ def _report(error: Exception, output: Output) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context is not None else ""
-        return _fail(output, "usage", error.format_message().rstrip(".") + more, ExitCode.USAGE)
+        return _fail(output, "usage", error.format_message().rstrip(".") + _variable_of(error) + more, ExitCode.USAGE)
     if isinstance(error, MemoryError):
         return _fail(
             output,
@@ -229,6 +229,15 @@ def _report(error: Exception, output: Output) -> int:
         return _fail(output, "output", message, ExitCode.INTERNAL)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return _fail(output, "", f"internal error: {what} (QUIRE_DEBUG=1 for the traceback)", ExitCode.INTERNAL)
+
+
+def _variable_of(error: click.ClickException) -> str:
+    """Where a bad value came from, if not from the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    name, variable = error.param.name, error.param.envvar
+    is_set = name is not None and error.ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+    return f"; it comes from {variable}" if is_set and isinstance(variable, str) else ""
 
 
 def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
