@@ -1,7 +1,7 @@
 """OUT of a batch: answers in OpenAI's format, one JSON object per line, of which a batch that is run again makes use.
 
-`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. The id holds the digest of its request,
-by which a changed IN is found out. Knows no HTTP. Next to read: `batch_run.py`.
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. The id holds the digest of its
+request: that is how a changed IN is found out. Knows no HTTP. Next to read: `batch_run.py`.
 """
 
 import contextlib
