@@ -199,6 +199,29 @@ def test_a_file_that_may_not_grow_and_going_on(tmp_path: Path) -> None:
     assert len(by_id(target)) == 40
 
 
+def test_ctrl_c_on_a_terminal_while_its_own_server_starts_is_quiet(tmp_path: Path) -> None:
+    model, source = make_tiny_directory(tmp_path / "model"), write_lines(tmp_path / "in", request("a"))
+    # The server's process says that it has begun, and is then slow.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if '--multiprocessing-fork' in sys.argv:\n"
+        f"    open({str(tmp_path / 'begun')!r}, 'w').close()\n"
+        "    time.sleep(1)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "batch", str(source), "-o", str(tmp_path / "out"), "--model", str(model)],
+        env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline_s = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+
+
 def test_progress() -> None:
     counts = BatchCounts(10, num_skipped=1, num_succeeded=2, num_failed=3, num_tokens=50)
     assert progress_text(counts, 2.0) == "6/10 · 3 failed · 25 tok/s · 2.00 s"
