@@ -5,17 +5,20 @@
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from quire.errors import QuireError
-from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.structured_outputs import StructuredOutputsParams
-
+TYPE_CHECKING = False
+"""What type checkers take for true. `typing` is not imported: it takes as long as Python's own start, and until `quire`
+has begun, Ctrl-C shows a traceback."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm import LLM
     from quire.engine.llm_engine import LLMEngine
+    from quire.errors import QuireError
     from quire.models.registry import ModelRegistry
+    from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+    from quire.structured_outputs import StructuredOutputsParams
     from quire.types import CompletionOutput, PoolingRequestOutput, RequestOutput
 
 __version__ = "0.1.0"
@@ -25,6 +28,11 @@ _LAZY = {
     "AsyncLLM": "quire.engine.async_llm",
     "LLMEngine": "quire.engine.llm_engine",
     "ModelRegistry": "quire.models.registry",
+    "BeamSearchParams": "quire.sampling_params",
+    "PoolingParams": "quire.sampling_params",
+    "SamplingParams": "quire.sampling_params",
+    "StructuredOutputsParams": "quire.structured_outputs",
+    "QuireError": "quire.errors",
     "CompletionOutput": "quire.types",
     "PoolingRequestOutput": "quire.types",
     "RequestOutput": "quire.types",
@@ -47,7 +55,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _LAZY:
         raise AttributeError(f"module 'quire' has no attribute '{name}'")
     value = getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,6 +1,6 @@
-"""`python -m quire`: the same as the `quire` command. Next to read: `cli/main.py`."""
+"""`python -m quire`: the same as the `quire` command. Next to read: `cli/entry.py`."""
 
-from quire.cli.main import main
+from quire.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -95,3 +95,10 @@ def test_empty_stdin_is_an_error() -> None:
     expected = "no text was given ('hello' is the model; as a text: smollm2 'hello'), and standard input is empty"
     assert expected in result.stderr
     assert "('smollm2' is the model), and standard input is empty" in call("run", stdin="").stderr
+
+
+def test_a_word_is_utf8_whatever_the_locale_says() -> None:
+    in_ascii = "été".encode().decode("ascii", "surrogateescape")
+    assert read_text(ModelAndText("m", in_ascii)) == "été"
+    assert read_text(ModelAndText("m", "été 😀")) == "été 😀"
+    assert read_text(ModelAndText("m", "a\udcff")) == "a\ufffd"

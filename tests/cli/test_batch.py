@@ -51,6 +51,32 @@ def test_failures_are_exit_code_6_and_tried_again(tmp_path: Path) -> None:
     assert by_id(target)["a"]["response"]["body"]["model"] == "named"
 
 
+def test_a_request_that_changed_after_its_answer_is_found_out(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a"), request("b")), tmp_path / "out"
+    with stub_server(answer) as server:
+        arguments = ("batch", str(source), "-o", str(target), "--url", server.url)
+        assert call(*arguments).exit_code == 0
+        before = target.read_bytes()
+        # The order of the fields and new lines do not matter.
+        write_lines(source, request("new"), dict(reversed(request("a").items())), request("b"))
+        assert call(*arguments).exit_code == 0
+        assert target.read_bytes().startswith(before)
+        before = target.read_bytes()
+        write_lines(source, request("a"), request("new"), request("b", body={"messages": [1]}))
+        changed = call(*arguments)
+        assert changed.exit_code == 2
+        assert "answers to other requests with the same custom_id: 'b' in line 3; choose another file" in changed.stderr
+        assert target.read_bytes() == before
+
+
+def test_answers_of_another_program_are_taken_as_they_are(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in", request("a")), tmp_path / "out"
+    response = {"status_code": 200, "request_id": "r", "body": {}}
+    write_lines(target, {"id": "batch_req_1", "custom_id": "a", "response": response, "error": None})
+    result = call("batch", str(source), "-o", str(target), "--url", "127.0.0.1:1")
+    assert (result.exit_code, "1 were there already" in result.stderr) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -171,6 +197,29 @@ def test_a_file_that_may_not_grow_and_going_on(tmp_path: Path) -> None:
         assert 0 < num_before < 40
         assert f"{40 - num_before} answers, {num_before} were there already" in call(*arguments).stderr
     assert len(by_id(target)) == 40
+
+
+def test_ctrl_c_on_a_terminal_while_its_own_server_starts_is_quiet(tmp_path: Path) -> None:
+    model, source = make_tiny_directory(tmp_path / "model"), write_lines(tmp_path / "in", request("a"))
+    # The server's process says that it has begun, and is then slow.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if '--multiprocessing-fork' in sys.argv:\n"
+        f"    open({str(tmp_path / 'begun')!r}, 'w').close()\n"
+        "    time.sleep(1)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "batch", str(source), "-o", str(tmp_path / "out"), "--model", str(model)],
+        env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline_s = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_progress() -> None:

@@ -100,6 +100,21 @@ def test_unknown_words_name_the_nearest(arguments: list[str], named: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("variable", "verb"), [("QUIRE_TEMPERATURE", "run"), ("QUIRE_PORT", "serve"), ("QUIRE_COLOR", "version")]
+)
+def test_a_bad_value_of_the_environment_names_its_variable(
+    variable: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "tcp://10.0.0.1")
+    result = call(verb)
+    assert result.exit_code == 2
+    assert "'tcp://10.0.0.1' is not" in result.stderr
+    assert f"; it comes from {variable} (see " in result.stderr
+    monkeypatch.delenv(variable)
+    assert "it comes from" not in call("run", "--temperature", "x").stderr
+
+
+@pytest.mark.parametrize(
     ("error", "line", "code"),
     [
         (ModelFileError("x.gguf: truncated"), "error[model_file_invalid]: x.gguf: truncated", 3),
@@ -206,3 +221,37 @@ def test_what_the_encoding_lacks_is_replaced() -> None:
     missing = call_process("show", "mod\u00e8le", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert missing.returncode == 3
     assert "mod?le" in missing.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_python_drops_comes_again(number: signal.Signals, code: int) -> None:
+    script = (
+        "import os, time, quire.cli.main as m, quire.cli.version as v\n"
+        "class Loud:\n"
+        f"    def __del__(self): os.kill(os.getpid(), {int(number)}); time.sleep(0.2)\n"
+        "v._environment = lambda: (Loud() and None, time.sleep(60))\n"
+        "m.main(['version', '--json'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+
+def test_what_else_python_drops_is_still_shown() -> None:
+    script = (
+        "import quire.cli.main as m, quire.cli.version as v\n"
+        "class Loud:\n"
+        "    def __del__(self): raise ValueError('dropped')\n"
+        "known = v._environment\n"
+        "v._environment = lambda: (Loud() and None, known())[1]\n"
+        "m.main(['version', '--json'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 0
+    assert "ValueError: dropped" in result.stderr
+
+
+def test_notes_and_errors_that_cannot_be_written_change_no_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        noted = call_process("ls", stdout=subprocess.PIPE, stderr=full, capture_output=False)
+        wrong = call_process("version", "--jsn", stdout=subprocess.PIPE, stderr=full, capture_output=False)
+    assert (noted.returncode, wrong.returncode) == (0, 2)

@@ -153,3 +153,30 @@ def test_reasons_are_words() -> None:
     with ServerClient("http://127.0.0.1:1") as client, pytest.raises(ServerUnreachableError) as caught:
         client.get_json("/x")
     assert "no server at http://127.0.0.1:1: Connection refused; start one" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<!DOCTYPE html><title>404</title>", "a web page"),
+        (b"", "no reason was given"),
+        (b"404 page\x1b not found\n", "404 page  not found"),
+    ],
+)
+def test_an_answer_in_another_shape_may_be_of_no_server_of_models(body: bytes, said: str) -> None:
+    error = ServerAnswerError.of(404, body)
+    assert error.message == f"the server answers 404: {said}; if it is no server of models, correct --url"
+    assert error.exit_code == 5
+
+
+def test_a_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.server_client.GET_S", 0.1)
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        time.sleep(0.6)
+        handler.send_json(200, {"late": True})
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        with pytest.raises(ServerUnreachableError, match="has not answered in time"):
+            client.get_json("/v1/models")
+        assert client.post("/x", {}) == {"late": True}, "what the model computes may take long"

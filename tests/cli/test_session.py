@@ -18,7 +18,7 @@ from quire.cli.session import (
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
+from quire.errors import ConfigError, ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from quire.types import CompletionOutput, RequestOutput
 from tests.cli.command_line import FakeEngine
@@ -116,10 +116,10 @@ def test_open_engine_describes_it_and_always_shuts_down(
 
 @pytest.mark.parametrize(
     ("verbosity", "variable", "level"),
-    [(0, None, "WARNING"), (2, None, "DEBUG"), (-1, None, "ERROR"), (0, "info", "INFO"), (0, "nonsense", "WARNING")],
+    [(0, None, "WARNING"), (2, None, "DEBUG"), (-1, None, "ERROR"), (0, "info", "INFO"), (0, "", "WARNING")],
 )
 def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if variable:
+    if variable is not None:
         monkeypatch.setenv("QUIRE_LOGGING_LEVEL", variable)
     output = Output()
     output.verbosity = verbosity
@@ -144,3 +144,9 @@ def test_the_engine_answers_a_chat() -> None:
     assert reply.statistics.startswith("[length] prompt 10 tok · 3 new")
     with pytest.raises(InvalidParameterError):
         answerer.check({"temperature": 9})
+
+
+def test_a_log_level_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_LOGGING_LEVEL", "trace")
+    with pytest.raises(ConfigError, match="QUIRE_LOGGING_LEVEL='TRACE' is not one of DEBUG, INFO"):
+        configure_logging(Output())

@@ -98,7 +98,7 @@ def test_sigterm_while_the_model_loads(directory: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["--port", "99999"], 2, "not in 0 … 65535"),
-        (["--host", "192.0.2.1"], 2, "cannot listen on"),
+        (["--host", "192.0.2.1"], 2, "no address of this machine: choose another --host"),
         (["nowhere"], 3, "no model 'nowhere'"),
         (["--bad"], 2, "No such option"),
         (["--chat-template", "missing.jinja"], 2, "neither a Jinja template nor a readable file"),

@@ -75,7 +75,7 @@ def read_text(arguments: ModelAndText) -> str | None:
     Raises: click.UsageError when stdin is empty.
     """
     if arguments.text is not None and arguments.text != STDIN:
-        return arguments.text
+        return decoded(arguments.text)
     if arguments.text is None and sys.stdin.isatty():
         return None
     piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
@@ -83,6 +83,11 @@ def read_text(arguments: ModelAndText) -> str | None:
         taken = _no_text(arguments.model) if arguments.text is None else "nothing to read"
         raise click.UsageError(f"{taken}, and standard input is empty")
     return piped
+
+
+def decoded(word: str) -> str:
+    """A word of the command line as UTF-8, which is what standard input is taken for too, whatever the locale is."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _no_text(model: str) -> str:

@@ -33,8 +33,9 @@ HELP = """Answer a file of requests, in OpenAI's batch format.
 
 Each line of IN is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}; each line of OUT
 {"id", "custom_id", "response", "error"}, in the order in which the answers come. IN "-" reads standard input. Run
-again, it skips what has succeeded and asks for the rest, so a batch may be stopped at any time. Without --url, a server
-of the model runs on this machine as long as the batch does. The exit code is 6 if a line failed.
+again, it skips what has succeeded and asks for the rest, so a batch may be stopped at any time; a request that was
+changed after it was answered is an error. Without --url, a server of the model runs on this machine as long as the
+batch does. The exit code is 6 if a line failed.
 """
 EXAMPLES = (
     "quire batch in.jsonl -o out.jsonl",
@@ -70,6 +71,7 @@ def batch_command(
     with open_requests(source) as requests:
         counts = BatchCounts(check_ids(requests))
         with AnswerFile(target) as answers, _progress(output) as on_change:
+            answers.check_unchanged(read_requests(requests))
             if all(request.custom_id in answers.done for request in read_requests(requests)):
                 counts.num_skipped = counts.num_requests
             else:

@@ -1,21 +1,24 @@
 """OUT of a batch: answers in OpenAI's format, one JSON object per line, of which a batch that is run again makes use.
 
-`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. Knows no HTTP.
-Next to read: `batch_run.py`.
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. The id holds the digest of its
+request: that is how a changed IN is found out. Knows no HTTP. Next to read: `batch_run.py`.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from quire.cli.batch_requests import BatchFileError, BatchRequest, Line
 
 ID_PREFIX = "batch_req_"
+_ID = re.compile(ID_PREFIX + "([0-9a-f]{16})_[0-9a-f]{16}")
 _OPENING = b'{"id": "' + ID_PREFIX.encode()
 INVALID_LINE = "invalid_line"
 """The code of a line of IN that cannot be sent, however often it is tried."""
@@ -35,13 +38,13 @@ class BatchWriteError(BatchFileError):
 def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) -> Line:
     """What the server said, whatever it said."""
     response = {"status_code": status, "request_id": request_id, "body": body}
-    return {"id": _new_id(), "custom_id": request.custom_id, "response": response, "error": None}
+    return {"id": _new_id(request), "custom_id": request.custom_id, "response": response, "error": None}
 
 
 def error_line(request: BatchRequest, code: str, message: str) -> Line:
     """Why there is no answer."""
     error = {"code": code, "message": f"line {request.line_number}: {message}"}
-    return {"id": _new_id(), "custom_id": request.custom_id, "response": None, "error": error}
+    return {"id": _new_id(request), "custom_id": request.custom_id, "response": None, "error": error}
 
 
 def succeeded(line: Line) -> bool:
@@ -72,8 +75,14 @@ def _check_kind(path: Path, mode: int) -> None:
         raise BatchFileError(f"{path} is not a file: the answers are kept for the next run, so -o needs one")
 
 
-def _new_id() -> str:
-    return ID_PREFIX + uuid.uuid4().hex
+def _new_id(request: BatchRequest) -> str:
+    return f"{ID_PREFIX}{request.digest}_{uuid.uuid4().hex[:16]}"
+
+
+def _digest_of(line: Line) -> str | None:
+    """Which request a line of OUT answers; None if another program wrote it."""
+    match = _ID.fullmatch(str(line.get("id")))
+    return match[1] if match else None
 
 
 class AnswerFile:
@@ -85,8 +94,8 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         """Raises: BatchFileError."""
-        self.done: set[str] = set()
-        """The custom_ids that have succeeded."""
+        self.done: dict[str, str | None] = {}
+        """The custom_ids that have succeeded, and the digests of their requests."""
         self._path = path
         try:
             self._descriptor = self._open()
@@ -98,6 +107,20 @@ class AnswerFile:
 
     def __exit__(self, *exception: object) -> None:
         os.close(self._descriptor)
+
+    def check_unchanged(self, requests: Iterable[BatchRequest]) -> None:
+        """Raises: BatchFileError if a request has an answer that was given to another one of its custom_id."""
+        changed = [
+            f"{request.custom_id!r} in line {request.line_number}"
+            for request in requests
+            if request.custom_id is not None and self.done.get(request.custom_id) not in (None, request.digest)
+        ]
+        if changed:
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            raise BatchFileError(
+                f"{self._path} has answers to other requests with the same custom_id: {'; '.join(changed[:5])}{more}; "
+                "choose another file for -o, or another custom_id for what has changed"
+            )
 
     def write(self, line: Line) -> None:
         """Append one line, or nothing. Raises: BatchWriteError, e.g. if the disk is full."""
@@ -150,7 +173,7 @@ class AnswerFile:
                     continue
                 line = self._parse(number, data)
                 if succeeded(line):
-                    self.done.add(str(line["custom_id"]))
+                    self.done[str(line["custom_id"])] = _digest_of(line)
                     kept.append(data if data.endswith(b"\n") else data + b"\n")
                     is_changed |= not data.endswith(b"\n")
                 else:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -41,6 +42,12 @@ class BatchRequest:
     url: str = ""
     body: Line | None = None
     problem: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that another request has not, whatever the order of its fields."""
+        text = json.dumps([self.custom_id, self.url, self.body], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

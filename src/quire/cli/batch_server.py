@@ -9,7 +9,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from quire.config import EngineOptions
 from quire.errors import EngineDeadError, QuireError
@@ -24,7 +26,7 @@ def own_server(options: EngineOptions) -> Iterator[str]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(options, theirs), name="quire-batch-server")
-    process.start()
+    _start(process)
     theirs.close()
     try:
         yield _wait_for_url(ours)
@@ -35,6 +37,16 @@ def own_server(options: EngineOptions) -> Iterator[str]:
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def _start(process: BaseProcess) -> None:
+    """Start it with Ctrl-C held back: on a terminal it comes to all processes, and this one imports for a while."""
+    resource_tracker.ensure_running()  # which would let it through again, were it started below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait_for_url(connection: Connection) -> str:
@@ -54,6 +66,8 @@ def _serve(options: EngineOptions, connection: Connection) -> None:
 
     # Ctrl-C on the terminal is the parent's business: it writes what it has, then ends this.
     os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that was held back is forgotten
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         serve(options, ServerOptions(port=0, drain_timeout_s=0), on_ready=connection.send)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from quire.cli.arguments import STDIN
+from quire.cli.arguments import STDIN, decoded
 from quire.cli.chat import Chat, Message
 from quire.cli.chat_client_answers import PATH, ServedModel, ServerAnswerer, find_model, request_body
 from quire.cli.command import GroupedOption, VerbCommand, output_of
@@ -77,7 +77,7 @@ def _read_prompt(prompt: str | None) -> str | None:
     if prompt == "":
         raise PromptError("the prompt is empty: give at least one character")
     if prompt is not None and prompt != STDIN:
-        return prompt
+        return decoded(prompt)
     if prompt is None and sys.stdin.isatty():
         return None
     piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")

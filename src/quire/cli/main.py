@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -58,6 +59,11 @@ COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
 
 class Terminated(BaseException):
     """SIGTERM arrived. Not an `Exception`, so that nothing on the way out swallows it."""
+
+
+_SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
+SEND_AGAIN_S = 0.01
+"""After that whatever could not be interrupted is over; if not, it is tried again."""
 
 
 class RootGroup(click.Group):
@@ -124,9 +130,44 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `quire` command."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    _prepare_signals()
     _prepare_streams()
-    cli.main(args=argv, prog_name="quire")
+    try:
+        cli.main(args=argv, prog_name="quire")
+    except SystemExit as exit_:
+        if exit_.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            _leave_at_once(int(exit_.code))
+        raise
+
+
+def _leave_at_once(exit_code: int) -> NoReturn:
+    """End without the destructors of libraries, which abort now and then if a signal cut off their start.
+
+    Everything of ours is undone by then, on the exception's way.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _prepare_signals() -> None:
+    """SIGTERM and Ctrl-C become exceptions, wherever they arrive."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _send_again
+
+
+def _send_again(unraisable: Any) -> None:
+    """Python drops what is raised in destructors and in callbacks of the import system: then the signal comes anew."""
+    number = _SIGNALS.get(unraisable.exc_type)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+        return
+    timer = threading.Timer(SEND_AGAIN_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def _prepare_streams() -> None:
@@ -175,7 +216,7 @@ def _report(error: Exception, output: Output) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context is not None else ""
-        return _fail(output, "usage", error.format_message().rstrip(".") + more, ExitCode.USAGE)
+        return _fail(output, "usage", error.format_message().rstrip(".") + _variable_of(error) + more, ExitCode.USAGE)
     if isinstance(error, MemoryError):
         return _fail(
             output,
@@ -190,13 +231,24 @@ def _report(error: Exception, output: Output) -> int:
     return _fail(output, "", f"internal error: {what} (QUIRE_DEBUG=1 for the traceback)", ExitCode.INTERNAL)
 
 
+def _variable_of(error: click.ClickException) -> str:
+    """Where a bad value came from, if not from the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    name, variable = error.param.name, error.param.envvar
+    is_set = name is not None and error.ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+    return f"; it comes from {variable}" if is_set and isinstance(variable, str) else ""
+
+
 def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
     if output.logger is not None:
         output.logger.error(" ".join(message.split()), extra={"fields": {"code": code or "internal_error"}})
         return exit_code
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
-    sys.stderr.write(label + " ".join(message.split()) + "\n")
+    with contextlib.suppress(OSError):  # the exit code still says it
+        sys.stderr.write(label + " ".join(message.split()) + "\n")
+        sys.stderr.flush()
     return exit_code
 
 

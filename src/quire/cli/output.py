@@ -5,6 +5,7 @@ neither rich nor click's terminal code, so that `--help` stays instant.
 Next to read: `progress.py`.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -62,12 +63,13 @@ class Output:
         self.result(json.dumps({"schema": schema, **value}, ensure_ascii=False))
 
     def note(self, text: str, *, style: str = "dim") -> None:
-        """Write a line for people to stderr, or to `logger`; silent with `-q`."""
+        """Write a line for people to stderr, or to `logger`; silent with `-q`, and where stderr takes nothing."""
         if self.verbosity >= 0 and self.logger is not None:
             self.logger.info(text)
         elif self.verbosity >= 0:
-            sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # a full disk below notes is no reason to withhold the result
+                sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
+                sys.stderr.flush()
 
     def detail(self, text: str) -> None:
         """Write a line to stderr that only `-v` shows."""

@@ -1,7 +1,6 @@
 """`quire serve`: the OpenAI-compatible server. Next to read: `quire/server/run.py`."""
 
 import logging
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -44,8 +43,7 @@ def serve_command(model: str | None, **values: Any) -> None:
     from quire.server.run import serve
 
     def announce(url: str) -> None:
-        with suppress(OSError):  # a full disk below the log is no reason to serve nobody
-            output.note(f"serving {options.model_name(engine)} at {url}")
+        output.note(f"serving {options.model_name(engine)} at {url}")
 
     serve(engine, options, on_ready=announce)
 

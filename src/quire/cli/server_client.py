@@ -18,6 +18,8 @@ from quire.errors import QuireError
 CONNECT_S = 10.0
 ANSWER_S = 600.0
 """A long prompt on a slow machine: nothing is sent before its first token."""
+GET_S = 30.0
+"""What needs no model is not worth waiting for."""
 MAX_MESSAGE = 500
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _EXIT_CODES = {400: 2, 401: 5, 403: 5, 404: 3, 405: 2, 413: 2, 415: 2, 422: 2}
@@ -41,11 +43,22 @@ class ServerAnswerError(QuireError):
             found = json.loads(body)["error"]
             message, code = str(found["message"]), _word(found.get("code") or found.get("type"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            message, code = body[:200].decode("utf-8", "replace").strip() or "no reason was given", "server_error"
+            return cls._of_other(status, body)
         # It goes to a terminal: no control characters, and not a page of it.
         message = "".join(character if character.isprintable() else " " for character in message[:MAX_MESSAGE])
         hint = f"; {key_hint()}" if status == 401 else ""
         return cls(status, f"the server answers {status}: {message}{hint}", code)
+
+    @classmethod
+    def _of_other(cls, status: int, body: bytes) -> "ServerAnswerError":
+        """From an answer in no shape of OpenAI's, such as a web page, which is not shown."""
+        text = body[:200].decode("utf-8", "replace").strip()
+        said = "a web page" if text.startswith("<") else text or "no reason was given"
+        said = "".join(character if character.isprintable() else " " for character in said)
+        hint = key_hint() if status == 401 else "if it is no server of models, correct --url"
+        error = cls(status, f"the server answers {status}: {said}; {hint}", "server_error")
+        error.exit_code = 5 if status == 404 else error.exit_code  # it does not speak of a model
+        return error
 
 
 def client_settings(url: str, *, read_s: float = ANSWER_S) -> dict[str, Any]:
@@ -66,6 +79,7 @@ class ServerClient:
     def __init__(self, url: str, *, read_s: float = ANSWER_S) -> None:
         """Raises: ServerUnreachableError if `url` is no address."""
         self._http = httpx2.Client(**client_settings(url, read_s=read_s))
+        self._get_s = min(read_s, GET_S)
         self.url = base_url(url)
 
     def __enter__(self) -> "ServerClient":
@@ -76,15 +90,15 @@ class ServerClient:
 
     def get_text(self, path: str) -> str:
         """The body of a GET. Raises: ServerUnreachableError, ServerAnswerError."""
-        with self._reported():
-            response = self._http.get(path)
-        return _checked(response).text
+        return _checked(self._get(path)).text
 
     def get_json(self, path: str) -> Any:
         """The JSON of a GET. Raises: ServerUnreachableError, ServerAnswerError."""
+        return _json(_checked(self._get(path)))
+
+    def _get(self, path: str) -> httpx2.Response:
         with self._reported():
-            response = self._http.get(path)
-        return _json(_checked(response))
+            return self._http.get(path, timeout=httpx2.Timeout(self._get_s, connect=CONNECT_S))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that answers a body. Raises: ServerUnreachableError, ServerAnswerError."""
@@ -115,6 +129,10 @@ class ServerClient:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise ServerUnreachableError(
                 f"no server at {self.url}: {_reason(error)}; start one with `quire serve`"
+            ) from None
+        except httpx2.ReadTimeout:
+            raise ServerUnreachableError(
+                f"{self.url} has not answered in time: does it hang, or do much else?"
             ) from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise ServerUnreachableError(f"the connection to {self.url} broke: {_reason(error)}") from None

@@ -19,7 +19,7 @@ from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.sampling_params import SamplingParams
 from quire.types import RequestOutput
 from quire.weights.sources import resolve_source
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 512
 """Length of an answer in `run` and in the chat, where neither the user nor the model's generation config says."""
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _REQUEST_IDS = itertools.count()
 
 
@@ -82,14 +83,19 @@ class Generation:
 
 
 def configure_logging(output: Output, usual: str = "WARNING") -> None:
-    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else from level `usual` on; `-vv` shows everything."""
+    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else from level `usual` on; `-vv` shows everything.
+
+    Raises: ConfigError.
+    """
     default = "DEBUG" if output.verbosity >= 2 else "ERROR" if output.verbosity < 0 else usual
-    level = os.environ.get("QUIRE_LOGGING_LEVEL", default).upper()
+    level = os.environ.get("QUIRE_LOGGING_LEVEL", "").upper() or default
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"QUIRE_LOGGING_LEVEL={level!r} is not one of {', '.join(LOG_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("quire")
     logger.handlers[:] = [handler]
-    logger.setLevel(level if level in logging.getLevelNamesMapping() else "WARNING")
+    logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -76,7 +76,8 @@ def tokenize_command(
             for position, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True))
         ]
         output.table(["position", "id", "text"], rows, right=frozenset({0, 1}))
-    output.note(f"{len(token_ids)} tokens · {len(text)} characters")
+    tokens_word = "token" if len(token_ids) == 1 else "tokens"
+    output.note(f"{len(token_ids)} {tokens_word} · {len(text)} characters")
 
 
 def token_text(tokenizer: "Tokenizer", token_id: int) -> str:

@@ -121,7 +121,8 @@ class StructuredForm(click.ParamType):  # type: ignore[type-arg]  # generic only
                 text = Path(text[1:]).expanduser().read_text(encoding="utf-8")
             fields = json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
-            self.fail(f"'{value}' is neither a JSON object nor @FILE with one: {error}", param, ctx)
+            reason = getattr(error, "strerror", None) or error
+            self.fail(f"'{value}' is neither a JSON object nor @FILE with one: {reason}", param, ctx)
         names = StructuredOutputsParams.__dataclass_fields__
         unknown = [name for name in fields if name not in names] if isinstance(fields, dict) else [text]
         if unknown:

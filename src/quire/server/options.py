@@ -61,7 +61,7 @@ class ServerOptions:
             if value is None and name.endswith("_per_minute"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
-                raise ConfigError(f"{name}={value!r} is not a whole number of at least 1")
+                raise ConfigError(f"{name}={value!r} is not a whole number in 1 … {MAX_LIMIT}")
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
             if choices and value not in choices:

@@ -6,6 +6,7 @@ Next to read: `app.py`.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -67,9 +68,13 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for any free one"
-        ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            step = "it is no address of this machine: choose another --host"
+        elif error.errno == errno.EACCES:
+            step = "choose a --port of 1024 or above, or 0 for any free one"
+        else:
+            step = "choose another --port, or 0 for any free one"
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {step}") from None
     return listener
 
 
