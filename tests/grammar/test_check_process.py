@@ -4,6 +4,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,14 @@ def test_a_process_that_was_killed_is_replaced(process: CheckProcess) -> None:
     process._process.kill()
     process._process.wait()
     assert isinstance(process.check(GOOD), str)
+
+
+def test_files_where_it_is_started_stand_for_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    process = CheckProcess()
+    assert isinstance(ask(process, GOOD), str)
+    process.close()
 
 
 def test_closing_ends_the_process() -> None:

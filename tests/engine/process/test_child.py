@@ -74,6 +74,23 @@ def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
 
 
+def test_files_where_it_is_started_stand_for_no_module(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+
+    async def served() -> list[int]:
+        client = EngineClient()
+        await client.start(EngineOptions(model=str(directory)))
+        try:
+            return await tokens(client)
+        finally:
+            await client.stop()
+
+    assert len(asyncio.run(asyncio.wait_for(served(), LIMIT_S))) == 20
+
+
 def test_a_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:
     directory = make_tiny_directory(tmp_path)
     weights = load_file(directory / "model.safetensors")

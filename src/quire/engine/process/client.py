@@ -83,7 +83,7 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-            command = [sys.executable, "-m", "quire.engine.process.child", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "quire.engine.process.child", str(theirs.fileno())]
             try:
                 self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             except OSError:
