@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.tokenizer_source import load_tokenizer
+from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.errors import ConfigError, PromptError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import resolve_source
@@ -27,6 +27,19 @@ def test_own_or_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
 def test_a_place_that_is_not_there(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="'nowhere' does not exist"):
         load_tokenizer(checkpoint, "nowhere")
+
+
+def test_a_file_that_is_no_tokenizer(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    model = tmp_path / "own" / "model.safetensors"
+    with pytest.raises(ConfigError, match=f"'{model}' is no directory: give a directory or its tokenizer.json"):
+        load_tokenizer(checkpoint, str(model))
+
+
+def test_a_template_that_is_not_there() -> None:
+    with pytest.raises(
+        ConfigError, match="'/nowhere' is neither a Jinja template nor a readable file: No such file or"
+    ):
+        read_chat_template("/nowhere")
 
 
 def test_tokens_outside_the_model_are_refused(checkpoint: Checkpoint) -> None:

@@ -18,8 +18,9 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
     """
     if source is not None:
         path = Path(source).expanduser()
-        if not path.exists():
-            raise ConfigError(f"tokenizer='{source}' does not exist: give a directory or its tokenizer.json")
+        if not path.is_dir() and (path.name != "tokenizer.json" or not path.exists()):
+            problem = "is no directory" if path.exists() else "does not exist"
+            raise ConfigError(f"tokenizer='{source}' {problem}: give a directory or its tokenizer.json")
         directory = path if path.is_dir() else path.parent
         return load_tokenizer_directory(directory, model_vocab_size=model_vocab_size)
     if checkpoint.format == "gguf":
@@ -35,4 +36,7 @@ def read_chat_template(value: str | None) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template='{value}' is neither a Jinja template nor a readable file: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"chat_template='{value}' is neither a Jinja template nor a readable file: {reason}"
+        ) from None
