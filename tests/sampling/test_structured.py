@@ -194,7 +194,7 @@ class Broken:
 
     def start(self) -> TokenMatcher:
         if self.error is not None:
-            raise self.error
+            raise type(self.error)(*self.error.args)  # parameters live on, and a raised one holds its frames
         return TokenMatcher(self, VOCAB_SIZE, (EOS,))  # type: ignore[arg-type]
 
     def compute_bitmask(self) -> bytes:

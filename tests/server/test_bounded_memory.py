@@ -45,7 +45,7 @@ def test_unique_ids_and_salts_leave_nothing_behind() -> None:
             assert set(admission._limits) <= {"ann", "anonymous"}
             assert not admission._held
             assert not client._streams
-            assert not client._calls
+            assert not client._pings
 
     asyncio.run(main())
 
