@@ -71,7 +71,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            found = re.search(r"http://\S+", line)
+            found = re.search(r"http://[^\s\"]+", line)
             if found and not self.url:
                 self.url = found[0]
                 self._announced.set()

@@ -30,6 +30,20 @@ def wait_until_stopped(server: ServerProcess, stopped: bool) -> None:
         time.sleep(0.01)
 
 
+def test_an_address_within_json() -> None:
+    code = """
+        import sys, time
+        print('{"message": "serving m at http://127.0.0.1:80", "level": "INFO"}', file=sys.stderr, flush=True)
+        print('{"message": "http://127.0.0.1:81"}', file=sys.stderr, flush=True)
+        time.sleep(600)
+    """
+    server = ServerProcess(command(code))
+    try:
+        assert server.url == "http://127.0.0.1:80"
+    finally:
+        server.kill()
+
+
 def test_a_server_that_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", "the user's")
     server = ServerProcess(command(SERVER, "0"), {"MINE": "given"})
