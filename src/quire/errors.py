@@ -183,6 +183,11 @@ class EngineDeadError(EngineError):
     code = "engine_dead"
 
 
+def printable(text: str) -> str:
+    """Text of somebody else, fit for a line of a message: a space for each character that does not print."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known name, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1)

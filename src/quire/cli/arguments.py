@@ -74,20 +74,23 @@ def read_text(arguments: ModelAndText) -> str | None:
 
     Raises: click.UsageError when stdin is empty.
     """
-    if arguments.text is not None and arguments.text != STDIN:
-        return decoded(arguments.text)
-    if arguments.text is None and sys.stdin.isatty():
+    return read_word(arguments.text, missing=_no_text(arguments.model) if arguments.text is None else "nothing to read")
+
+
+def read_word(word: str | None, *, missing: str) -> str | None:
+    """A word of the command line; stdin for "-", or when there is none and stdin is not a terminal; None: ask the user.
+
+    Both are taken for UTF-8, whatever the locale is. Raises: click.UsageError when stdin is empty: `missing` is why it
+    was read.
+    """
+    if word is not None and word != STDIN:
+        return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if word is None and sys.stdin.isatty():
         return None
     piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
     if not piped:
-        taken = _no_text(arguments.model) if arguments.text is None else "nothing to read"
-        raise click.UsageError(f"{taken}, and standard input is empty")
+        raise click.UsageError(f"{missing}, and standard input is empty")
     return piped
-
-
-def decoded(word: str) -> str:
-    """A word of the command line as UTF-8, which is what standard input is taken for too, whatever the locale is."""
-    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _no_text(model: str) -> str:

@@ -113,7 +113,9 @@ class AnswerFile:
         changed = [
             f"{request.custom_id!r} in line {request.line_number}"
             for request in requests
-            if request.custom_id is not None and self.done.get(request.custom_id) not in (None, request.digest)
+            if request.custom_id is not None
+            and (known := self.done.get(request.custom_id)) is not None
+            and known != request.digest
         ]
         if changed:
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""

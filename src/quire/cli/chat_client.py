@@ -3,12 +3,11 @@
 Text goes to stdout, the line of statistics to stderr. Next to read: `chat.py`, `chat_client_answers.py`.
 """
 
-import sys
 from typing import Any
 
 import click
 
-from quire.cli.arguments import STDIN, decoded
+from quire.cli.arguments import read_word
 from quire.cli.chat import Chat, Message
 from quire.cli.chat_client_answers import PATH, ServedModel, ServerAnswerer, find_model, request_body
 from quire.cli.command import GroupedOption, VerbCommand, output_of
@@ -76,14 +75,7 @@ def _read_prompt(prompt: str | None) -> str | None:
     """The question; None: ask the user. Raises: PromptError, click.UsageError."""
     if prompt == "":
         raise PromptError("the prompt is empty: give at least one character")
-    if prompt is not None and prompt != STDIN:
-        return decoded(prompt)
-    if prompt is None and sys.stdin.isatty():
-        return None
-    piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
-    if not piped:
-        raise click.UsageError("no prompt was given, and standard input is empty")
-    return piped
+    return read_word(prompt, missing="no prompt was given")
 
 
 def _answer_whole(

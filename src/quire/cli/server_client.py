@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from quire.cli.server_address import ServerUnreachableError, api_key, base_url, key_hint
-from quire.errors import QuireError
+from quire.errors import QuireError, printable
 
 CONNECT_S = 10.0
 ANSWER_S = 600.0
@@ -45,7 +45,7 @@ class ServerAnswerError(QuireError):
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls._of_other(status, body)
         # It goes to a terminal: no control characters, and not a page of it.
-        message = "".join(character if character.isprintable() else " " for character in message[:MAX_MESSAGE])
+        message = printable(message[:MAX_MESSAGE])
         hint = f"; {key_hint()}" if status == 401 else ""
         return cls(status, f"the server answers {status}: {message}{hint}", code)
 
@@ -53,8 +53,7 @@ class ServerAnswerError(QuireError):
     def _of_other(cls, status: int, body: bytes) -> "ServerAnswerError":
         """From an answer in no shape of OpenAI's, such as a web page, which is not shown."""
         text = body[:200].decode("utf-8", "replace").strip()
-        said = "a web page" if text.startswith("<") else text or "no reason was given"
-        said = "".join(character if character.isprintable() else " " for character in said)
+        said = "a web page" if text.startswith("<") else printable(text) or "no reason was given"
         hint = key_hint() if status == 401 else "if it is no server of models, correct --url"
         error = cls(status, f"the server answers {status}: {said}; {hint}", "server_error")
         error.exit_code = 5 if status == 404 else error.exit_code  # it does not speak of a model

@@ -71,8 +71,10 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
     if matcher.is_stopped() and not matcher.is_accepting():
         return {"error": "no text matches it"}
     reason = None
-    if kind in ("json", "grammar"):
-        reason = unenforceable(text) if kind == "json" else unenforceable_inside(grammar)
+    if kind == "json":
+        reason = unenforceable(text)
+    elif kind == "grammar":
+        reason = unenforceable_inside(grammar)
     return {"grammar": grammar} if reason is None else {"error": reason}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from quire.errors import EngineError, QueueFullError
+from quire.errors import EngineError, QueueFullError, printable
 from quire.grammar.limits import DEADLINE_S
 from quire.structured_outputs import StructuredOutputsParams
 
@@ -165,8 +165,8 @@ def short_reason(message: str) -> str:
         return "no text matches it"
     if "initial_lexer_fuel" in line:
         return "its patterns are too large together: use fewer, or shorter repetitions"
-    printable = "".join(character if character.isprintable() else " " for character in line)
-    return printable if len(printable) <= 200 else printable[:199] + "…"
+    shown = printable(line)
+    return shown if len(shown) <= 200 else shown[:199] + "…"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -8,6 +8,8 @@ Next to read: `matcher.py`.
 
 from dataclasses import dataclass
 
+from quire.errors import printable
+
 NO_EXTENSION = "NoExtension"
 """How the library begins to say that nothing may come next."""
 OF_FORM = (NO_EXTENSION, "too many states", "too many expressions", "Too many items", "max is")
@@ -26,7 +28,7 @@ class Failure:
 def failure_of(message: str) -> Failure:
     """What an error of the library in the middle of a text means for who asked for it."""
     lines = message.splitlines()
-    line = "".join(character if character.isprintable() else " " for character in lines[0]) if lines else ""
+    line = printable(lines[0]) if lines else ""
     shown = line[:_MAX_SHOWN] or "no reason given"
     if not any(words in line for words in OF_FORM):
         return Failure(f"the library that keeps texts in their form failed: {shown}", is_of_form=False)

@@ -11,7 +11,6 @@ vocabulary size) was checked when it was added to the engine.
 Next to read: `state.py`, then `native.py` or `torch_rows.py`.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -23,12 +22,11 @@ from quire.grammar.failures import Failure
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.rows import RowSampler, Sampled
-from quire.sampling.state import SamplingState
+from quire.sampling.state import SamplingState, log_failure
 from quire.sampling.torch_rows import TorchRowSampler
 from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
-logger = logging.getLogger("quire.sampling")
 NO_CHOICE = (
     "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
     "the model overflowed or its weights are damaged, try dtype='float32'"
@@ -75,8 +73,7 @@ class Sampler:
         except (QuireError, ValueError) as error:
             # A form that cannot be compiled is refused by name; nothing else that goes wrong here is the client's.
             failure = Failure(str(error), is_of_form=isinstance(error, InvalidParameterError))
-            if not failure.is_of_form:
-                logger.error("request %r fails: %s", request_id, failure.reason)
+            log_failure(request_id, failure)
             self._failures[request_id] = failure
             return None
 

@@ -19,6 +19,12 @@ logger = logging.getLogger("quire.sampling")
 NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"
 
 
+def log_failure(request_id: str, failure: Failure) -> None:
+    """What the form is not to blame for is for who runs the engine to see."""
+    if not failure.is_of_form:
+        logger.error("request %r fails: %s", request_id, failure.reason)
+
+
 class SamplingState:
     """A request's parameters and its tokens, as far as these need them.
 
@@ -89,8 +95,8 @@ class SamplingState:
         if self._allowed is None:
             found = self._matcher.allowed()
             self.failure = self._matcher.failure
-            if self.failure is not None and not self.failure.is_of_form:
-                logger.error("request %r fails: %s", self.request_id, self.failure.reason)
+            if self.failure is not None:
+                log_failure(self.request_id, self.failure)
             if self._only is not None and self.failure is None:
                 found = np.intersect1d(found, self._only, assume_unique=True)
                 self.failure = None if len(found) else Failure(NOT_ALLOWED)

@@ -6,6 +6,7 @@ that are without effect here are taken and ignored. Ranges are checked here so t
 what needs the model is checked by the engine's `InputProcessor`. Next to read: `chat.py`.
 """
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
@@ -258,12 +259,13 @@ SHARED_NAMES = tuple(
 """Fields that are `SamplingParams`' own, under the same names; `forms.py` makes the one that is left out."""
 
 
-def known_names() -> set[str]:
-    """Names of all fields of all requests, for suggestions."""
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Names of all fields of all requests."""
     found: set[str] = set()
     waiting = list(Body.__subclasses__())
     while waiting:
         kind = waiting.pop()
         found |= {field.alias or name for name, field in kind.model_fields.items()}
         waiting += kind.__subclasses__()
-    return found
+    return frozenset(found)
