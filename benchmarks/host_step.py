@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventLog
@@ -24,7 +25,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
-from quire.types import KVCacheGroup, KVCacheSpec, RequestResult, SchedulerOutput, StepResult
+from quire.types import RequestResult, SchedulerOutput, StepResult
 
 PROMPT_LEN = 128
 NUM_WARM_STEPS = 30

@@ -17,10 +17,10 @@ import pytest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.events import EventKind
+from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
-from quire.types import CompletionOutput, PoolingRequestOutput, RequestOutput
 from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_llama
 
 MAX_MODEL_LEN = 96

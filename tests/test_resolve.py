@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from quire.byte_sizes import format_bytes
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, resolve
 from quire.step_memory import bytes_beside
-from quire.types import KVCacheGroup, KVCacheSpec
 
 GIB = 2**30
 CPU = Hardware("cpu", 64 * GIB, 48 * GIB, has_fast_bfloat16=True, num_threads=8, name="a CPU")

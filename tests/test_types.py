@@ -3,18 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.cache_spec import KVCacheSpec
+from quire.outputs import CompletionOutput, RequestMetrics
 from quire.sampling_params import SamplingParams
-from quire.types import (
-    BlockCopy,
-    BlockTableUpdate,
-    CompletionOutput,
-    KVCacheSpec,
-    Request,
-    RequestMetrics,
-    RequestStatus,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from quire.types import BlockCopy, BlockTableUpdate, Request, RequestStatus, ScheduledRequest, SchedulerOutput
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.lists(st.integers(0, 9), max_size=8), st.data())

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.errors import QuireError
     from quire.models.registry import ModelRegistry
+    from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
     from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
     from quire.structured_outputs import StructuredOutputsParams
-    from quire.types import CompletionOutput, PoolingRequestOutput, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -33,9 +33,9 @@ _LAZY = {
     "SamplingParams": "quire.sampling_params",
     "StructuredOutputsParams": "quire.structured_outputs",
     "QuireError": "quire.errors",
-    "CompletionOutput": "quire.types",
-    "PoolingRequestOutput": "quire.types",
-    "RequestOutput": "quire.types",
+    "CompletionOutput": "quire.outputs",
+    "PoolingRequestOutput": "quire.outputs",
+    "RequestOutput": "quire.outputs",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
+from quire.cache_spec import KVCacheGroup
 from quire.errors import ConfigError, nearest
-from quire.types import KVCacheGroup
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""

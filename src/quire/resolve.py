@@ -2,12 +2,13 @@
 
 Pure: it reads no file, no environment and no clock, so every rule here is a row of a table in its test. It must not
 know tensors or torch. An error names the numbers and a setting that fits, and that setting does resolve.
-Next to read: `config.py` for the fields, `pool_shape.py`, `step_memory.py`; `runtime/hardware.py`, whence `Hardware`.
+Next to read: `config.py` for the fields, `cache_spec.py`, `step_memory.py`; `runtime/hardware.py`, whence `Hardware`.
 """
 
 from dataclasses import dataclass, replace
 
 from quire.byte_sizes import format_bytes
+from quire.cache_spec import PoolShape
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
@@ -24,7 +25,6 @@ from quire.config import (
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.pool_shape import PoolShape
 from quire.step_memory import bytes_beside
 
 PLAN_BLOCK_MULTIPLE = 16

@@ -1,54 +1,19 @@
 """Nouns that cross folders, without tensors: requests, schedules, results, outputs.
 
 The path of one token: `Request` (scheduler's view of one sequence) → `SchedulerOutput` (what one step computes) →
-executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees). Everything in a `SchedulerOutput`
-and a `StepResult` is integers, floats, strings and tuples: it can be recorded, replayed and sent to another process.
+executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees, `outputs.py`). Everything
+in a `SchedulerOutput` and a `StepResult` is integers, floats, strings and tuples: it can be recorded, replayed and sent
+to another process.
 Next to read: `scheduler/scheduler.py`.
 """
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.sampling_params import PoolingParams, SamplingParams
 
 NULL_BLOCK_ID = 0
 """Block 0 holds no request's keys: block tables point to it where a sliding window left a block."""
-
-
-# --- KV cache shape ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheSpec:
-    """What one layer keeps of a token.
-
-    Fields:
-        window: token i attends to tokens i - window + 1 … i; None: to all earlier ones.
-        scale_bytes: of one token's key or value in one head: int8 values have a scale.
-    """
-
-    num_kv_heads: int
-    head_size: int
-    dtype_bytes: int
-    window: int | None = None
-    scale_bytes: int = 0
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token in one layer."""
-        return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheGroup:
-    """Layers that share one block table: they have the same spec.
-
-    Every request has one block table per group. All groups draw block numbers from one pool.
-    """
-
-    layer_indices: tuple[int, ...]
-    spec: KVCacheSpec
 
 
 # --- Requests ---------------------------------------------------------------------------------
@@ -272,127 +237,3 @@ class SequenceUpdate:
     result: RequestResult
     new_token_id: int | None
     status: RequestStatus
-
-
-# --- What callers see -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Log-probability of one token, its 1-based rank in the vocabulary, and its text."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-PositionLogprobs = dict[int, Logprob]
-"""Token id → Logprob at one position."""
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One completion of a prompt, so far.
-
-    `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
-    or stop token id that matched; None for EOS. `error`: what went wrong, where `finish_reason` is "error".
-    `error_code`: `FORM_FAILED` where the request's own form of text is to blame; None for all else.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-    error_code: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether this completion has ended."""
-        return self.finish_reason is not None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestMetrics:
-    """Times of one request, in seconds of `time.monotonic()`; None where it has not happened."""
-
-    arrival_time_s: float
-    first_scheduled_time_s: float | None = None
-    first_token_time_s: float | None = None
-    last_token_time_s: float | None = None
-    finished_time_s: float | None = None
-    num_preemptions: int = 0
-
-    @property
-    def time_to_first_token_s(self) -> float | None:
-        """From arrival to the first token."""
-        if self.first_token_time_s is None:
-            return None
-        return self.first_token_time_s - self.arrival_time_s
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A request so far: all text and tokens since its start (cumulative, as in vLLM).
-
-    `num_cached_tokens`: prompt tokens whose KV came from the prefix cache. `metrics` come with the final output.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-    metrics: RequestMetrics | None = None
-    num_cached_tokens: int = 0
-
-
-@dataclass(slots=True)
-class EmbeddingOutput:
-    """One vector of length E."""
-
-    embedding: list[float]
-
-
-@dataclass(slots=True)
-class PoolingRequestOutput:
-    """The result of `encode` or `embed` for one prompt.
-
-    `finish_reason`: "stop"; "abort" or "error" with an empty embedding, and what went wrong in `error`.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    finished: bool = True
-    num_cached_tokens: int = 0
-    finish_reason: str = "stop"
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class BeamSearchSequence:
-    """One beam: its generated tokens, text and scores."""
-
-    token_ids: list[int]
-    text: str
-    cumulative_logprob: float
-    score: float
-    finish_reason: str
-
-
-@dataclass(slots=True)
-class BeamSearchOutput:
-    """The beams of one prompt, best first."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    sequences: list[BeamSearchSequence]
-
-
-Prompt = str | Sequence[int] | dict[str, object]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""

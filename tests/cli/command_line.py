@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from quire.cli.main import cli
 from quire.config import Decision, EngineOptions
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.text.rendered_chat import RenderedChat
-from quire.types import CompletionOutput, RequestOutput
 
 
 def call(*arguments: str, stdin: str | None = None) -> Result:

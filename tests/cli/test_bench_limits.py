@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.cli.bench_cases import BenchCase
 from quire.cli.bench_limits import tokens_per_s_limit, work_of
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits
-from quire.types import KVCacheGroup, KVCacheSpec
 
 PARAMETERS = 134_515_008
 HEAD = 49_152 * 576

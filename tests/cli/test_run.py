@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelNotFoundError
-from quire.types import RequestOutput
+from quire.outputs import RequestOutput
 from tests.cli.command_line import FakeEngine, call, call_process, parsed
 
 

@@ -19,8 +19,8 @@ from quire.cli.session import (
 )
 from quire.config import EngineOptions
 from quire.errors import ConfigError, ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.types import CompletionOutput, RequestOutput
 from tests.cli.command_line import FakeEngine
 from tests.engine.builders import make_engine
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quire.engine.async_llm import AsyncLLM
-from quire.types import RequestOutput
+from quire.outputs import RequestOutput
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine
 
 LIMIT_S = 60

@@ -9,23 +9,16 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
+from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.parallel.executor import Executor
 from quire.sampling_params import SamplingParams
 from quire.scheduler.recording import RecordingScheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
-from quire.types import (
-    KVCacheGroup,
-    KVCacheSpec,
-    PoolingRequestOutput,
-    RequestOutput,
-    RequestResult,
-    SchedulerOutput,
-    StepResult,
-    TokenLogprobs,
-)
+from quire.types import RequestResult, SchedulerOutput, StepResult, TokenLogprobs
 from tests.fakes import FakeExecutor
 
 EOS = 256

@@ -7,8 +7,8 @@ from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
 from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterError, PromptError, RequestError
 from quire.events import EventKind
+from quire.outputs import BeamSearchOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.types import BeamSearchOutput
 from tests.engine.builders import EOS, VOCAB_SIZE, Logprobs, assert_all_home, assert_forgotten, make_engine
 
 LETTERS = [*range(97, 103), EOS]

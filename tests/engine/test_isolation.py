@@ -17,9 +17,10 @@ from quire.engine.isolation import MAX_FAILED_ALONE, MAX_UNEXPLAINED
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError
 from quire.events import EventKind
+from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.scheduler.recording import RecordingScheduler, read_outputs, replay
-from quire.types import RequestOutput, SchedulerOutput, StepResult
+from quire.types import SchedulerOutput, StepResult
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,

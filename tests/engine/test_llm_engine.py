@@ -17,9 +17,9 @@ from quire.errors import (
     QueueFullError,
 )
 from quire.events import EventKind
+from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.recording import replay
-from quire.types import PoolingRequestOutput, RequestOutput
 from tests.engine.builders import (
     EOS,
     assert_all_home,

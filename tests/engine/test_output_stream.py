@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from quire.engine.output_stream import OutputStream, wake_all
-from quire.types import RequestOutput
+from quire.outputs import RequestOutput
 
 
 def output(text: str, *, finished: bool = False) -> RequestOutput:

@@ -7,9 +7,9 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
 from quire.events import EventKind
+from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.scheduler.recording import replay
-from quire.types import RequestOutput
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,

@@ -1,5 +1,6 @@
 from quire.engine.token_texts import TokenTexts
-from quire.types import Logprob, TokenLogprobs
+from quire.outputs import Logprob
+from quire.types import TokenLogprobs
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
 
 

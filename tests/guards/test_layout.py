@@ -1,5 +1,6 @@
-"""Tests mirror the source; the repository holds no machine paths; every public name exists."""
+"""Every folder has tests, small modules are not split off, no machine paths, every public name exists."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -8,26 +9,37 @@ import quire
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
-# Their behaviour is tested through the file named.
-COVERED_ELSEWHERE = {
-    "sampling/rows.py": "sampling/test_sampler.py",  # a protocol: its two implementations
-    "sampling/torch_rows.py": "sampling/test_sampler.py",
-    "cli/serve.py": "server/test_run.py",  # the life of a real server
-    "server/supervisor.py": "server/test_run.py",
-}
+MIN_CHAPTER_LINES = 50
 
 
-def test_every_source_file_has_its_test_file() -> None:
-    missing = []
-    for path in PACKAGE.rglob("*.py"):
-        relative = path.relative_to(PACKAGE)
-        if path.name.startswith("__") or relative.parts[0] in ("kernels", "models"):
-            continue  # kernels and models are found and tested by folder: tests/kernels, tests/models
-        mirror = ROOT / "tests" / relative.parent / f"test_{relative.name}"
-        covered = COVERED_ELSEWHERE.get(str(relative))
-        if not mirror.exists() and not (covered and (ROOT / "tests" / covered).exists()):
-            missing.append(str(relative))
+def source_files() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+
+
+def test_every_folder_has_its_tests() -> None:
+    folders = {path.parent.relative_to(PACKAGE) for path in source_files() if path.parent != PACKAGE}
+    # Each kernel is a folder whose versions and cases tests/kernels finds by itself.
+    tops = {Path("kernels") if folder.parts[0] == "kernels" else folder for folder in folders}
+    missing = [str(folder) for folder in sorted(tops) if not list((ROOT / "tests" / folder).glob("test_*.py"))]
     assert missing == []
+
+
+def test_small_modules_have_several_importers() -> None:
+    """A module of fewer than 50 lines that one module alone imports belongs inside that module."""
+    importers: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    importers.setdefault(name, set()).add(str(path))
+    small = []
+    for path in source_files():
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found_by_folder = parts[0] in ("kernels", "models") or path.parent.name == "routes"
+        is_small = len(path.read_text().splitlines()) < MIN_CHAPTER_LINES
+        if is_small and not found_by_folder and len(importers.get(".".join(("quire", *parts)), set())) == 1:
+            small.append("/".join(parts))
+    assert sorted(small) == []
 
 
 def test_public_names_resolve() -> None:

@@ -5,14 +5,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 450
+MAX_CHOKE_POINT_FILE_LINES = 300
 MAX_MODEL_LINES = 200
 MAX_FUNCTION_LINES = 80
 MAX_KERNEL_LINES = 150
-CHOKE_POINTS = {
+CHOKE_POINTS: dict[str, str | None] = {
     "scheduler/scheduler.py": "schedule",
     "engine/llm_engine.py": "step",
     "runtime/model_runner.py": "run",
+    "types.py": None,
+    "resolve.py": None,
 }
 MAX_CHOKE_POINT_LINES = 60
 
@@ -42,6 +45,10 @@ def test_functions_are_short() -> None:
 
 
 def test_choke_points_stay_small() -> None:
+    """The next feature must fit in."""
     for file, name in CHOKE_POINTS.items():
-        sizes = dict(functions(PACKAGE / file))
-        assert sizes[name] <= MAX_CHOKE_POINT_LINES, f"{file}: {name} has {sizes[name]} lines; refactor first"
+        lines = len((PACKAGE / file).read_text().splitlines())
+        assert lines <= MAX_CHOKE_POINT_FILE_LINES, f"{file} has {lines} lines; refactor first"
+        if name is not None:
+            length = dict(functions(PACKAGE / file))[name]
+            assert length <= MAX_CHOKE_POINT_LINES, f"{file}: {name} has {length} lines; refactor first"

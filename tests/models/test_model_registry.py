@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import transformers
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry, model_types
-from quire.types import KVCacheGroup, KVCacheSpec
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 

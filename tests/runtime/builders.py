@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from quire.cache_spec import KVCacheGroup
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
-from quire.types import KVCacheGroup
 
 
 def make_config(

@@ -8,19 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.batch import StepLayout, build_batch, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.request_states import RequestStates
 from quire.sampling_params import SamplingParams
-from quire.types import (
-    BlockTableUpdate,
-    KVCacheGroup,
-    KVCacheSpec,
-    NewRequest,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
 from tests.runtime.builders import make_config
 
 GROUPS = (

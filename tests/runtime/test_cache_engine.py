@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.runtime.cache_engine import CacheEngine
-from quire.types import BlockCopy, KVCacheGroup, KVCacheSpec
+from quire.types import BlockCopy
 from tests.runtime.builders import make_config
 
 FULL = KVCacheSpec(num_kv_heads=2, head_size=4, dtype_bytes=4)

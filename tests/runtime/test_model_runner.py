@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire.cache_spec import KVCacheGroup
 from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward
@@ -14,7 +15,7 @@ from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.step_memory import PROMPT_LOGPROB_ROWS
-from quire.types import KVCacheGroup, Request, RequestResult, SchedulerOutput, StepResult
+from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.layers.forward_batch import ForwardBatch
 from quire.scheduler.scheduler import Scheduler
-from quire.types import KVCacheGroup, KVCacheSpec, Request, RequestResult, SchedulerOutput
+from quire.types import Request, RequestResult, SchedulerOutput
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2
 SPEC = KVCacheSpec(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)

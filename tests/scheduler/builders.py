@@ -4,18 +4,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.types import (
-    KVCacheGroup,
-    KVCacheSpec,
-    Request,
-    RequestResult,
-    SchedulerOutput,
-    SequenceUpdate,
-    StepResult,
-)
+from quire.types import Request, RequestResult, SchedulerOutput, SequenceUpdate, StepResult
 from tests.fakes import FakeExecutor, chain_all, token_after
 
 VOCAB_SIZE = 50

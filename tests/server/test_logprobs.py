@@ -1,7 +1,7 @@
 import math
 
+from quire.outputs import Logprob, PositionLogprobs
 from quire.server.logprobs import LEAST, LogprobWriter, prompt_logprobs
-from quire.types import Logprob, PositionLogprobs
 from tests.engine.builders import byte_tokenizer
 
 # The chosen token comes first and is third in rank.

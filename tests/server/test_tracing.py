@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from quire.outputs import RequestMetrics
 from quire.server.request_record import RequestRecord
 from quire.server.tracing import Tracer, phases
-from quire.types import RequestMetrics
 from tests.server.served import serving
 
 needs_api = pytest.mark.skipif(

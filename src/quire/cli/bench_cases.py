@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.types import RequestOutput
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

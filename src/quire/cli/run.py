@@ -24,8 +24,8 @@ from quire.cli.session import (
 )
 from quire.config import EngineOptions
 from quire.errors import ModelNotFoundError, PromptError
+from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
-from quire.types import CompletionOutput
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

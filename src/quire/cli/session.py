@@ -20,8 +20,8 @@ from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
 from quire.errors import ConfigError, EngineError
+from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.types import RequestOutput
 from quire.weights.sources import resolve_source
 
 if TYPE_CHECKING:

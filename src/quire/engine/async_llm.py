@@ -21,9 +21,9 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.output_stream import OutputStream, wake_all
 from quire.errors import EngineDeadError, QuireError, RequestError
+from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import PoolingRequestOutput, RequestOutput
 
 EXIT_TIMEOUT_S = 10.0
 """How long the end of the process waits for the step that is running."""

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import InvalidParameterError
+from quire.outputs import BeamSearchOutput, BeamSearchSequence
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.text.detokenizer import IncrementalDetokenizer
-from quire.types import (
-    BeamSearchOutput,
-    BeamSearchSequence,
-    Request,
-    RequestStatus,
-    SequenceUpdate,
-    TokenLogprobs,
-)
+from quire.types import Request, RequestStatus, SequenceUpdate, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)

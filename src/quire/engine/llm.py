@@ -20,9 +20,9 @@ from quire.engine.output_processor import Output
 from quire.engine.progress_bar import ProgressBar, UseTqdm, open_progress_bar
 from quire.engine.prompts import split_prompts
 from quire.errors import PromptError, QueueFullError, RequestError
+from quire.outputs import BeamSearchOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import BeamSearchOutput, PoolingRequestOutput, RequestOutput
 
 RESERVED_TEMPLATE_NAMES = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
@@ -68,7 +68,7 @@ class LLM:
         use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.types.Prompt`).
+        """Complete one prompt or a list of prompts, each as text, token ids or a dict (`quire.outputs.Prompt`).
 
         `sampling_params`: one for all, or one per prompt; None: the model's recommended ones.
         `priority`: one for all or one per prompt; lower runs first, with scheduling_policy="priority".

@@ -13,18 +13,9 @@ from quire.engine.input_processor import PreparedRequest
 from quire.engine.sequence_output import SequenceOutput
 from quire.engine.token_texts import TokenTexts
 from quire.errors import DuplicateRequestError, EngineError
+from quire.outputs import EmbeddingOutput, PoolingRequestOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from quire.text.tokenizer import Tokenizer
-from quire.types import (
-    EmbeddingOutput,
-    NewRequest,
-    PoolingRequestOutput,
-    PositionLogprobs,
-    Request,
-    RequestMetrics,
-    RequestOutput,
-    RequestStatus,
-    SequenceUpdate,
-)
+from quire.types import NewRequest, Request, RequestStatus, SequenceUpdate
 
 logger = logging.getLogger("quire.engine")
 Output = RequestOutput | PoolingRequestOutput

@@ -5,10 +5,11 @@ Next to read: `output_processor.py`, which owns these.
 """
 
 from quire.engine.token_texts import TokenTexts
+from quire.outputs import CompletionOutput, PositionLogprobs
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.stop_strings import StopStringMatcher
 from quire.text.tokenizer import Tokenizer
-from quire.types import CompletionOutput, PositionLogprobs, Request, RequestResult, RequestStatus
+from quire.types import Request, RequestResult, RequestStatus
 
 
 class SequenceOutput:

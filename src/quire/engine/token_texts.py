@@ -3,8 +3,9 @@
 Next to read: `sequence_output.py`.
 """
 
+from quire.outputs import Logprob, PositionLogprobs
 from quire.text.tokenizer import Tokenizer
-from quire.types import Logprob, PositionLogprobs, TokenLogprobs
+from quire.types import TokenLogprobs
 
 
 class TokenTexts:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.cache_spec import KVCacheSpec
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
-from quire.types import KVCacheSpec
 
 IGNORED_FIELDS = frozenset(
     {

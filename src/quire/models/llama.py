@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quire.cache_spec import KVCacheSpec
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
@@ -21,7 +22,6 @@ from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
 from quire.models.hf_rope import read_rope
-from quire.types import KVCacheSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quire.cache_spec import KVCacheSpec
 from quire.kernels.activations import gelu, relu
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding
@@ -17,7 +18,6 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.linear import Linear
 from quire.layers.norms import LayerNorm
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
-from quire.types import KVCacheSpec
 
 POSITION_OFFSET = 2
 """The first two rows of the position table are never used."""

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
-from quire.types import KVCacheGroup, KVCacheSpec
 
 NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""

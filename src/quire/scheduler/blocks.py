@@ -8,10 +8,10 @@ Knows neither queues nor budgets. Next to read: `integrity.py`, which adds every
 
 from dataclasses import dataclass, field
 
+from quire.cache_spec import PoolShape
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
-from quire.pool_shape import PoolShape
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
 from quire.types import NULL_BLOCK_ID, BlockCopy, BlockTableUpdate, Request

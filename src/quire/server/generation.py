@@ -18,11 +18,12 @@ from typing import Any, TypeVar, cast
 from starlette.types import Receive
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
+from quire.outputs import PositionLogprobs
 from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.state import ServerState
 from quire.structured_outputs import FORM_FAILED
-from quire.types import PositionLogprobs, Request
+from quire.types import Request
 
 _R = TypeVar("_R")
 UPDATES_AHEAD = 4

@@ -6,8 +6,8 @@ In the engine's lists the token that was chosen comes first, then the likeliest.
 from collections.abc import Sequence
 from typing import Any
 
+from quire.outputs import Logprob, PositionLogprobs
 from quire.text.tokenizer import Tokenizer
-from quire.types import Logprob, PositionLogprobs
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot write; OpenAI's own choice."""

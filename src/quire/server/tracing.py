@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from quire.outputs import RequestMetrics
 from quire.server.request_record import RequestRecord
-from quire.types import RequestMetrics
 
 LOGGER = logging.getLogger("quire.server")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

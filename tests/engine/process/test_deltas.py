@@ -1,8 +1,8 @@
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import RequestUpdate
 from quire.engine.process.stream import merge
+from quire.outputs import RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.types import RequestOutput
 from tests.engine.builders import make_engine, saying
 
 

@@ -6,7 +6,7 @@ from quire.engine.process import stream as module
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.engine.process.stream import MAX_UNREAD_BYTES, PIECE_BYTES, RequestStream
 from quire.errors import EngineDeadError, UnreadError
-from quire.types import Logprob
+from quire.outputs import Logprob
 
 
 def update(index: int, *, num_top: int = 0, finished: bool = False) -> RequestUpdate:

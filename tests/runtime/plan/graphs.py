@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from quire import _native
+from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import linear
@@ -24,7 +25,6 @@ from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.worker import kv_layers
-from quire.types import KVCacheGroup, KVCacheSpec
 from tests.runtime.builders import make_config
 
 WIDTH, VOCAB_SIZE, HEADS, KV_HEADS, HEAD_SIZE = 32, 19, 2, 1, 16

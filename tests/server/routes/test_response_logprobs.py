@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.process.messages import ChoiceUpdate
+from quire.outputs import Logprob
 from quire.server.caller import ANONYMOUS
 from quire.server.front_end import FrontEnd
 from quire.server.protocol.responses import OutputMessage, ResponsesRequest
@@ -15,7 +16,6 @@ from quire.server.routes.response_job import ResponseJob, prepare_response
 from quire.server.routes.response_logprobs import TextLogprobs
 from quire.server.routes.response_output import Event, ResponseOutput
 from quire.text.detokenizer import IncrementalDetokenizer
-from quire.types import Logprob
 from tests.engine.builders import EOS, byte_tokenizer, make_config
 from tests.server.fake_engine import MODEL
 

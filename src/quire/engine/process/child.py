@@ -39,8 +39,8 @@ from quire.engine.process.messages import (
 )
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
+from quire.outputs import RequestOutput
 from quire.runtime.address_space import check_room_for_imports, memory_errors_named
-from quire.types import RequestOutput
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

@@ -6,7 +6,7 @@ Next to read: `child.py`.
 from quire.engine.output_processor import Output
 from quire.engine.process.messages import ChoiceUpdate, Failure, RequestUpdate
 from quire.errors import EngineDeadError
-from quire.types import CompletionOutput, PoolingRequestOutput
+from quire.outputs import CompletionOutput, PoolingRequestOutput
 
 
 class DeltaEncoder:

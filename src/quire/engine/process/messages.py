@@ -12,8 +12,8 @@ import msgspec
 
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import EngineError, InvalidParameterError, QuireError, RequestError
+from quire.outputs import PositionLogprobs, RequestMetrics
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.types import PositionLogprobs, RequestMetrics
 
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.errors import QuireError, UnreadError
-from quire.types import Logprob, PositionLogprobs
+from quire.outputs import Logprob, PositionLogprobs
 
 MAX_UNREAD_BYTES = 96 << 10
 """Of updates with log-probabilities, packed: some 600 tokens with five alternatives each."""

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.outputs import PositionLogprobs
 from quire.server.caller import Caller, caller_of
 from quire.server.front_end import FrontEnd, PromptTokens
 from quire.server.generation import Finished, collect, new_id, timestamp, until_disconnect
@@ -21,7 +22,6 @@ from quire.server.routes.body import check_model, json_answer, read_body
 from quire.server.state import ServerState, state_of
 from quire.server.streaming import DONE, EventStream, TextEvent, event, stream_updates
 from quire.server.usage import timings, usage
-from quire.types import PositionLogprobs
 from quire.types import Request as EngineRequest
 
 router = APIRouter()

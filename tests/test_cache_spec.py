@@ -2,8 +2,7 @@
 
 import pytest
 
-from quire.pool_shape import PoolShape
-from quire.types import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import KVCacheGroup, KVCacheSpec, PoolShape
 
 FULL = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=2)
 WINDOW = KVCacheSpec(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)

@@ -1,12 +1,42 @@
-"""`PoolShape`: how many KV blocks a sequence needs at most, and how large a block is. Pure arithmetic on integers.
+"""Shapes of the KV cache: bytes of a token in a layer, layers that share a block table, blocks that a sequence needs.
 
-`resolve.py` sizes the pool with it and `scheduler/blocks.py` hands blocks out by it: one formula, so that what was
-promised at start is what can run. Next to read: `resolve.py`, then `scheduler/blocks.py`.
+Pure arithmetic on integers: `resolve.py` sizes the pool with it and `scheduler/blocks.py` allocates by it, one formula
+for both. Next to read: `resolve.py`, then `scheduler/blocks.py`.
 """
 
 from dataclasses import dataclass
 
-from quire.types import KVCacheGroup
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What one layer keeps of a token.
+
+    Fields:
+        window: token i attends to tokens i - window + 1 … i; None: to all earlier ones.
+        scale_bytes: of one token's key or value in one head: int8 values have a scale.
+    """
+
+    num_kv_heads: int
+    head_size: int
+    dtype_bytes: int
+    window: int | None = None
+    scale_bytes: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers that share one block table: they have the same spec.
+
+    Every request has one block table per group. All groups draw block numbers from one pool.
+    """
+
+    layer_indices: tuple[int, ...]
+    spec: KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
