@@ -19,9 +19,9 @@ import torch
 
 from quire import _native
 from quire.sampling.native import NativeRowSampler
+from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import Sampler
-from quire.sampling.torch_rows import TorchRowSampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 
@@ -86,7 +86,7 @@ def sampler_of(rows: RowSampler, logits: torch.Tensor, fields: dict[str, Any]) -
     ids = [str(row) for row in range(len(logits))]
     for row, request_id in enumerate(ids):
         sampler.add_request(NewRequest(request_id, prompt, len(prompt), params, None, (0,), seed=row))
-    changes = isinstance(rows, TorchRowSampler)  # it writes over logits that are its own in the engine
+    changes = isinstance(rows, ReferenceRowSampler)  # it writes over logits that are its own in the engine
     return lambda count: sampler.sample(logits[:count].clone() if changes else logits[:count], ids[:count])
 
 
@@ -94,7 +94,7 @@ def figure(case: str, kind: str, logits: torch.Tensor, threads: int, *, with_tor
     count, vocab_size, fields = len(logits), logits.shape[1], CASES[case]
     alone = sampler_of(NativeRowSampler(vocab_size), logits, fields)
     spread = sampler_of(NativeRowSampler(vocab_size, _native.ThreadPool(threads)), logits, fields)
-    torchs = sampler_of(TorchRowSampler(), logits, fields)
+    torchs = sampler_of(ReferenceRowSampler(), logits, fields)
     return Figure(
         case,
         kind,
