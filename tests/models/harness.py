@@ -122,7 +122,6 @@ class Runner:
             layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
             query_lens_list=tuple(counts),
             seq_lens_list=tuple(seq_lens),
-            num_decodes=sum(count == 1 for count in counts),
             block_size=self.block_size,
         )
 

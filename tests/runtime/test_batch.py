@@ -85,7 +85,6 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
     assert batch.query_start_loc.tolist() == query_start_loc
     assert batch.seq_lens.tolist() == list(batch.seq_lens_list) == [case.start + case.count for case in ordered]
     assert batch.query_lens_list == tuple(case.count for case in ordered)
-    assert batch.num_decodes == sum(case.count == 1 for case in step_cases)
     longest = max(len(case.tables[0]) for case in step_cases)
     for group, table in enumerate(batch.block_tables):
         assert table.shape == (len(ordered), longest)
