@@ -14,11 +14,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 START_S = 120.0
 POLL_S = 0.02
+FAULTS = Path(__file__).parents[1] / "tests" / "faults"
+"""Its `sitecustomize.py` lets an engine fail on purpose if `QUIRE_FAULTS` is set."""
 _KEYS = ("QUIRE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
@@ -43,7 +46,7 @@ class ServerProcess:
         began_s = time.monotonic()
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**inherited, **(environment or {})},
+            env={**inherited, "PYTHONPATH": str(FAULTS), **(environment or {})},
         )  # fmt: skip
         self.lines: list[str] = []
         self.url = url

@@ -1,6 +1,6 @@
 """The fault table: what a server must survive. Each function is one row and starts the servers that it needs.
 
-Next to read: `server.py`, `src/quire/engine/faults.py`.
+Next to read: `server.py`, `tests/faults/injection.py`.
 """
 
 import asyncio

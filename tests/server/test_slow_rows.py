@@ -11,7 +11,7 @@ from benchmarks.soak.attacks import slow_attacks
 from benchmarks.soak.client import chat_body as soak_body
 from benchmarks.soak.flood import Flood, refusing_server
 from benchmarks.soak.invariance import batch_invariance
-from quire.engine.process.stream import MAX_UNREAD_BYTES
+from quire.engine.process.stream import MAX_UNREAD_LOGPROBS
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.server.served import CHAT, Served, chat_body, dechunked, quick, serving
 
@@ -56,13 +56,13 @@ def test_who_reads_late_loses_nothing_of_what_is_kept(fields: dict[str, object])
     asyncio.run(main())
 
 
-def test_who_leaves_too_many_logprobs_unread_gets_what_is_there_and_an_error() -> None:
+def test_reader_with_too_many_unread_logprobs_gets_them_and_an_error() -> None:
     async def main() -> None:
         async with serving(scheduler=ROOMY) as served:
             events = await read_late(served, 1900, return_token_ids=True, **WIDE)
             error = json.loads(events[-2])["error"]
             assert error["code"] == "reader_too_slow"
-            assert str(MAX_UNREAD_BYTES) in error["message"]
+            assert str(MAX_UNREAD_LOGPROBS) in error["message"]
             assert 100 < token_count(events[:-2] + events[-1:]) < 1900
             await served.until_idle()
             assert (await served.chat()).status == 200
