@@ -24,7 +24,7 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 EXIT_TIMEOUT_S = 10.0
-"""How long the end of the process waits for the step that is running."""
+"""Longest wait at the end of the process for the running step."""
 _Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
 
@@ -87,7 +87,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
-        """An `AsyncLLM` around an engine that exists already and that nobody else drives."""
+        """Wrap an existing engine, which the caller must not step any more."""
         llm = cls.__new__(cls)
         llm._attach(engine)
         return llm
@@ -176,17 +176,17 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """True while requests are accepted."""
         return not self._driver.is_stopping and not self._engine.errored and self._thread.is_alive()
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
+        """True if the engine is dead."""
         return self._engine.errored
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """What the engine died of."""
+        """The error that ended the engine."""
         return self._engine.dead_error
 
     @property
@@ -199,15 +199,15 @@ class AsyncLLM:
         self._check_running()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
+        """Return the tokenizer."""
         return self._engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """Return the sampling parameters of the model's generation_config.json."""
         return self._engine.input_processor.default_sampling_params
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
+        """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         self._check_running()
         return await asyncio.wrap_future(self._driver.call(self._engine.reset_prefix_cache))
 

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
+"""Main program of the engine process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
 
 The main thread computes steps. A second thread receives messages, so that pings are answered while a step computes.
 The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
@@ -62,13 +62,13 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
+        """Send a message; blocks while the other end does not read. Raises: ConnectionError if it is gone."""
         data = frame(message)
         with self._sending:
             self._connection.sendall(data)
 
     def receive(self) -> ToEngine | None:
-        """The next message; None when the other end is gone."""
+        """Return the next message; None when the other end is gone."""
         while not self._received:
             try:
                 data = self._connection.recv(RECEIVE_BYTES)
@@ -81,7 +81,7 @@ class Channel:
 
 
 class EngineLoop:
-    """Takes messages and computes steps until the other end is gone or the engine is dead."""
+    """Loop that takes messages and runs steps until the other end is gone or the engine is dead."""
 
     def __init__(self, engine: "LLMEngine", channel: Channel) -> None:
         from quire.engine.driver import EngineDriver  # imports the engine
@@ -185,10 +185,10 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
         return error.exit_code
     warm_up = engine.input_processor.grammars.warm_up
     if start.is_replacement:
-        warm_up()  # requests come at once, and would share the interpreter with it
+        warm_up()  # requests come at once and would compete with it
     channel.send(Ready(engine.config, engine.startup_times))
     if not start.is_replacement:
-        # The server that starts now reads the tokenizer for itself: no request comes before that.
+        # The server loads its own tokenizer first, so no request comes before that.
         threading.Thread(target=warm_up, name="quire-grammars", daemon=True).start()
     try:
         EngineLoop(engine, channel).run()
@@ -213,8 +213,7 @@ def _build(start: Start) -> "LLMEngine":
 def _warm_up(engine: "LLMEngine") -> None:
     from quire.sampling_params import SamplingParams
 
-    # The first request pays for what is made on first use, memory above all: it must not be a user's. Nor should a
-    # user be the first to learn that the model computes nothing.
+    # The first request allocates memory and fails if the model computes NaN: it must not be a user's.
     num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     engine.add_request("warm-up", [0] * max(1, num_tokens), params)
@@ -229,17 +228,17 @@ def _warm_up(engine: "LLMEngine") -> None:
 
 
 def main() -> int:
-    """Entry point. The parent decides when this process ends: terminal signals are its business."""
+    """Entry point. The parent decides when this process ends: it handles terminal signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
     except ConnectionError:
-        return 0  # the server is gone, and its requests with it
+        return 0  # the server and its requests are gone
 
 
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # The receiving thread may be inside of the socket; unwinding it gains nothing.
+    # The receiving thread may be blocked in the socket: do not join it.
     os._exit(code)
