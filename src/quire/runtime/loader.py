@@ -1,4 +1,4 @@
-"""`load_model`: a model class and a checkpoint to one rank's model with its weights, in the compute type, on the device.
+"""`load_model`: a model class and a checkpoint to the model of one rank, with its weights, on the device.
 
 Each stored tensor is decoded straight into its place, and of a sliced one only the rank's share is read. A model says
 what it needs by its parameters' names, by `stacked_params`, `renames` and `ignored_tensors`, and by the `partitions`
@@ -101,7 +101,8 @@ def check_split(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> N
     sizes = range(1, 2 * group.size + 1)
     fitting = [size for size in sizes if size == 1 or _split_problem(config, checkpoint, size) is None]
     below, above = [size for size in fitting if size < group.size], [size for size in fitting if size > group.size]
-    raise ConfigError(f"{problem}; --tensor-parallel-size {' or '.join(map(str, below[-1:] + above[:1]))} fits")
+    nearest = " or ".join(map(str, below[-1:] + above[:1]))
+    raise ConfigError(f"{problem}; the nearest that fits: --tensor-parallel-size {nearest}")
 
 
 def _split_problem(config: EngineConfig, checkpoint: Checkpoint, size: int) -> str | None:
