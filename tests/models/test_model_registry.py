@@ -87,6 +87,15 @@ def test_what_is_no_model_class_cannot_be_registered(target: Any) -> None:
         ModelRegistry.register_model("Bad", target)
 
 
+def test_a_model_class_that_takes_no_group_is_refused_by_name() -> None:
+    class Groupless(LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+
+    with pytest.raises(ConfigError, match=r"Groupless.* must take \(config, group\)"):
+        ModelRegistry.register_model("Groupless", Groupless)
+
+
 def test_installed_packages_bring_models(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("PluginForCausalLM", f"{__name__}:Outside", "quire.models")
     points = importlib.metadata.EntryPoints([point])

@@ -7,6 +7,7 @@ It must not know weights or tensors' values. Next to read: `llama.py`.
 
 import functools
 import importlib
+import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,15 +18,17 @@ import torch
 from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
+from quire.layers.group import SINGLE
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
 ModelClass = Any
-"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits.
+"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
+compute_logits.
 
-Its instances may have `ignored_tensors`: patterns of names that checkpoints hold and nobody needs."""
+Its instances may have `ignored_tensors`: patterns of the names of stored tensors that the model does not use."""
 
 
 class ModelRegistry:
@@ -119,7 +122,7 @@ def model_types() -> list[str]:
 def count_parameters(model_class: ModelClass, config: Any) -> int:
     """How many values the model's weights have, tied ones once; allocates none of them."""
     with torch.device("meta"):
-        model = model_class(config)
+        model = model_class(config, SINGLE)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -178,6 +181,12 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
             f"{model_class!r} for {architecture} is not a model class: it lacks {', '.join(missing) or 'a type'}; "
             "subclass quire.models.llama.LlamaForCausalLM, or see CONTRIBUTING.md"
         )
+    try:
+        inspect.signature(model_class).bind(None, SINGLE)
+    except TypeError as error:
+        raise ConfigError(
+            f"{model_class!r} for {architecture} cannot be built: its __init__ must take (config, group), {error}"
+        ) from None
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
