@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
@@ -81,7 +81,7 @@ class LlamaConfig:
             "mlp_bias": reader.flag("mlp_bias", False),
         }
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 

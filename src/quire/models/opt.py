@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.kernels.activations import gelu, relu
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
@@ -75,7 +75,7 @@ class OPTConfig:
         reader.finish()
         return config
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 

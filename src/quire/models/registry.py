@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.layers.group import SINGLE
@@ -107,7 +106,7 @@ class ModelRegistry:
             head_size=config.head_size,
             context_len=config.context_len,
             num_parameters=count_parameters(model_class, config),
-            kv_cache_groups=group_layers(config.kv_specs()),
+            cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
             generation_defaults=_generation_defaults(generation),
@@ -124,14 +123,6 @@ def count_parameters(model_class: ModelClass, config: Any) -> int:
     with torch.device("meta"):
         model = model_class(config, SINGLE)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers of equal spec share a group; groups are in the order of their first layers."""
-    layers: dict[KVCacheSpec, list[int]] = {}
-    for index, spec in enumerate(specs):
-        layers.setdefault(spec, []).append(index)
-    return tuple(KVCacheGroup(tuple(indices), spec) for spec, indices in layers.items())
 
 
 @functools.cache

@@ -40,7 +40,6 @@ from quire.engine.process.messages import (
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.outputs import RequestOutput
-from quire.runtime.address_space import check_room_for_imports, memory_errors_named
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -201,12 +200,10 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
-    check_room_for_imports()
     from quire.engine.build import build_engine  # imports torch
 
-    with memory_errors_named("loading the model"):
-        engine = build_engine(start.options)
-        _warm_up(engine)
+    engine = build_engine(start.options)
+    _warm_up(engine)
     return engine
 
 
