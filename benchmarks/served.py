@@ -1,4 +1,4 @@
-"""What serving costs, and what peers' servers do: the same closed loop of clients for all, by turns.
+"""Cost of serving, beside peers' servers: the same closed loop of clients for all, by turns.
 
     python -m benchmarks.served [--sides quire,llama.cpp,vllm] [--clients 1,8,32] [--turns 3] [--generate 128]
 
@@ -41,7 +41,7 @@ class Report:
         print(f"without {name}: {reason}", file=sys.stderr)
 
     def case(self, num_clients: int, turns: dict[str, list[LoadResult]]) -> None:
-        """All sides have had all turns with so many clients. The first side is what shares are of."""
+        """Report all sides at a number of clients; shares are of the first side."""
         if not self.rows:
             print("clients  side            tok/s  of offline  Quire÷it  TTFT ms p50/p95/p99     ITL ms p50/p95/p99")
         speeds = {name: statistics.median(turn.tokens_per_s for turn in found) for name, found in turns.items()}
@@ -84,7 +84,7 @@ def only(side: Side, sides: Sequence[Side]) -> Iterator[Side]:
 
 
 def measure_case(sides: list[Side], num_clients: int, turns: Sequence[list[Body]], report: Report) -> None:
-    """All turns with so many clients. A side that fails is reported and leaves. Mutates: `sides`."""
+    """Measure all turns with `num_clients` clients. A side that fails is reported and leaves. Mutates: `sides`."""
     found: dict[str, list[LoadResult]] = {side.name: [] for side in sides}
     for turn, bodies in enumerate(turns):
         first = turn % len(sides)

@@ -62,12 +62,12 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What it wrote so far."""
+        """Everything written to stderr so far."""
         return "".join(self.lines)
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """True while the process runs."""
         return self.process.poll() is None
 
     def _read(self) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.soak.inputs.log_cases import HEADERS, LONGEST, PATHS, SECRET, VALUES
 from quire.server.gate import access
 from quire.server.gate.access import Access
 from quire.server.gate.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
 from quire.server.request_record import current_record
+from tests.server.gate.log_cases import HEADERS, LONGEST, PATHS, SECRET, VALUES
 from tests.server.gate.test_gate import ask
 from tests.server.served import CHAT, Answer, chat_body, make_state, quick, serving
 
