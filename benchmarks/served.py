@@ -2,8 +2,7 @@
 
     python -m benchmarks.served [--sides quire,llama.cpp,vllm] [--clients 1,8,32] [--turns 3] [--generate 128]
 
-The engine offline comes first: the others' shares are of its speed. All answer the same conversations, so many at
-once; when one ends, the next begins. Client, server and engine share the machine, as they do for a user; servers that
+The offline engine comes first: shares are of its speed. All sides answer the same conversations in closed loops. Client, server and engine share the machine, as they do for a user; servers that
 wait for their turn are stopped. Then, idle: time to the first token of one request, and of Quire's first ten after a
 start. Peers that are not found are named with the reason. Next to read: `served_sides.py`; results: `README.md`.
 """

@@ -1,7 +1,7 @@
 """A server in a process of its own: started, watched from outside, stopped for a while, signalled, ended.
 
-Quire's says by itself where it listens, once it is ready; of others the address is known and asked. Whoever wants to
-talk with it builds on this: `soak/server.py`, `served_sides.py`, `tests/server/serving.py`.
+Quire's server prints its address when it is ready; other servers are polled at a known address. Used by
+`soak/server.py`, `served_sides.py` and `tests/server/serving.py`.
 """
 
 import contextlib
