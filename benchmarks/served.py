@@ -2,9 +2,10 @@
 
     python -m benchmarks.served [--sides quire,llama.cpp,vllm] [--clients 1,8,32] [--turns 3] [--generate 128]
 
-The offline engine comes first: shares are of its speed. All sides answer the same conversations in closed loops. Client, server and engine share the machine, as they do for a user; servers that
-wait for their turn are stopped. Then, idle: time to the first token of one request, and of Quire's first ten after a
-start. Peers that are not found are named with the reason. Next to read: `served_sides.py`; results: `README.md`.
+The offline engine comes first: shares are of its speed. All sides answer the same conversations in closed loops.
+Client, server and engine share the machine; servers that wait for their turn are stopped. Then, idle: time to the first
+token of one request, and of Quire's first ten after a start. Missing peers are named with the reason.
+Next to read: `served_sides.py`; results: `README.md`.
 """
 
 import argparse
