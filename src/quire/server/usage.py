@@ -1,6 +1,6 @@
-"""What a request cost, as answers report it: OpenAI's `usage` and llama.cpp's `timings`.
+"""Costs of a request in answers: OpenAI's `usage` and llama.cpp's `timings`.
 
-Next to read: `routes/chat.py`.
+Next to read: `routes/job.py`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from quire.engine.process.messages import RequestUpdate
 
 
 def usage(num_prompt: int, num_generated: int, num_cached: int, num_truncated: int = 0) -> dict[str, Any]:
-    """OpenAI's `usage`; `num_truncated` tokens of the prompt were cut off before it was counted."""
+    """Return OpenAI's `usage`. `num_truncated` tokens of the prompt were cut off and are not in `num_prompt`."""
     details = {"cached_tokens": num_cached}
     if num_truncated:
         details["truncated_tokens"] = num_truncated
@@ -22,10 +22,10 @@ def usage(num_prompt: int, num_generated: int, num_cached: int, num_truncated: i
 
 
 def timings(num_prompt: int, num_generated: int, last: RequestUpdate) -> dict[str, Any] | None:
-    """llama.cpp's `timings` of a request that has ended; None where its times are not known.
+    """Return llama.cpp's `timings` of a finished request; None if its times are unknown.
 
-    The prompt's time is from the first step of the request to its first token, the other from there to the last one.
-    Units: `_ms` milliseconds, `_per_second` tokens per second, 0 where there is no time to divide by.
+    `prompt_ms` is from the first step of the request to its first token, `predicted_ms` from there to the last one.
+    Units: `_ms` milliseconds; `_per_second` tokens per second, 0 if the time is 0.
     """
     metrics = last.metrics
     if metrics is None or metrics.first_token_time_s is None or metrics.last_token_time_s is None:

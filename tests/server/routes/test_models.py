@@ -1,4 +1,4 @@
-from quire.server.protocol.models import ModelCard, ModelList
+from quire.server.protocol.answers import ModelCard, ModelList
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 
 

@@ -3,10 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
 from quire.server.protocol.responses import ResponseEvent
-from quire.server.routes.response_stream import response_status
 from tests.engine.builders import saying
 from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to
 
@@ -80,8 +77,3 @@ async def test_an_error_is_an_answer_before_the_first_event_and_an_event_after_i
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "engine_dead"
     ResponseEvent.model_validate(last)
-
-
-@pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_how_it_ends(reason: str, status: str) -> None:
-    assert response_status(reason) == status

@@ -1,4 +1,4 @@
-"""`/v1/completions`: the request, and what its answer is made of.
+"""Request and answer of `/v1/completions`.
 
 Next to read: `routes/completions.py`.
 """
@@ -11,7 +11,7 @@ from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
 from quire.server.protocol.base import FieldError
 from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, Prompts, prompt_list
 
-MAX_CHOICES = 1024
+MAX_CHOICES = 2048
 """Prompts times `n`."""
 DEFAULT_MAX_TOKENS = 16
 
@@ -21,14 +21,14 @@ class CompletionRequest(ChoiceFields):
 
     prompt: Prompts
     max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_INTEGER)
-    """0 only with `echo`: the prompt is scored, nothing is generated."""
+    """0 needs `echo`: it scores the prompt and generates nothing."""
     best_of: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool | None = True
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, always as a list."""
+        """Return the prompts, always as a list."""
         return prompt_list(self.prompt)
 
     @model_validator(mode="after")
@@ -38,8 +38,8 @@ class CompletionRequest(ChoiceFields):
         if num_choices > MAX_CHOICES:
             raise FieldError(
                 "n",
-                f"{len(self.prompts)} prompts with n={self.n} are {num_choices} choices, at most {MAX_CHOICES} are "
-                f"computed in one request: send several",
+                f"{len(self.prompts)} prompts with n={self.n} are {num_choices} choices, more than {MAX_CHOICES}: "
+                "send several requests",
             )
         if self.best_of not in (None, 1, self.n or 1):
             raise FieldError("best_of", f"best_of={self.best_of} is not supported: leave it out, or make it equal to n")
@@ -61,7 +61,7 @@ class CompletionLogprobs(Answer):
 
 
 class CompletionChoice(Answer):
-    """One continuation: choice `index` belongs to prompt `index // n`. In a stream, what is new of it."""
+    """One continuation, or new parts of it in a stream. Choice `index` belongs to prompt `index // n`."""
 
     index: int
     text: str
@@ -74,7 +74,7 @@ class CompletionChoice(Answer):
 
 
 class Completion(Answer):
-    """The whole answer; in a stream, one event, of which the last has no choices but the usage."""
+    """The whole answer, or one event of a stream. With `include_usage` the last event has the usage and no choices."""
 
     id: str
     object: Literal["text_completion"]

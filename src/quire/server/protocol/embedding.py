@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: the request, and what its answer is made of.
+"""Request and answer of `/v1/embeddings`.
 
 Next to read: `routes/embeddings.py`.
 """
@@ -26,26 +26,26 @@ class EmbeddingRequest(IgnoredFields):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
-    """At most the model's width: the first numbers of each vector, of length 1 again if they are normalised."""
+    """Length of each vector, at most the model's width: its first numbers, normalised again if `normalize` is true."""
     add_special_tokens: bool | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     truncation_side: TruncationSide | None = None
-    """Where tokens are cut off. Unset: "right", as everywhere for embeddings: the beginning is kept."""
+    """Side on which tokens are cut off. Unset: "right", so that the beginning of a text is kept."""
     normalize: bool | None = True
     use_activation: bool | None = True
-    """vLLM's later name of `normalize`; false in either is enough."""
+    """vLLM's later name of `normalize`; false in either disables normalisation."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     request_id: RequestId | None = None
-    """Without effect: answers have no id here."""
+    """Without effect: these answers have no id."""
 
     @property
     def is_normalized(self) -> bool:
-        """Whether vectors get the length 1."""
+        """Return whether vectors are normalised to length 1."""
         return self.normalize is not False and self.use_activation is not False
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        """The inputs, always as a list."""
+        """Return the inputs, always as a list."""
         return prompt_list(self.input)
 
 
@@ -58,7 +58,7 @@ class Embedding(Answer):
 
 
 class EmbeddingUsage(Answer):
-    """OpenAI's count of tokens."""
+    """OpenAI's token counts."""
 
     prompt_tokens: int
     total_tokens: int

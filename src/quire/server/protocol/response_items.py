@@ -1,6 +1,6 @@
-"""What a request to `/v1/responses` is made of: the items of its input, and its tools.
+"""Input items and tools of a request to `/v1/responses`, and their conversion to the chat API's messages and tools.
 
-Functions are flat here, and their calls and results are items of their own. Next to read: `responses.py`.
+Functions are flat in this API; calls and their results are items. Next to read: `responses.py`.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,16 +8,30 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.chat import MAX_MESSAGES, MAX_PARTS
+from quire.server.protocol.chat import MAX_MESSAGES, MAX_PARTS, Message, TextPart
 from quire.server.protocol.fields import text_or_list
-from quire.server.protocol.tools import MAX_TOOLS, ToolName, check_tool, kind_of_choice
+from quire.server.protocol.tools import (
+    MAX_TOOLS,
+    AllowedNames,
+    AllowedTools,
+    CalledFunction,
+    FunctionDefinition,
+    FunctionName,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
+    check_tool,
+    kind_of_choice,
+)
 
 ItemId = Annotated[str, Field(max_length=256)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(Body):
-    """One piece of a message's content: text of the user, or of an earlier answer."""
+    """One part of a message's content: text of the user, or of an earlier answer."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -32,7 +46,7 @@ InputContent = Annotated[
 
 
 class InputMessage(Body):
-    """One turn, or an item of an earlier answer's output, as it came."""
+    """One turn, or an output item of an earlier answer, unchanged."""
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -43,7 +57,7 @@ class InputMessage(Body):
 
 
 class InputFunctionCall(Body):
-    """A call of the model, as it came in an earlier answer; `arguments` is JSON as text."""
+    """A call from an earlier answer, unchanged; `arguments` is JSON as text."""
 
     type: Literal["function_call"]
     call_id: ItemId
@@ -53,11 +67,11 @@ class InputFunctionCall(Body):
     status: ItemStatus | None = None
     caller: None = None
     namespace: None = None
-    """These two are part of OpenAI's answers, which clients send back as they came."""
+    """`caller` and `namespace` are part of OpenAI's answers, which clients send back unchanged."""
 
 
 class InputFunctionResult(Body):
-    """What the client's function gave back for the call with the same `call_id`."""
+    """The result of the call with the same `call_id`."""
 
     type: Literal["function_call_output"]
     call_id: ItemId
@@ -69,65 +83,46 @@ class InputFunctionResult(Body):
 KINDS_OF_ITEMS = ("message", "function_call", "function_call_output")
 
 
+def _kind_of_item(value: Any) -> Any:
+    return (value.get("type") if isinstance(value, dict) else None) or "message"
+
+
 def _check_item(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind is not None and kind not in KINDS_OF_ITEMS:
+    kind = _kind_of_item(value)
+    if kind not in KINDS_OF_ITEMS:
         expected = ", ".join(KINDS_OF_ITEMS)
         raise FieldError("type", f"items of the input are of the types {expected}, not {str(kind)[:100]}")
     return value
-
-
-def _kind_of_item(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind or 'message'}>"
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("<message>")]
     | Annotated[InputFunctionCall, Tag("<function_call>")]
     | Annotated[InputFunctionResult, Tag("<function_call_output>")],
-    Discriminator(_kind_of_item),
+    Discriminator(lambda value: f"<{_kind_of_item(value)}>"),
     BeforeValidator(_check_item),
 ]
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class FunctionTool(Body):
+class FunctionTool(FunctionDefinition):
     """A function; `parameters` is the JSON Schema of its arguments."""
 
     type: Literal["function"]
-    name: ToolName
-    description: Annotated[str, Field(max_length=16384)] | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def chat_tool(self) -> dict[str, Any]:
-        """The same as the chat API writes it."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-class FunctionChoice(Body):
-    """The function that must be called."""
+class FunctionChoice(FunctionName):
+    """The function that the answer must call."""
 
     type: Literal["function"]
-    name: ToolName
-
-    def chat_choice(self) -> dict[str, Any]:
-        """The same as the chat API writes it."""
-        return {"type": "function", "function": {"name": self.name}}
 
 
 class AllowedFunctions(Body):
-    """The model is told of these functions only, of which it may call some, or must."""
+    """The only functions that the prompt describes: the model may call one (`auto`), or must (`required`)."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-
-    def chat_choice(self) -> dict[str, Any]:
-        """The same as the chat API writes it."""
-        tools = [tool.chat_choice() for tool in self.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
 FunctionTools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
@@ -139,34 +134,47 @@ FunctionToolChoice = Annotated[
 ]
 
 
-# --- What they are to a chat template ---------------------------------------------------------
+# --- Conversion to the chat API ---------------------------------------------------------------
 
 
-def chat_messages(items: list[InputItem]) -> list[dict[str, Any]]:
-    """The messages that the chat API would have. Calls belong to the assistant's turn that they follow."""
-    messages: list[dict[str, Any]] = []
+def chat_messages(items: list[InputItem]) -> list[Message]:
+    """Return the same conversation as messages. A call becomes part of the assistant's turn before it."""
+    messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
-            messages.append({"role": item.role, "content": _content(item.content)})
+            messages.append(Message(role=item.role, content=_content(item.content)))
         elif isinstance(item, InputFunctionResult):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
         else:
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            call = {"name": item.name, "arguments": item.arguments}
-            calls = messages[-1].setdefault("tool_calls", [])
-            calls.append({"id": item.call_id, "type": "function", "function": call})
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message(role="assistant", content=""))
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            calls = messages[-1].tool_calls or []
+            messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
     return messages
 
 
-def _content(content: InputContent) -> Any:
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
+def _content(content: InputContent) -> str | list[TextPart]:
+    return content if isinstance(content, str) else [TextPart(type="text", text=part.text) for part in content]
+
+
+def chat_tools(tools: list[FunctionTool] | None) -> list[Tool] | None:
+    """Return the same tools as the chat API's."""
+    return None if tools is None else [Tool(type="function", function=tool) for tool in tools]
+
+
+def chat_tool_choice(choice: FunctionToolChoice | None) -> ToolChoice | None:
+    """Return the same choice as the chat API's."""
+    if isinstance(choice, FunctionChoice):
+        return NamedTool(type="function", function=FunctionName(name=choice.name))
+    if isinstance(choice, AllowedFunctions):
+        named = [NamedTool(type="function", function=FunctionName(name=tool.name)) for tool in choice.tools]
+        return AllowedTools(type="allowed_tools", allowed_tools=AllowedNames(mode=choice.mode, tools=named))
+    return choice
 
 
 def check_results(items: list[InputItem]) -> None:
-    """Raises: FieldError for a result whose call is not among the items before it: nothing is stored here."""
+    """Raises: FieldError for a result without its call before it: the server stores no earlier calls."""
     known = set()
     for index, item in enumerate(items):
         if isinstance(item, InputFunctionCall):

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: the requests, and what their answers are made of.
+"""Requests and answers of `/tokenize` and `/detokenize`.
 
 Next to read: `routes/tokens.py`.
 """
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from quire.server.protocol.answers import Answer
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_variables
+from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_template_fields
 from quire.server.protocol.fields import MAX_TOKEN_IDS, ModelName, TokenId
 from quire.server.protocol.tools import Tools
 
@@ -21,11 +21,11 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
-    """Unset: true for a prompt; false for messages, whose template writes them."""
+    """Unset: true for a prompt; false for messages, since their template writes the special tokens."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     tools: Tools | None = None
-    """With messages: what the model is told of them is part of the prompt."""
+    """Needs messages: the description of the tools is part of the prompt."""
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
     return_token_strs: bool | None = False
 
@@ -34,17 +34,13 @@ class TokenizeRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
         if self.tools is not None and self.messages is None:
-            raise FieldError("tools", "tools go with messages: a prompt is taken as it is")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise FieldError(
-                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
-            )
-        check_variables(self.chat_template_kwargs)
+            raise FieldError("tools", "tools need messages: a prompt is used unchanged")
+        check_template_fields(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
         return self
 
 
 class TokenizeAnswer(Answer):
-    """`token_strs` are the pieces as the vocabulary writes them, where they were asked for."""
+    """`token_strs`: the vocabulary's entries, if `return_token_strs` was set."""
 
     count: int
     max_model_len: int

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.server.errors import JsonResponse
 from quire.server.generation import timestamp
-from quire.server.routes.body import check_model
+from quire.server.routes.exchange import check_model
 from quire.server.state import ServerState, state_of
 
 router = APIRouter()
