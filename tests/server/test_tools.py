@@ -8,7 +8,7 @@ import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from quire.server.protocol.tools import Offer
-from quire.server.tools import messages_with_tools, plan_tools, read_message
+from quire.server.tools import closed_tools, messages_with_tools, plan_tools, read_message
 from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
 from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
 
@@ -145,6 +145,45 @@ async def test_a_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
     whole, streamed, _ = await ask(f'[{CALL}, {{"name": "no', tool_choice="required")
     assert (whole["message"]["content"], len(whole["message"]["tool_calls"])) == (None, 1)
     assert joined(streamed)[0] == ""
+
+
+OBJECT = {"type": "object"}
+NUMBER = {"type": "number"}
+SHUT = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        (None, {**OBJECT, **SHUT}),
+        ({}, {**OBJECT, **SHUT}),
+        ({**OBJECT, "properties": {}}, {**OBJECT, "properties": {}, **SHUT}),
+        ({"properties": {"a": NUMBER}}, {**OBJECT, "properties": {"a": NUMBER}, **SHUT}),
+        (
+            {**OBJECT, "properties": {"a": {"items": {**OBJECT, "properties": {"b": NUMBER}}}, "map": OBJECT}},
+            {**OBJECT, **SHUT, "properties": {
+                "a": {"items": {**OBJECT, "properties": {"b": NUMBER}, **SHUT}}, "map": OBJECT,
+            }},
+        ),
+        *(({**OBJECT, **kept}, {**OBJECT, **kept}) for kept in (
+            {"additionalProperties": NUMBER}, {"minProperties": 1}, {"patternProperties": {"a": NUMBER}},
+            {"allOf": [{"properties": {"a": NUMBER}}, {"properties": {"b": NUMBER}}]},
+        )),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, closed: Any) -> None:
+    ((tool),) = closed_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@in_loop
+async def test_demanded_call_without_parameters_has_no_arguments(choice: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    _, _, request = await ask("x", tools=[tool], tool_choice=choice)
+    schema = json.loads(request.sampling.structured_outputs.text)
+    assert schema["$defs"]["0"] == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @in_loop

@@ -62,7 +62,7 @@ def plan_tools(template: str | None, tokenizer: Tokenizer, offer: Offer | None, 
 
 
 def closed_tools(tools: Tools) -> Tools:
-    """Return tools whose arguments have declared keys only.
+    """Return tools with arguments of declared keys only.
 
     Without this a model may add keys to a demanded call until the length limit.
     """
@@ -73,7 +73,7 @@ def closed_tools(tools: Tools) -> Tools:
 
 
 def _closed(schema: Any, *, is_top: bool = True) -> Any:
-    """Return the schema with `additionalProperties: false` wherever it lists an object's keys and decides nothing else.
+    """Return the schema with `additionalProperties: false` wherever it only lists the keys of an object.
 
     Schemas that are combined (`allOf`, `$ref` …) stay open, because each part lists only some of the keys; so do nested
     objects without any listed key, which are maps.

@@ -55,7 +55,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"tools": [TOOL] * 129}, "invalid_parameter", "tools"),
         ({"tools": [TOOL], "tool_choice": "any"}, "invalid_parameter", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_parameter", "tool_choice.name"),
-        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "invalid_parameter", "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "invalid_parameter", "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": allowed("auto", "other")}, "invalid_parameter", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": allowed("auto")}, "invalid_parameter", "tool_choice.tools"),
         ({"tool_choice": "required"}, "invalid_parameter", "tool_choice"),

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.chat import ChatCompletion
+from quire.server.caller import Caller
+from quire.server.protocol.base import Body
+from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
+from quire.server.protocol.validation import validate
+from quire.server.routes.chat import adds_generation_prompt, message_dicts, prepare_chat
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
+from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 
@@ -171,35 +175,6 @@ async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> No
 
 
 @in_loop
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (PATH, {"messages": CHAT["messages"]}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/embeddings", {"input": "hi"}),
-    ],
-)
-async def test_a_request_that_names_no_model_means_the_one_that_is_served(path: str, body: dict[str, Any]) -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        for model in ({}, {"model": None}, {"model": ""}, {"model": MODEL}):
-            response = await client.post(path, json={**body, **model})
-            assert (response.status_code, response.json()["model"]) == (200, MODEL)
-        assert_error(await client.post(path, json={**body, "model": "other"}), 404, "model_not_found", "model")
-
-
-@in_loop
-async def test_another_model_does_not_exist() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        message = assert_error(
-            await client.post(PATH, json={**CHAT, "model": "x" * 500}), 404, "model_not_found", "model"
-        )
-    assert len(message) < 200
-
-
-@in_loop
 async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.die() if step == 2 else None
@@ -219,3 +194,37 @@ async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None
     async with requests_to(app) as client:
         message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
     assert "not finite" in message
+
+
+@pytest.mark.parametrize(
+    ("chosen", "continues", "expected"),
+    [(None, False, True), (None, True, False), (False, False, False), (True, None, True), (False, True, False)],
+)
+def test_generation_prompt_unless_a_message_is_continued(
+    chosen: bool | None, continues: bool | None, expected: bool
+) -> None:
+    assert adds_generation_prompt(chosen, continues) is expected
+
+
+def test_template_sees_the_sent_fields_and_always_some_content() -> None:
+    class Messages(Body):
+        messages: list[Message]
+
+    sent = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
+        {"role": "assistant", "content": None, "annotations": []},
+    ]
+    assert message_dicts(validate(Messages, {"messages": sent}).messages) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_request_has_the_callers_identity_and_the_structured_output() -> None:
+    state = make_server()[0].state.quire
+    fields = {"structured_outputs": {"choice": ["a"]}, "cache_salt": "own"}
+    (request,) = prepare_chat(state, validate(ChatRequest, {**CHAT, **fields}), Caller("ann", "salt")).requests
+    assert (request.client_id, request.cache_salt) == ("ann", "saltown")
+    assert request.sampling is not None
+    assert request.sampling.structured_outputs is not None
+    assert request.sampling.structured_outputs.choice == ("a",)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.embedding import EmbeddingList
+from quire.server.protocol.fields import MAX_PROMPTS
 from quire.server.routes.embeddings import base64_of
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 
@@ -24,6 +25,22 @@ async def test_one_vector_per_input_in_order(texts: Any) -> None:
     assert [item["index"] for item in answer["data"]] == [0, 1]
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert alone["data"][0]["embedding"] == [3.0, 122.0]
+
+
+@pytest.mark.parametrize("num", [512, 513, MAX_PROMPTS])
+@in_loop
+async def test_inputs_beyond_the_queue_are_computed_a_batch_at_a_time(num: int) -> None:
+    app, engine = make_server(num_blocks=2000)
+    admission = app.state.quire.admission
+    most = admission.num_at_once(num, 1)
+    seen: set[int] = set()
+    engine.executor.in_step = lambda step: seen.update({engine.num_requests, admission.num_requests})
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "input": [[index % 200] for index in range(num)]})
+    assert response.status_code == 200, response.text
+    assert [item["embedding"][1] for item in response.json()["data"]] == [index % 200 for index in range(num)]
+    assert max(seen) == most < num
+    assert (admission.num_requests, engine.num_requests) == (0, 0)
 
 
 @in_loop

@@ -316,7 +316,7 @@ def rebuilt(found: list[Event]) -> list[dict[str, Any]]:
 
 
 def check(text: str, cuts: list[int], **options: Any) -> list[dict[str, Any]]:
-    """Items, after a look at their events and log-probabilities: those of a message cover its text, nothing of calls."""
+    """Items, checked against their events; log-probabilities cover the text of messages, and nothing of calls."""
     items, found = written(text, cuts, **options)
     assert rebuilt(found) == items
     for item in items:

@@ -69,7 +69,7 @@ class Timings(Answer):
 
 
 class PromptLogprob(Answer):
-    """One token at a position of the prompt."""
+    """A token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -81,7 +81,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ModelCard(Answer):
-    """One model, under the name that requests use. `created` is when the server started."""
+    """A model, under the name that requests use. `created` is when the server started."""
 
     id: str
     object: Literal["model"]

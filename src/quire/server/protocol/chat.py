@@ -35,7 +35,7 @@ RESERVED_VARIABLES = frozenset({
 
 
 class TextPart(Body):
-    """One part of a message's content. Images and audio are not supported."""
+    """A part of a message's content. Images and audio are not supported."""
 
     type: Literal["text"]
     text: str
@@ -48,7 +48,7 @@ Content = Annotated[
 
 
 class Message(Body):
-    """One turn. The chat template decides which roles it accepts, and in which order."""
+    """A turn. The chat template decides which roles it accepts, and in which order."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
@@ -150,7 +150,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(Answer):
-    """One entry per token."""
+    """Log-probabilities with an entry per token."""
 
     content: list[ChosenLogprob]
     refusal: None = None
@@ -166,7 +166,7 @@ class AnswerMessage(Answer):
 
 
 class ChatChoice(Answer):
-    """One of `n` answers."""
+    """An answer among `n`."""
 
     index: int
     message: AnswerMessage
@@ -200,7 +200,7 @@ class Delta(Answer):
 
 
 class ChatChunkChoice(Answer):
-    """New parts of one of `n` answers."""
+    """New parts of an answer among `n`."""
 
     index: int
     delta: Delta
@@ -211,7 +211,7 @@ class ChatChunkChoice(Answer):
 
 
 class ChatCompletionChunk(Answer):
-    """One event of a stream. With `include_usage` the last one has the usage and no choices."""
+    """An event of a stream. With `include_usage` the last one has the usage and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]

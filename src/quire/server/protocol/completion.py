@@ -61,7 +61,7 @@ class CompletionLogprobs(Answer):
 
 
 class CompletionChoice(Answer):
-    """One continuation, or new parts of it in a stream. Choice `index` belongs to prompt `index // n`."""
+    """A continuation, or new parts of it in a stream. Choice `index` belongs to prompt `index // n`."""
 
     index: int
     text: str

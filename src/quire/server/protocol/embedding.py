@@ -50,7 +50,7 @@ class EmbeddingRequest(IgnoredFields):
 
 
 class Embedding(Answer):
-    """One input's vector: numbers, or base64 of little-endian fp32."""
+    """The vector of an input: numbers, or base64 of little-endian fp32."""
 
     object: Literal["embedding"]
     index: int

@@ -120,7 +120,7 @@ Prompts = Annotated[
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<lists of ids>")],
     Discriminator(_kind_of_prompt),
 ]
-"""One prompt or several, each as text or as token ids; the first item decides which of the four."""
+"""A prompt or several, each as text or as token ids; the first item decides which of the four."""
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """A token id as the key of an object."""
 Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]

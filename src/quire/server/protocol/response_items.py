@@ -31,7 +31,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(Body):
-    """One part of a message's content: text of the user, or of an earlier answer."""
+    """A part of a message's content: text of the user, or of an earlier answer."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -46,7 +46,7 @@ InputContent = Annotated[
 
 
 class InputMessage(Body):
-    """One turn, or an output item of an earlier answer, unchanged."""
+    """A turn, or an output item of an earlier answer, unchanged."""
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -111,10 +111,11 @@ class FunctionTool(FunctionDefinition):
     type: Literal["function"]
 
 
-class FunctionChoice(FunctionName):
+class FunctionChoice(Body):
     """The function that the answer must call."""
 
     type: Literal["function"]
+    name: ToolName
 
 
 class AllowedFunctions(Body):

@@ -238,7 +238,7 @@ class ResponseObject(Answer):
 
 
 class ResponseEvent(Answer):
-    """One event of a stream. The fields beside `type` and `sequence_number` depend on its type."""
+    """An event of a stream. The fields beside `type` and `sequence_number` depend on its type."""
 
     type: str
     sequence_number: int

@@ -25,7 +25,7 @@ _WORDING = [
         # pydantic also tells the length or the kind of the value, which `shown` does.
         (r" after validation.*|, got a number.*", ""),
         (r"dictionary(?: or instance of \w+)?", "object"),
-        (r"\bstring\b", "text"),
+        (r"a valid string", "text"),
         (r"\bNone$", "null"),
         (r"\bTrue$", "true"),
         (r"\bFalse$", "false"),

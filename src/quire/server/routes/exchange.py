@@ -1,4 +1,4 @@
-"""One HTTP exchange of the routes that generate: read and check the body, prepare it, write the answer.
+"""Steps of every POST route: read and check the body, prepare it in a thread, compute and write the answer.
 
 FastAPI's own parsing answers in another shape, and accepts what `protocol/json_text.py` refuses.
 Next to read: `../protocol/validation.py`, `../generation.py`.
