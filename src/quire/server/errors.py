@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -129,10 +128,6 @@ def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)
 
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        # Bodies are checked by `protocol/validation.py`: this is a path or a query.
-        return ApiError(400, "a parameter of the request's path or query is wrong", code="invalid_parameter").response()
-
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = json.dumps(request.scope["path"][:MAX_ECHOED_CHARACTERS])
@@ -150,6 +145,5 @@ def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
         app.add_exception_handler(kind, on_disconnect)
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(QuireError, on_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(Exception, on_error)

@@ -13,8 +13,8 @@ from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
 from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.completion import CompletionRequest
 from quire.server.protocol.fields import SHARED_NAMES, known_names, prompt_list
+from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT
 
@@ -29,7 +29,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
 KINDS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
 OTHER_TYPES = ['"1"', "true", "[]", "{}"]
 CROSS_CHECKED = {("CompletionRequest", "best_of"), ("CompletionRequest", "max_tokens")}
-"""Their values depend on other fields as well: see test_completion.py."""
+"""Their values depend on other fields as well: see test_prompts.py."""
 
 
 def numeric_fields() -> list[tuple[Any, str, dict[str, Any], bool]]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.protocol.json_text import MAX_DEPTH, JsonTextError, parse_json
+from quire.server.protocol.validation import MAX_DEPTH, JsonTextError, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)

@@ -7,9 +7,8 @@ import pytest
 
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.completion import CompletionRequest
-from quire.server.protocol.embedding import EmbeddingRequest
 from quire.server.protocol.fields import UNSUPPORTED, WITHOUT_EFFECT, known_names
+from quire.server.protocol.prompts import CompletionRequest, EmbeddingRequest
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES

@@ -224,7 +224,7 @@ def test_request_has_the_callers_identity_and_the_structured_output() -> None:
     state = make_server()[0].state.quire
     fields = {"structured_outputs": {"choice": ["a"]}, "cache_salt": "own"}
     (request,) = prepare_chat(state, validate(ChatRequest, {**CHAT, **fields}), Caller("ann", "salt")).requests
-    assert (request.client_id, request.cache_salt) == ("ann", "saltown")
+    assert (request.client_id, request.hash_extras) == ("ann", ("saltown",))
     assert request.sampling is not None
     assert request.sampling.structured_outputs is not None
     assert request.sampling.structured_outputs.choice == ("a",)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.completion import Completion
+from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import FORM_FAILED
 from tests.engine.builders import mixing, saying
 from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.embedding import EmbeddingList
 from quire.server.protocol.fields import MAX_PROMPTS
+from quire.server.protocol.prompts import EmbeddingList
 from quire.server.routes.embeddings import base64_of
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 

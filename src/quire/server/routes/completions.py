@@ -13,7 +13,7 @@ from quire.outputs import PositionLogprobs
 from quire.server.caller import Caller
 from quire.server.generation import Finished, new_id
 from quire.server.logprobs import prompt_logprobs
-from quire.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.protocol.structured_outputs import renaming, schema_field, structured_outputs_of
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job

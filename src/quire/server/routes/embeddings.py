@@ -15,7 +15,7 @@ from quire.sampling_params import PoolingParams
 from quire.server.caller import Caller
 from quire.server.errors import ApiError
 from quire.server.generation import Finished, new_id
-from quire.server.protocol.embedding import EmbeddingRequest
+from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest

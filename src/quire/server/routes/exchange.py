@@ -1,6 +1,6 @@
 """Steps of every POST route: read and check the body, prepare it in a thread, compute and write the answer.
 
-FastAPI's own parsing answers in another shape, and accepts what `protocol/json_text.py` refuses.
+FastAPI's own parsing answers in another shape, and accepts what `protocol/validation.py` refuses.
 Next to read: `../protocol/validation.py`, `../generation.py`.
 """
 

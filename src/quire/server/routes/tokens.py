@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
-from quire.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from quire.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from quire.server.protocol.tools import tool_dicts
 from quire.server.routes.chat import adds_generation_prompt, message_dicts
 from quire.server.routes.exchange import read_body

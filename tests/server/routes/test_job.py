@@ -3,7 +3,7 @@ import pytest
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import RequestMetrics
 from quire.server.protocol.answers import Timings, Usage
-from quire.server.usage import timings, usage
+from quire.server.routes.job import timings, usage
 
 
 def update(first_token_s: float | None, last_token_s: float | None, scheduled_s: float | None = 11.0) -> RequestUpdate:
