@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ConfigError, ContextLengthError, InvalidParameterError
+from quire.errors import ContextLengthError, InvalidParameterError
 from quire.sampling_params import SamplingParams
 from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
@@ -62,13 +62,6 @@ def test_the_operators_template_is_used_and_sees_variables() -> None:
     template = "{{ greeting }}{% for message in messages %}{{ message.content }}{% endfor %}"
     prompt = front_end(chat_template=template).chat_prompt(MESSAGES, variables={"greeting": "Hey "})
     assert prompt.text == "Hey hi"
-
-
-def test_template_that_does_not_parse_fails_before_the_first_request() -> None:
-    with pytest.raises(ConfigError, match=r"line 2: .*--chat-template"):
-        front_end(chat_template="{{ messages }}\n{% if %}").warm_up()
-    front_end(chat_template="{{ raise_exception('no greeting') }}").warm_up()
-    front_end().warm_up()
 
 
 def test_the_models_recommendation_is_below_the_clients_choice() -> None:

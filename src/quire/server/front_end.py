@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from quire.config import EngineConfig
 from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
-from quire.errors import ChatTemplateError, ConfigError, InvalidParameterError, RequestError
+from quire.errors import InvalidParameterError, RequestError
 from quire.grammar.form_checker import FormChecker
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.server.tools import Messages, Tools, messages_with_tools
@@ -38,46 +38,36 @@ class FrontEnd:
     """The tokenizer and the limits of one model."""
 
     def __init__(
-        self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None, checker: FormChecker | None = None
+        self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None, forms: FormChecker | None = None
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.input_processor = InputProcessor(config, tokenizer)
-        self._checker = checker or FormChecker()
+        self._forms = forms or FormChecker()
         self._threads = ThreadPoolExecutor(2, "quire-text")
         self._encoder = ThreadPoolExecutor(1, "quire-encode", initializer=_lower_priority)
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
         """Read the tokenizer of the model that the engine has loaded. Raises: ModelError, ConfigError."""
-        options, checker = config.options, FormChecker()
+        options, forms = config.options, FormChecker()
         # The checker's process starts while the tokenizer is read.
-        threading.Thread(target=checker.warm_up, name="quire-forms", daemon=True).start()
+        threading.Thread(target=forms.warm_up, name="quire-forms", daemon=True).start()
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-        front_end = cls(config, tokenizer, chat_template, checker)
+        front_end = cls(config, tokenizer, chat_template, forms)
         try:
             front_end.input_processor.check_grammars()
         except InvalidParameterError:
-            checker.close()  # this model supports no structured output
+            forms.close()  # this model supports no structured output
         return front_end
 
     def warm_up(self) -> None:
-        """Do all one-time work before the first request: imports, the template, the tokenizer.
-
-        Raises: ConfigError for a chat template that does not parse.
-        """
-        from jinja2 import TemplateSyntaxError
-
-        try:
+        """Do all one-time work before the first request: imports, the template, the tokenizer."""
+        with suppress(RequestError):  # a model without a chat template
             self.chat_prompt([{"role": "user", "content": "Hello!"}])
-        except ChatTemplateError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                raise ConfigError(f"{error.message}: correct it, or choose another with --chat-template") from error
-        except RequestError:
-            pass  # the template refuses this message, or there is no template
         self.prompt("Hello!")
 
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -168,13 +158,13 @@ class FrontEnd:
         _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
         if request.sampling is not None and request.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
-            self._checker.check(request.sampling.structured_outputs)
+            self._forms.check(request.sampling.structured_outputs)
         return request
 
     def checked_grammar(self, request: Request) -> str | None:
         """Return the checked grammar of a prepared request, so that the engine need not check it again."""
         params = None if request.sampling is None else request.sampling.structured_outputs
-        return None if params is None else self._checker.passed(params)
+        return None if params is None else self._forms.passed(params)
 
 
 def _lower_priority() -> None:
