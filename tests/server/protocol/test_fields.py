@@ -86,7 +86,7 @@ def test_numeric_field_at_its_limits(kind: Any, name: str, schema: dict[str, Any
         assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_the_table_is_large() -> None:
+def test_numeric_table_has_over_400_cells() -> None:
     assert sum(len(values_of(schema, may_be_null=may_be_null)) for _, _, schema, may_be_null in FIELDS) > 400
 
 
@@ -103,7 +103,7 @@ def test_sampling_values_are_those_that_were_sent() -> None:
     assert body.sampling_values() == {"temperature": 0, "stop": ["x"], "n": 2}
 
 
-def test_top_p_of_0_is_the_likeliest_token_alone() -> None:
+def test_top_p_of_0_selects_the_most_likely_token() -> None:
     chosen = validate(ChatRequest, {**CHAT, "top_p": 0}).sampling_values()
     assert 0 < SamplingParams(**chosen).top_p <= 1e-6
 
@@ -129,7 +129,7 @@ def test_every_request_forbids_unknown_fields() -> None:
 @pytest.mark.parametrize(
     ("prompt", "prompts"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])]
 )
-def test_one_prompt_or_several(prompt: Any, prompts: Any) -> None:
+def test_prompt_field_becomes_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
     assert prompt_list(validate(CompletionRequest, {"model": "m", "prompt": prompt}).prompt) == prompts
 
 

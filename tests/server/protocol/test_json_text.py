@@ -73,7 +73,7 @@ def test_refuses(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("8.0", 8), ("-0.0", 0), ("1e3", 1000), ("8.5", 8.5), ("1e300", 1e300)])
-def test_a_whole_number_is_an_integer_however_it_is_written(text: str, value: float) -> None:
+def test_whole_float_is_parsed_as_an_integer(text: str, value: float) -> None:
     found = parse_json(text.encode())
     assert (found, type(found)) == (value, type(value))
 
@@ -83,5 +83,5 @@ def test_refuses_what_is_not_utf8() -> None:
         parse_json(b'["\xff"]')
 
 
-def test_a_surrogate_pair_is_a_character() -> None:
+def test_surrogate_pair_is_a_character() -> None:
     assert parse_json(b'["\\ud83d\\ude00"]') == ["\U0001f600"]

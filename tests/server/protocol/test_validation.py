@@ -130,11 +130,11 @@ def test_default_of_vllm_is_accepted_and_its_opposite_refused() -> None:
     assert refusal({**CHAT, "store": 0}).message == "store must be a valid boolean, got 0"
 
 
-def test_names_are_either_known_or_unsupported() -> None:
+def test_unsupported_names_are_fields_of_few_routes() -> None:
     assert set(UNSUPPORTED) & known_names() == ELSEWHERE
 
 
-def test_the_body_must_be_an_object() -> None:
+def test_body_must_be_an_object() -> None:
     for value in ([1], "text", None, 5):
         error = refusal(value)
         assert (error.param, error.code) == (None, "invalid_parameter")
@@ -147,7 +147,7 @@ def test_long_values_and_names_are_cut() -> None:
     assert len(refusal({**CHAT, "logit_bias": {"z" * 5000: 1}}).param or "") <= 200
 
 
-def test_the_first_of_a_million_bad_items_is_enough() -> None:
+def test_only_the_first_of_many_bad_items_is_reported() -> None:
     error = refusal({"model": "m", "prompt": [1] * 1000 + ["x"] * 100_000}, CompletionRequest)
     assert error.param == "prompt.1000"
 

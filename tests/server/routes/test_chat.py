@@ -28,7 +28,7 @@ async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: An
 
 
 @in_loop
-async def test_an_answer() -> None:
+async def test_answer_has_text_finish_reason_usage_and_timings() -> None:
     answer = await ask({})
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello wörld", "refusal": None}
@@ -42,7 +42,7 @@ async def test_an_answer() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @in_loop
-async def test_a_limit(name: str) -> None:
+async def test_max_tokens_ends_the_text_with_length(name: str) -> None:
     (choice,) = (await ask({name: 5}))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
 
@@ -98,7 +98,7 @@ async def test_tokens_as_ids() -> None:
 
 
 @in_loop
-async def test_a_message_is_continued_and_echoed() -> None:
+async def test_message_is_continued_and_echoed() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "Sure: "}]}]
     fields = {"messages": messages, "continue_final_message": True, "echo": True, "return_token_ids": True}
     answer = await ask(fields)
@@ -108,7 +108,7 @@ async def test_a_message_is_continued_and_echoed() -> None:
 
 
 @in_loop
-async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
+async def test_truncation_keeps_the_end_or_the_start_of_the_prompt() -> None:
     answer = await ask({"truncate_prompt_tokens": 2, "return_token_ids": True})
     assert len(answer["prompt_token_ids"]) == 2
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 2}
@@ -121,7 +121,7 @@ async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
 
 
 @in_loop
-async def test_cached_tokens_are_told() -> None:
+async def test_usage_has_cached_tokens() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {**CHAT, "messages": [{"role": "user", "content": "x" * 20}], "max_tokens": 1}
@@ -135,7 +135,7 @@ async def test_cached_tokens_are_told() -> None:
 
 
 @in_loop
-async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> None:
+async def test_request_id_is_in_the_answer_but_not_in_the_engine() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         answers = [(await client.post(PATH, json={**CHAT, "request_id": "mine"})).json() for _ in range(2)]
@@ -159,7 +159,7 @@ async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> N
     ],
 )
 @in_loop
-async def test_what_only_the_model_shows_to_be_wrong(fields: dict[str, Any], code: str, param: str | None) -> None:
+async def test_field_that_the_model_refuses_is_named(fields: dict[str, Any], code: str, param: str | None) -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         assert_error(await client.post(PATH, json={**CHAT, **fields}), 400, code, param)
@@ -167,7 +167,7 @@ async def test_what_only_the_model_shows_to_be_wrong(fields: dict[str, Any], cod
 
 
 @in_loop
-async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> None:
+async def test_error_about_log_probabilities_names_top_logprobs() -> None:
     app, _ = make_server(options={"max_logprobs": 3})
     async with requests_to(app) as client:
         response = await client.post(PATH, json={**CHAT, "logprobs": True, "top_logprobs": 4})
@@ -175,7 +175,7 @@ async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> No
 
 
 @in_loop
-async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
+async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.die() if step == 2 else None
     async with requests_to(app) as client:

@@ -54,7 +54,7 @@ async def test_base64_has_the_same_numbers() -> None:
 
 
 @in_loop
-async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
+async def test_dimensions_keep_the_first_numbers_normalised_again() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "ab"}  # its vector is (2, 98)
@@ -80,7 +80,7 @@ async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
 
 
 @in_loop
-async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
+async def test_text_that_is_too_long_is_refused_or_cut() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "x" * 150}
@@ -91,7 +91,7 @@ async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
 
 @pytest.mark.parametrize(("side", "last"), [(None, "b"), ("right", "b"), ("left", "f")])
 @in_loop
-async def test_the_beginning_of_a_text_is_kept_unless_the_end_is_asked_for(side: str | None, last: str) -> None:
+async def test_truncation_keeps_the_start_of_a_text_unless_side_is_left(side: str | None, last: str) -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {"input": "abcdef", "truncate_prompt_tokens": 2, "truncation_side": side}
@@ -100,7 +100,7 @@ async def test_the_beginning_of_a_text_is_kept_unless_the_end_is_asked_for(side:
 
 
 @in_loop
-async def test_a_prompt_that_fails_is_a_500() -> None:
+async def test_prompt_that_fails_is_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.executor.errors.update({engine.submitted[0].request_id: "broken"})
     async with requests_to(app) as client:

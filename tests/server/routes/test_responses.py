@@ -144,7 +144,7 @@ async def test_tools_and_choice_are_repeated_and_a_demanded_call_is_structured_o
 
 
 @in_loop
-async def test_no_tools_if_the_choice_is_none() -> None:
+async def test_tool_choice_none_hides_the_tools() -> None:
     answer, _, request = await ask(CALL, tools=TOOLS, tool_choice="none", top_logprobs=1)
     assert answer["output"][0]["content"][0]["text"] == CALL
     assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
