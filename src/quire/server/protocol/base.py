@@ -3,10 +3,10 @@
 Next to read: `fields.py`.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-from pydantic_core import PydanticKnownError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, WithJsonSchema
 
 
 class Body(BaseModel):
@@ -23,12 +23,19 @@ class FieldError(ValueError):
         self.param = param
 
 
-def _check_boolean(value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise PydanticKnownError("bool_type")
-    return value
+def _require(*, expected: bool) -> Callable[[bool], bool]:
+    def check(value: bool) -> bool:
+        if value is not expected:
+            raise ValueError(f"must be {str(expected).lower()}")
+        return value
+
+    return check
 
 
-# `Literal` compares with `==`, and `0 == False`.
-AlwaysFalse = Annotated[Literal[False], BeforeValidator(_check_boolean)]
-AlwaysTrue = Annotated[Literal[True], BeforeValidator(_check_boolean)]
+# `Literal[False]` would accept 0, because it compares with `==`.
+AlwaysFalse = Annotated[
+    StrictBool, AfterValidator(_require(expected=False)), WithJsonSchema({"const": False, "type": "boolean"})
+]
+AlwaysTrue = Annotated[
+    StrictBool, AfterValidator(_require(expected=True)), WithJsonSchema({"const": True, "type": "boolean"})
+]

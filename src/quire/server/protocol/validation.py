@@ -81,8 +81,9 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
             message, code = f"unknown field {json.dumps(name)}{hint}", "unknown_parameter"
     elif first["type"] == "value_error":
         cause = first["ctx"]["error"]
-        message = str(cause)
-        param = ".".join([*path, cause.param]) if isinstance(cause, FieldError) else param
+        message = f"{param} {cause}, got {shown(given)}"
+        if isinstance(cause, FieldError):
+            param, message = ".".join([*path, cause.param]), str(cause)
     elif name == "type" and first["type"] == "literal_error" and "content" in path:
         where, code = ".".join(path[:-1]), "unsupported_content"
         message = f"{where} is of type {shown(given)}: this server reads text only, so remove it or describe it in text"
