@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ContextLengthError, InvalidParameterError
+from quire.errors import ContextLengthError, InvalidParameterError, ModelFileError
 from quire.sampling_params import SamplingParams
 from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
@@ -136,3 +136,16 @@ def test_long_text_is_encoded_by_a_thread_of_low_priority() -> None:
     if sys.platform == "linux":
         assert long_nice >= short_nice
         assert long_nice >= ENCODER_NICENESS
+
+
+def test_model_template_that_does_not_parse_fails_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "quire.server.front_end."
+    broken = byte_tokenizer()
+    broken._chat_templates["default"] = "{% for %}"
+    monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "load_tokenizer", lambda *args: broken)
+    monkeypatch.setattr(module + "FormChecker.warm_up", lambda self: None)
+    with pytest.raises(ModelFileError, match=r"'default' cannot be used.*line 1.*--chat-template FILE"):
+        FrontEnd.load(make_config(), None)
+    FrontEnd.load(make_config(), "{{ messages[0].content }}")

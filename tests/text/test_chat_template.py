@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ChatTemplateError
-from quire.text.chat_template import MAX_TEMPLATE_CHARACTERS, render_chat
+from quire.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -91,8 +91,7 @@ VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def render(template: str, messages: Any = CHAT, **options: Any) -> str:
-    settings = {"add_generation_prompt": False, "continue_final_message": False, "tools": None, "variables": {}}
-    return render_chat(template, messages, **{**settings, **options})
+    return ChatTemplate(template).render(messages, **options)
 
 
 def transformers_render(template: str, messages: Any, **options: Any) -> str:
@@ -282,5 +281,5 @@ def test_template_length_is_bounded() -> None:
 
 
 def test_output_length_is_bounded() -> None:
-    with pytest.raises(ChatTemplateError, match="rendered chat exceeds"):
+    with pytest.raises(ChatTemplateError, match="was stopped: it writes more than"):
         render("{% for m in messages %}{{ m.content }}{% endfor %}", [{"role": "user", "content": "x" * 1_000_000}] * 5)

@@ -50,13 +50,15 @@ class FrontEnd:
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
-        """Read the tokenizer of the model that the engine has loaded. Raises: ModelError, ConfigError."""
+        """Read the tokenizer and chat template of the loaded model. Raises: ModelError, ConfigError."""
         options, forms = config.options, FormChecker()
         # The checker's process starts while the tokenizer is read.
         threading.Thread(target=forms.warm_up, name="quire-forms", daemon=True).start()
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
+        if chat_template is None:
+            tokenizer.check_chat_templates()
         front_end = cls(config, tokenizer, chat_template, forms)
         try:
             front_end.input_processor.check_grammars()

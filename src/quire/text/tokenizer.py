@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ChatTemplateError, PromptError
-from quire.text.chat_template import render_chat
+from quire.errors import ChatTemplateError, ModelFileError, PromptError
+from quire.text.chat_template import compile_chat_template
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
@@ -171,10 +171,9 @@ class Tokenizer:
         last message open instead. `chat_template` is Jinja2 source or the name of one of the model's templates.
         `variables` reach the template under their names. Raises: ChatTemplateError.
         """
-        template = self._choose_template(chat_template, has_tools=tools is not None)
+        template = compile_chat_template(self._choose_template(chat_template, has_tools=tools is not None))
         return self._marks.render(
-            lambda marked: render_chat(
-                template,
+            lambda marked: template.render(
                 marked(messages),
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 continue_final_message=continue_final_message,
@@ -182,6 +181,17 @@ class Tokenizer:
                 variables={**self._template_variables, **marked(variables)},
             )
         )
+
+    def check_chat_templates(self) -> None:
+        """Compile the model's chat templates. Raises: ModelFileError naming the one that does not parse."""
+        for name, source in self._chat_templates.items():
+            try:
+                compile_chat_template(source)
+            except ChatTemplateError as error:
+                raise ModelFileError(
+                    f"the model's chat template '{name}' cannot be used: {error.message}; choose another with "
+                    "--chat-template FILE, or correct it in the model's files"
+                ) from None
 
     def encode_chat(self, chat: RenderedChat, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a prompt. Special tokens are those of the template alone, which writes BOS itself.
