@@ -16,7 +16,7 @@ MAX_TEXT_BYTES = 64 << 10
 """Of a schema, regex or grammar, and of all choices together."""
 MAX_CHOICES = 1000
 MAX_SCHEMA_DEPTH = 64
-FORM_FAILED = "structured_outputs_failed"
+STRUCTURED_OUTPUTS_FAILED = "structured_outputs_failed"
 """`error_code` of an output whose text could not go on in its form."""
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
