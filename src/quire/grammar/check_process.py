@@ -40,7 +40,7 @@ class Refused:
 
 
 class CheckProcess:
-    """One process that compiles grammars. Thread-safe: threads take turns."""
+    """A process that compiles grammars. Thread-safe: threads take turns."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._deadline_s = deadline_s

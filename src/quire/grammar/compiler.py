@@ -1,7 +1,7 @@
 """From `StructuredOutputsParams` to matchers of tokens: `GrammarCompiler`, and `GrammarChecker` for the server.
 
 A new grammar is compiled in a separate process first (`check_process.py`). The server's process checks a grammar with
-`GrammarChecker` and sends the result to the engine's process, whose `GrammarCompiler` has the vocabulary and need not
+`GrammarChecker` and sends the result to the engine's process, where `GrammarCompiler` has the vocabulary and need not
 check again. Results are kept within a bound of bytes. Each text has a matcher of its own, so that its memory belongs to
 its request: llguidance's copies of a matcher share their states, and one request could use up another's limit.
 Next to read: `matcher.py`.

@@ -67,7 +67,7 @@ _stopwatch: ContextVar[_Stopwatch | None] = ContextVar("stopwatch", default=None
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles templates whose loops and calls count the time of the rendering."""
+    """Compiles templates in which every loop iteration and call checks the time of the rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 

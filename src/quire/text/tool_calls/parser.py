@@ -1,8 +1,8 @@
 """`ToolCallParser`: splits generated text into content and tool calls while it is generated.
 
 One parser for all formats (`formats.py`). Text that may begin a call is held back until that is certain; if it is no
-call it becomes content, so that every character is returned, except for markers and blanks around calls. A call whose
-text breaks off stays a call: its arguments end where the text stops being JSON, and the rest is content. The joined
+call it becomes content, so that every character is returned, except for markers and blanks around calls. A call that
+breaks off stays a call: its arguments end where the text stops being JSON, and the rest is content. The joined
 content, the calls and their arguments do not depend on how the text was cut, and the time is proportional to its
 length. Never raises. Next to read: `call.py`.
 """
@@ -10,6 +10,7 @@ length. Never raises. Next to read: `call.py`.
 import enum
 from collections.abc import Callable, Collection
 
+from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.call import CallReader, Status
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import ToolCallFormat
@@ -92,7 +93,7 @@ class ToolCallParser:
     def _read_content(self, text: str, position: int) -> int:
         marker = self._format.opening
         found = text.find(marker, position)
-        end = found if found >= 0 else len(text) - _begun_len(text, position, marker)
+        end = found if found >= 0 else len(text) - begun_len(text, marker, position)
         body = text[position:end].rstrip()
         if body:
             self._release(body, position + len(body))
@@ -222,9 +223,3 @@ def _is_begun(text: str, position: int, marker: str) -> bool:
     """Return True if the text ends within `marker`, which begins at `position`."""
     left = len(text) - position
     return left < len(marker) and marker.startswith(text[position:])
-
-
-def _begun_len(text: str, position: int, marker: str) -> int:
-    """Return how many characters at the end of `text`, from `position` on, are the beginning of `marker`."""
-    longest = min(len(marker) - 1, len(text) - position)
-    return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
