@@ -1,4 +1,4 @@
-"""Chat templates that try to get out, or to get much: shared by `templates.py` and the tests of the sandbox."""
+"""Chat templates that try to leave the sandbox, to run without end, or to make large values."""
 
 ESCAPES = (
     "{{ ''.__class__.__mro__ }}",
@@ -24,7 +24,7 @@ WORK = (
     "{% for i in x recursive %}{{ loop(x) }}{{ loop(x) }}{% endfor %}",
     "{% for i in range(99999) %}{% for j in 'aaaaaaaaa' %}{% if j %}{% endif %}{% endfor %}{% endfor %}",
 )
-"""Of many steps. `x` is [1]."""
+"""Templates of many steps. `x` is [1]."""
 _DOUBLING = "{% for i in range(40) %}{% set ns.s = BODY %}{% endfor %}"
 LARGE = (
     "{{ 'x' * 1000000000000 }}",

@@ -6,7 +6,6 @@ import jinja2
 import pytest
 from jinja2.sandbox import SecurityError
 
-from tests.text.template_cases import ESCAPES, LARGE, NOT_NEEDED, WORK
 from quire.text import template_sandbox
 from quire.text.template_sandbox import (
     MAX_CHARACTERS,
@@ -15,6 +14,7 @@ from quire.text.template_sandbox import (
     TemplateRefusalError,
     render,
 )
+from tests.text.template_cases import ESCAPES, LARGE, NOT_NEEDED, WORK
 
 ENVIRONMENT = TemplateEnvironment()
 

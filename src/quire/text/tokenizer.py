@@ -133,28 +133,12 @@ class Tokenizer:
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the text of `render_chat`, for display: `encode` takes special tokens in a message for the template's.
 
         Raises: ChatTemplateError.
         """
-        return self.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template=chat_template,
-            **variables,
-        ).text
+        return self.render_chat(messages, **options).text
 
     def render_chat(
         self,
