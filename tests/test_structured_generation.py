@@ -1,4 +1,4 @@
-"""The real SmolLM2 in given forms: alone, batched, preempted, forked, cut; oracles are json, re and the choices."""
+"""Structured outputs of the real SmolLM2, alone, batched, preempted, forked and cut; oracles are json and re."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from quire.errors import InvalidParameterError
 from quire.events import EventKind
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
-from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from quire.text.tool_calls.formats import GENERIC, uses_tools
 from quire.text.tool_calls.parser import ToolCallParser
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 pytestmark = pytest.mark.model
-Form = StructuredOutputsParams
+Spec = StructuredOutputsParams
 PERSON = {
     "type": "object",
     "properties": {
@@ -51,13 +51,13 @@ def is_person(text: str) -> bool:
     )
 
 
-FORMS: dict[str, tuple[StructuredOutputsParams, Any]] = {
-    "schema": (Form(json=PERSON), is_person),
-    "compact schema": (Form(json=PERSON, disable_any_whitespace=True), is_person),
-    "regex": (Form(regex=DATE), lambda text: re.fullmatch(DATE, text)),
-    "choice": (Form(choice=CHOICES), lambda text: text in CHOICES),
+SPECS: dict[str, tuple[StructuredOutputsParams, Any]] = {
+    "schema": (Spec(json=PERSON), is_person),
+    "compact schema": (Spec(json=PERSON, disable_any_whitespace=True), is_person),
+    "regex": (Spec(regex=DATE), lambda text: re.fullmatch(DATE, text)),
+    "choice": (Spec(choice=CHOICES), lambda text: text in CHOICES),
     "grammar": (
-        Form(grammar='root ::= "[" item ("," item){0,3} "]"\nitem ::= [a-z]{1,5}'),
+        Spec(grammar='root ::= "[" item ("," item){0,3} "]"\nitem ::= [a-z]{1,5}'),
         lambda text: re.fullmatch(r"\[[a-z]{1,5}(,[a-z]{1,5}){0,3}\]", text),
     ),
 }
@@ -70,35 +70,35 @@ def llm(smollm2_path: Path) -> Iterator[LLM]:
     llm.llm_engine.shutdown()
 
 
-def completions(llm: LLM, form: StructuredOutputsParams | None, *prompts: str, **fields: Any) -> list[CompletionOutput]:
-    params = SamplingParams(**{"max_tokens": 200, "temperature": 0, "structured_outputs": form, **fields})
+def completions(llm: LLM, spec: StructuredOutputsParams | None, *prompts: str, **fields: Any) -> list[CompletionOutput]:
+    params = SamplingParams(**{"max_tokens": 200, "temperature": 0, "structured_outputs": spec, **fields})
     outputs = llm.generate(list(prompts) or [PROMPT], params, use_tqdm=False)
     return [completion for output in outputs for completion in output.outputs]
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_greedy_has_the_form(llm: LLM, name: str) -> None:
-    form, is_good = FORMS[name]
-    (found,) = completions(llm, form)
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_text_follows_the_constraint(llm: LLM, name: str) -> None:
+    spec, is_good = SPECS[name]
+    (found,) = completions(llm, spec)
     assert found.finish_reason == "stop"
     assert is_good(found.text), found.text
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_20_seeds_at_temperature_1_have_the_form(llm: LLM, name: str) -> None:
-    form, is_good = FORMS[name]
-    params = [SamplingParams(max_tokens=300, temperature=1, seed=seed, structured_outputs=form) for seed in range(20)]
-    found = [output.outputs[0] for output in llm.generate([PROMPT] * 20, params, use_tqdm=False)]
-    assert [item.finish_reason for item in found] == ["stop"] * 20
+@pytest.mark.parametrize("name", SPECS)
+def test_8_seeds_at_temperature_1_follow_the_constraint(llm: LLM, name: str) -> None:
+    spec, is_good = SPECS[name]
+    params = [SamplingParams(max_tokens=300, temperature=1, seed=seed, structured_outputs=spec) for seed in range(8)]
+    found = [output.outputs[0] for output in llm.generate([PROMPT] * 8, params, use_tqdm=False)]
+    assert [item.finish_reason for item in found] == ["stop"] * 8
     assert [item.text for item in found if not is_good(item.text)] == []
     assert len({item.text for item in found}) > 1
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}])
-def test_the_empty_schema_gives_json(llm: LLM, schema: dict[str, Any]) -> None:
+def test_empty_schema_gives_json(llm: LLM, schema: dict[str, Any]) -> None:
     finished = 0
     for prompt in ('{"a": 1}\n{"b": 2}\n{"c": 3}\n', "[]\n{}\n[]\n{}\n", "true\nfalse\nnull\ntrue\n"):
-        (found,) = completions(llm, Form(json=schema), prompt)
+        (found,) = completions(llm, Spec(json=schema), prompt)
         if found.finish_reason == "stop":
             finished += 1
             assert isinstance(json.loads(found.text), dict if schema else object)
@@ -109,56 +109,58 @@ DRAWN = {"temperature": 1, "seed": 4}
 
 
 @pytest.mark.parametrize("fields", [{}, DRAWN], ids=["greedy", "drawn"])
-def test_alone_is_batched_is_preempted(llm: LLM, smollm2_path: Path, fields: dict[str, Any]) -> None:
+def test_batched_and_preempted_requests_have_the_same_tokens_as_alone(
+    llm: LLM, smollm2_path: Path, fields: dict[str, Any]
+) -> None:
     prompts = [PROMPT, "A list:\n", "Once upon a time there was a king who had a son.\n", "{", "1, 2, 3"]
-    form = FORMS["schema"][0]
-    alone = [completions(llm, form, text, **fields)[0] for text in prompts]
+    spec = SPECS["schema"][0]
+    alone = [completions(llm, spec, text, **fields)[0] for text in prompts]
     # Rows with and without a grammar in the same steps.
-    params = [SamplingParams(max_tokens=200, **{"temperature": 0, **fields}, structured_outputs=form) for _ in prompts]
+    params = [SamplingParams(max_tokens=200, **{"temperature": 0, **fields}, structured_outputs=spec) for _ in prompts]
     mixed = llm.generate([*prompts, "Hello"], [*params, SamplingParams(max_tokens=40, temperature=0)], use_tqdm=False)
     assert [output.outputs[0].token_ids for output in mixed[:-1]] == [item.token_ids for item in alone]
     assert all(is_person(item.text) for item in alone)
     few = {"block_size": 16, "num_blocks_override": 17, "max_model_len": 256, "enable_prefix_caching": False}
     crowded = LLM("smollm2", max_num_seqs=8, **few)
-    preempted = completions(crowded, form, *prompts, *prompts, **fields)
+    preempted = completions(crowded, spec, *prompts, *prompts, **fields)
     assert crowded.llm_engine.events.of(EventKind.PREEMPT)
     crowded.llm_engine.shutdown()
     assert [item.token_ids for item in preempted] == [item.token_ids for item in alone] * 2
 
 
-def test_a_row_without_a_grammar_is_as_without_neighbours(llm: LLM) -> None:
+def test_request_without_grammar_is_unchanged_beside_one_with_a_grammar(llm: LLM) -> None:
     (alone,) = completions(llm, None, "The sun", max_tokens=20)
     params = [
         SamplingParams(max_tokens=20, temperature=0),
-        SamplingParams(max_tokens=20, structured_outputs=Form(json={})),
+        SamplingParams(max_tokens=20, structured_outputs=Spec(json={})),
     ]
     beside = llm.generate(["The sun", PROMPT], params, use_tqdm=False)[0].outputs[0]
     assert beside.token_ids == alone.token_ids
 
 
-def test_three_completions_each_have_the_form(llm: LLM) -> None:
-    found = completions(llm, FORMS["schema"][0], n=3, temperature=1, seed=11)
+def test_each_of_three_completions_follows_the_schema(llm: LLM) -> None:
+    found = completions(llm, SPECS["schema"][0], n=3, temperature=1, seed=11)
     assert len(found) == 3
     assert all(is_person(item.text) for item in found)
     assert len({item.text for item in found}) > 1
 
 
-def test_a_stop_string_may_cut_it(llm: LLM) -> None:
-    (found,) = completions(llm, FORMS["schema"][0], stop=['"age"'])
+def test_stop_string_cuts_the_text(llm: LLM) -> None:
+    (found,) = completions(llm, SPECS["schema"][0], stop=['"age"'])
     assert (found.finish_reason, found.stop_reason) == ("stop", '"age"')
     assert found.text.lstrip().startswith("{")
     assert '"age"' not in found.text
 
 
-def test_max_tokens_may_cut_it(llm: LLM) -> None:
-    (whole,) = completions(llm, FORMS["schema"][0])
-    (cut,) = completions(llm, FORMS["schema"][0], max_tokens=7)
+def test_max_tokens_cuts_the_text(llm: LLM) -> None:
+    (whole,) = completions(llm, SPECS["schema"][0])
+    (cut,) = completions(llm, SPECS["schema"][0], max_tokens=7)
     assert cut.finish_reason == "length"
     assert cut.token_ids == whole.token_ids[:7]
 
 
-def test_a_tool_is_called_where_one_is_required(llm: LLM) -> None:
-    """The chat template knows no tools: they are described in the system message, and the schema forces a call."""
+def test_required_tool_is_called(llm: LLM) -> None:
+    """The chat template has no tools: the system message describes them, and the schema forces a call."""
     city = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 12}},
@@ -171,7 +173,7 @@ def test_a_tool_is_called_where_one_is_required(llm: LLM) -> None:
     ]
     assert not uses_tools(llm.get_tokenizer().chat_template)
     schema = tool_choice_schema(tools, "required", parallel_tool_calls=False)
-    params = SamplingParams(max_tokens=100, temperature=0, structured_outputs=Form(json=schema))
+    params = SamplingParams(max_tokens=100, temperature=0, structured_outputs=Spec(json=schema))
     messages = [
         {"role": "system", "content": tools_system_prompt(tools)},
         {"role": "user", "content": "What is the weather in Paris?"},
@@ -186,40 +188,40 @@ def test_a_tool_is_called_where_one_is_required(llm: LLM) -> None:
     assert not any(isinstance(delta, ContentDelta) for delta in deltas)
 
 
-def test_ignore_eos_and_min_tokens_keep_the_text(llm: LLM) -> None:
-    (plain,) = completions(llm, FORMS["choice"][0])
-    (ignored,) = completions(llm, FORMS["choice"][0], ignore_eos=True, max_tokens=12)
-    (longer,) = completions(llm, FORMS["choice"][0], min_tokens=12)
+def test_ignore_eos_and_min_tokens_leave_the_text_unchanged(llm: LLM) -> None:
+    (plain,) = completions(llm, SPECS["choice"][0])
+    (ignored,) = completions(llm, SPECS["choice"][0], ignore_eos=True, max_tokens=12)
+    (longer,) = completions(llm, SPECS["choice"][0], min_tokens=12)
     assert ignored.text == longer.text == plain.text
     assert (len(ignored.token_ids), ignored.finish_reason) == (12, "length")
     assert (len(longer.token_ids), longer.finish_reason) == (12, "stop")
 
 
-def test_a_form_that_allows_nothing_is_refused_before_anything_runs(llm: LLM) -> None:
+def test_impossible_constraint_is_refused_before_any_step(llm: LLM) -> None:
     steps = len(llm.llm_engine.events.of(EventKind.STEP))
-    for form in (Form(regex=r"[^\s\S]"), Form(json={"$ref": "#"}), Form(regex="(a"), Form(json={"if": {}})):
-        with pytest.raises(InvalidParameterError, match=f"structured_outputs.{form.kind} must be a form that"):
-            completions(llm, form)
+    for spec in (Spec(regex=r"[^\s\S]"), Spec(json={"$ref": "#"}), Spec(regex="(a"), Spec(json={"if": {}})):
+        with pytest.raises(InvalidParameterError, match=f"structured_outputs.{spec.kind} must be a constraint that"):
+            completions(llm, spec)
     assert len(llm.llm_engine.events.of(EventKind.STEP)) == steps
 
 
-def test_a_request_that_cannot_go_on_fails_alone(llm: LLM) -> None:
+def test_request_without_allowed_tokens_fails_alone(llm: LLM) -> None:
     params = [
-        SamplingParams(max_tokens=9, structured_outputs=Form(regex="[a-z]+"), allowed_token_ids=[0]),
-        SamplingParams(max_tokens=9, temperature=0, structured_outputs=Form(regex="[a-z]+")),
+        SamplingParams(max_tokens=9, structured_outputs=Spec(regex="[a-z]+"), allowed_token_ids=[0]),
+        SamplingParams(max_tokens=9, temperature=0, structured_outputs=Spec(regex="[a-z]+")),
     ]
     failed, good = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params, use_tqdm=False))
     assert failed.finish_reason == "error"
     assert "structured_outputs allows none of allowed_token_ids" in (failed.error or "")
-    assert failed.error_code == FORM_FAILED
+    assert failed.error_code == STRUCTURED_OUTPUTS_FAILED
     assert good.error_code is None
     assert re.fullmatch("[a-z]+", good.text)
     assert not llm.llm_engine.errored
 
 
-def test_a_grammar_whose_states_explode_fails_alone(llm: LLM) -> None:
-    hostile = SamplingParams(max_tokens=300, temperature=1, seed=0, structured_outputs=Form(regex="(.*a.{50}){20}"))
-    good = SamplingParams(max_tokens=200, temperature=0, structured_outputs=FORMS["schema"][0])
+def test_grammar_with_too_many_states_fails_alone(llm: LLM) -> None:
+    hostile = SamplingParams(max_tokens=300, temperature=1, seed=0, structured_outputs=Spec(regex="(.*a.{50}){20}"))
+    good = SamplingParams(max_tokens=200, temperature=0, structured_outputs=SPECS["schema"][0])
     outputs = [output.outputs[0] for output in llm.generate([PROMPT] * 3, [hostile, good, hostile], use_tqdm=False)]
     assert is_person(outputs[1].text)
     for output in (outputs[0], outputs[2]):

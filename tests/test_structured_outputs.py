@@ -1,4 +1,4 @@
-"""What is wrong with a form without a compiler: kinds, sizes, depth."""
+"""Checks of `StructuredOutputsParams` without a compiler: kinds, sizes, depth."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def shared(depth: int) -> dict[str, Any]:
-    """Few objects, which written out are 2^depth."""
+    """Return few shared objects that are 2^depth when written as JSON."""
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
         schema = {"anyOf": (schema, schema)}
@@ -83,24 +83,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("fields", GOOD)
-def test_good_forms(fields: dict[str, Any]) -> None:
-    form = StructuredOutputsParams(**fields)
-    assert form.kind in fields
-    assert hash(form) == hash(StructuredOutputsParams(**fields))
+def test_valid_constraints_are_accepted(fields: dict[str, Any]) -> None:
+    spec = StructuredOutputsParams(**fields)
+    assert spec.kind in fields
+    assert hash(spec) == hash(StructuredOutputsParams(**fields))
 
 
 @pytest.mark.parametrize(("fields", "says"), BAD, ids=range(len(BAD)))
-def test_bad_forms(fields: dict[str, Any], says: str) -> None:
+def test_invalid_constraint_names_the_field(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidParameterError, match=says) as caught:
         StructuredOutputsParams(**fields)
     assert caught.value.field.startswith("structured_outputs")
     assert len(caught.value.message) < 400
 
 
-def test_schemas_are_kept_as_text_in_their_order() -> None:
-    form = StructuredOutputsParams(json={"properties": {"b": {}, "a": {}}, "title": "é"})
-    assert form.text == '{"properties":{"b":{},"a":{}},"title":"é"}'
-    assert form == StructuredOutputsParams(json=form.text)
+def test_schema_is_kept_as_text_in_its_order() -> None:
+    spec = StructuredOutputsParams(json={"properties": {"b": {}, "a": {}}, "title": "é"})
+    assert spec.text == '{"properties":{"b":{},"a":{}},"title":"é"}'
+    assert spec == StructuredOutputsParams(json=spec.text)
 
 
 def test_text_of_each_kind() -> None:
@@ -111,16 +111,16 @@ def test_text_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("fields", GOOD, ids=range(len(GOOD)))
-def test_a_recording_holds_the_form(fields: dict[str, Any]) -> None:
+def test_constraint_survives_recording(fields: dict[str, Any]) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
     assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
 
 
-def test_sampling_params_want_the_class() -> None:
+def test_sampling_params_refuse_a_mapping() -> None:
     with pytest.raises(InvalidParameterError, match="structured_outputs must be StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
 
 
-def test_beam_search_refuses_a_form() -> None:
+def test_beam_search_refuses_structured_outputs() -> None:
     with pytest.raises(InvalidParameterError, match="left out in beam search"):
         BeamSearchParams(beam_width=2, max_tokens=4, structured_outputs=StructuredOutputsParams(regex="a"))

@@ -1,24 +1,24 @@
-"""Every error Quire raises on purpose: whose fault it is, and what follows.
+"""Errors that Quire raises on purpose, with the HTTP status and exit code of each.
 
     QuireError
-    ├── ConfigError                  yours: an option is wrong or unknown             HTTP 400  exit 2
-    ├── RequestError                 yours: one request is wrong                      HTTP 400  exit 2
+    ├── ConfigError                  an option is wrong or unknown                    HTTP 400  exit 2
+    ├── RequestError                 one request is wrong                             HTTP 400  exit 2
     │   ├── InvalidParameterError    a sampling or pooling field has a bad value
     │   ├── PromptError              the prompt is empty or malformed
     │   ├── ContextLengthError       prompt (+ max_tokens) exceeds the context
-    │   ├── ChatTemplateError        no template, or the template refused the messages
+    │   ├── ChatTemplateError        no template, it does not parse, or it refused the messages
     │   └── DuplicateRequestError    a request with this id is already running
-    ├── ModelError                   the model cannot be had or used                  HTTP 404  exit 3
+    ├── ModelError                   the model cannot be found or used                HTTP 404  exit 3
     │   ├── ModelNotFoundError       no such alias, path or hub id
     │   ├── DownloadError            a download failed or its checksum is wrong
     │   ├── ModelFileError           a file is truncated, corrupted or not what it says
     │   └── UnsupportedModelError    valid, but Quire cannot compute it correctly
     ├── CapacityError                it does not fit                                  HTTP 503  exit 4
     │   ├── MemoryCapacityError      weights or KV cache exceed the memory
-    │   ├── QueueFullError           later: the queue is full, try again              HTTP 429
-    │   ├── QueueTimeoutError        it waited for its first step as long as it may
+    │   ├── QueueFullError           the queue is full, try again later               HTTP 429
+    │   ├── QueueTimeoutError        it waited too long for its first step
     │   └── UnreadError              a client left too many log-probabilities unread
-    └── EngineError                  ours: an internal invariant broke                HTTP 500  exit 1
+    └── EngineError                  an internal invariant broke                      HTTP 500  exit 1
         └── EngineDeadError          the engine stopped; the cause is chained
 
 A message says what is wrong, which value, which limit, and the next step, in one line.
@@ -52,7 +52,7 @@ class ConfigError(QuireError):
 
 
 class RequestError(QuireError):
-    """One request is wrong; the engine and all other requests are unaffected."""
+    """A request is wrong; the engine and all other requests are unaffected."""
 
     code = "invalid_request"
     http_status = 400
@@ -89,7 +89,7 @@ class ContextLengthError(RequestError):
 
 
 class ChatTemplateError(RequestError):
-    """There is no chat template, or it raised on these messages."""
+    """There is no chat template, it does not parse, or it raised on these messages."""
 
     code = "chat_template_error"
 
@@ -133,7 +133,7 @@ class UnsupportedModelError(ModelError):
 
 
 class CapacityError(QuireError):
-    """There is not enough of something right now, or at all."""
+    """Memory, the queue or another resource has no room, for now or at all."""
 
     code = "capacity"
     http_status = 503
@@ -184,7 +184,7 @@ class EngineDeadError(EngineError):
 
 
 def printable(text: str) -> str:
-    """Text of somebody else, fit for a line of a message: a space for each character that does not print."""
+    """Return foreign text for one line of a message, with a space for each character that does not print."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

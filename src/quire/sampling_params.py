@@ -1,4 +1,4 @@
-"""What a caller may ask of one request: `SamplingParams`, `PoolingParams`, `BeamSearchParams`.
+"""Parameters of one request: `SamplingParams`, `PoolingParams`, `BeamSearchParams`.
 
 Names and defaults are vLLM's. A bad value raises `InvalidParameterError` naming field, value and
 limit at construction; limits that need the model (vocabulary, context) are checked when the request
@@ -20,35 +20,35 @@ MAX_BAD_WORDS = 128
 ALL_LOGPROBS = -1
 """`logprobs=-1` asks for the whole vocabulary."""
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields whose default a model's generation_config.json may set."""
+"""Fields that a model's generation_config.json may give another default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when it stops.
+    """Sampling and stop rules of one request.
 
     Fields:
         n: completions per prompt, 1..16384; they share the prompt's KV blocks.
         temperature: [0, 2]; 0 is greedy.
-        top_p: (0, 1]. Keeps the smallest set of tokens whose probability reaches it.
+        top_p: (0, 1]. Keeps the smallest set of most probable tokens that reaches this probability.
         top_k: 0 or -1 is off.
         min_p: [0, 1]. Drops tokens below `min_p` times the largest probability.
         seed: draws depend on (seed, position) only. None: chosen by the engine.
         max_tokens: tokens to generate at most; None: up to the context length.
-        min_tokens: EOS and stop tokens are masked until so many are generated.
-        stop: strings that end the text. stop_token_ids: tokens that do.
+        min_tokens: EOS and stop tokens are masked before this number of generated tokens.
+        stop: strings that end the text. stop_token_ids: tokens that end the text.
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: EOS does not end the text.
         presence_penalty, frequency_penalty: [-2, 2], on generated tokens.
         repetition_penalty: > 0, on prompt and generated tokens.
-        logprobs, prompt_logprobs: so many per position beside the token itself; -1: all.
+        logprobs, prompt_logprobs: log-probabilities per position in addition to the token itself; -1: all.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         bad_words: strings that must not be generated.
-        allowed_token_ids: nothing else may be generated.
-        structured_outputs: the form that the text must have. End tokens are allowed where it is complete, and nothing
-            else where it cannot go on: with `ignore_eos` or before `min_tokens` end tokens then follow until the
-            request ends otherwise, and the text keeps its form. Cut off by `max_tokens` or `stop` it may be incomplete.
-        skip_special_tokens, detokenize: how text is made; `detokenize=False` returns ids only.
+        allowed_token_ids: the only tokens that may be generated.
+        structured_outputs: the schema, regex or grammar that the text must follow. EOS and stop tokens are allowed
+            when the text is complete. When it cannot be continued, only they are allowed: with `ignore_eos` or before
+            `min_tokens` they repeat until the request ends. A text cut by `max_tokens` or `stop` may be incomplete.
+        skip_special_tokens: removes special tokens from the text. detokenize: False returns token ids only.
 
     Raises: InvalidParameterError.
     """
@@ -128,7 +128,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the token is the argmax of the (penalised, masked) logits."""
+        """Each token is the argmax of the (penalised, masked) logits."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -139,7 +139,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
-    """How the hidden states of one prompt become one vector.
+    """Pooling of the hidden states of one prompt to one vector.
 
     Fields:
         pooling: "last" (the last token's) or "mean" (the mean over all tokens).
@@ -179,12 +179,12 @@ class BeamSearchParams:
         _boolean("include_stop_str_in_output", self.include_stop_str_in_output)
         _set(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
         if self.structured_outputs is not None:
-            limit = "left out in beam search: use SamplingParams with n for several texts of one form"
+            limit = "left out in beam search: use SamplingParams with n for several texts"
             raise InvalidParameterError("structured_outputs", self.structured_outputs, limit)
 
 
 def _set(params: object, name: str, value: Any) -> None:
-    # Normalising at construction is the one place where a frozen value is written.
+    # A frozen value is written only here, at construction.
     object.__setattr__(params, name, value)
 
 

@@ -1,7 +1,7 @@
-"""`StructuredOutputsParams`: what form a generated text must have. A field of `SamplingParams`.
+"""`StructuredOutputsParams`: the constraint that a generated text must follow. A field of `SamplingParams`.
 
-Names are vLLM's. What can be seen without a grammar compiler (kinds, sizes, depth) is checked at construction; whether
-the form can be enforced is checked when the request is added. No tensors here, and no grammar library.
+Names are vLLM's. Construction checks kind, sizes and depth; the grammar itself is compiled and checked when the
+request is added. No tensors here, and no grammar library.
 Next to read: `grammar/compiler.py`.
 """
 
@@ -13,18 +13,18 @@ from typing import Any, Literal, get_args
 from quire.errors import InvalidParameterError
 
 MAX_TEXT_BYTES = 64 << 10
-"""Of a schema, regex or grammar, and of all choices together."""
+"""Largest schema, regex or grammar, and total of all choices."""
 MAX_CHOICES = 1000
 MAX_SCHEMA_DEPTH = 64
-FORM_FAILED = "structured_outputs_failed"
-"""`error_code` of an output whose text could not go on in its form."""
+STRUCTURED_OUTPUTS_FAILED = "structured_outputs_failed"
+"""`error_code` of an output that ended because its grammar allowed no next token."""
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form of a text: exactly one of the first five fields.
+    """Constraint of a text: exactly one of the first five fields.
 
     Fields:
         json: a JSON Schema, as a mapping or as JSON text; kept as text.
@@ -33,8 +33,8 @@ class StructuredOutputsParams:
         choice: the text is one of these, at most 1,000.
         grammar: Lark as llguidance extends it, or GBNF.
         disable_any_whitespace: JSON without whitespace between its parts.
-        whitespace_pattern: a regex for what may stand between the parts of JSON. Default: a space, or one or two line
-            breaks and up to 20 spaces or tabs, so that a model cannot write blanks until it runs out of tokens.
+        whitespace_pattern: a regex for the whitespace between the parts of JSON. Default: a space, or one or two line
+            breaks and up to 20 spaces or tabs, so that a model cannot write whitespace up to `max_tokens`.
 
     Schema, regex and grammar have at most 64 KiB, a schema at most 64 levels.
     Raises: InvalidParameterError.
@@ -80,12 +80,12 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> Kind:
-        """Which of the five is given."""
+        """Name of the given field of the five."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
-        """What is given, as text: two with the same `kind`, whitespace fields and `text` are the same form."""
+        """The given field as text: equal `kind`, whitespace fields and `text` mean the same constraint."""
         if self.kind == "json_object":
             return '{"type":"object"}'
         if self.choice is not None:
@@ -126,7 +126,7 @@ def _choices(choices: Any) -> tuple[str, ...]:
 
 
 def _schema_text(schema: Any) -> str:
-    """A schema as compact JSON, keys in their order: properties are generated in this order."""
+    """Return a schema as compact JSON with its keys in order: properties are generated in this order."""
     parsed = _parse_schema(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, Mapping):
         raise InvalidParameterError(_path("json"), schema, "a JSON Schema: a JSON object")
@@ -150,7 +150,7 @@ def _parse_schema(text: str) -> Any:
 
 
 def _check_depth(schema: Mapping[str, Any], shown: Any) -> None:
-    """Without recursion, and in time that is bounded also where parts are shared and written out once each."""
+    """Check the depth without recursion, in bounded time also for parts that are shared many times."""
     waiting: list[tuple[Any, int]] = [(schema, 1)]
     num_parts = 0
     while waiting:

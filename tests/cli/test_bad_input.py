@@ -53,7 +53,7 @@ def test_prompt_logprobs_in_json(tiny: str) -> None:
         (["--device", "tpu"], 2, "invalid_option", ["tpu", "cpu"]),
         (["--logit-bias", "9999=1"], 2, "invalid_parameter", ["logit_bias", "9999", "257"]),
         (["--logprobs", "50"], 2, "invalid_parameter", ["logprobs", "50", "20"]),
-        (["--chat-template", "{{ x"], 2, "chat_template_error", []),
+        (["--chat-template", "{{ x"], 2, "invalid_option", ["line 1", "correct it"]),
         (["--chat-template", "nowhere.jinja"], 2, "invalid_option", ["nowhere.jinja"]),
         (["--revision", "main"], 2, "invalid_option", ["revision"]),
     ],

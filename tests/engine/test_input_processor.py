@@ -4,7 +4,7 @@ import pytest
 
 from quire.engine.input_processor import InputProcessor
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
-from quire.grammar.compiler import check_form
+from quire.grammar.compiler import check_grammar
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
@@ -214,7 +214,7 @@ def test_a_form_is_compiled_when_it_is_prepared_and_not_before() -> None:
 
 def test_a_form_that_was_checked_elsewhere_is_not_checked_again() -> None:
     processor = make()
-    grammar = check_form(StructuredOutputsParams(regex="[ab]{3}"))
+    grammar = check_grammar(StructuredOutputsParams(regex="[ab]{3}"))
     # Only what came from the check is looked at: this regex has no meaning.
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(("))
     prepared = processor.prepare("r", "hello", params, checked_grammar=grammar)

@@ -42,6 +42,14 @@ def test_a_template_that_is_not_there() -> None:
         read_chat_template("/nowhere")
 
 
+def test_template_that_does_not_parse_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.jinja").write_text("\n{% for %}")
+    for value in (str(tmp_path / "bad.jinja"), "\n{% for %}"):
+        with pytest.raises(ConfigError, match=r"error in line 2.*correct it, or leave the option out"):
+            read_chat_template(value)
+    assert read_chat_template("{{ messages }}") == "{{ messages }}"
+
+
 def test_tokens_outside_the_model_are_refused(checkpoint: Checkpoint) -> None:
     text = "</s>"
     assert load_tokenizer(checkpoint).encode(text) == [257]

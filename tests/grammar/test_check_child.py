@@ -1,11 +1,16 @@
-"""The compiling process's answers, asked within this one."""
+"""Answers of the compiling process, asked in this process."""
 
+import json
 import re
+from typing import Any
 
 import llguidance
 import pytest
 
-from quire.grammar.check_child import ByteTokens, check, define
+from quire.grammar.check_child import ByteTokens, check, define, not_enforced, schemas_in_lark
+
+WIDE = '{"type": "object", "minProperties": 2}'
+NARROW = '{"type": "object", "minProperties": 1}'
 
 
 @pytest.fixture(scope="module")
@@ -16,15 +21,19 @@ def tokenizer() -> llguidance.LLTokenizer:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("json", '{"type":"object"}'), ("json_object", '{"type":"object"}'), ("regex", "a+"),
-        ("choice", '["a","\\u0000é\\"\\n"]'), ("grammar", 'start: "a"'), ("grammar", 'root ::= "a" b\nb ::= [0-9]+'),
+        ("json", '{"type":"object"}'),
+        ("json_object", '{"type":"object"}'),
+        ("regex", "a+"),
+        ("choice", '["a","\\u0000é\\"\\n"]'),
+        ("grammar", 'start: "a"'),
+        ("grammar", 'root ::= "a" b\nb ::= [0-9]+'),
+        ("grammar", f"start: %json {NARROW}"),
+        ("grammar", 'root ::= "%json {" [a-z]'),
+        ("grammar", 'start: /%json "/ %json {"const": "%json {"}'),
     ],
-)  # fmt: skip
-def test_what_compiles_comes_back_as_the_librarys_grammar(
-    tokenizer: llguidance.LLTokenizer, kind: str, text: str
-) -> None:
-    answer = check(tokenizer, kind, text, {})
-    assert answer == {"grammar": define(kind, text, {})}
+)
+def test_valid_grammar_is_returned_compiled(tokenizer: llguidance.LLTokenizer, kind: str, text: str) -> None:
+    assert check(tokenizer, kind, text, {}) == {"grammar": define(kind, text, {})}
 
 
 @pytest.mark.parametrize(
@@ -32,14 +41,56 @@ def test_what_compiles_comes_back_as_the_librarys_grammar(
     [
         ("json", '{"type":"nonsense"}', "nonsense"),
         ("json", "[" * 500, ""),
+        ("json", '{"uniqueItems": true}', "uniqueItems"),
+        ("json", '{"x-guidance": {"lenient": true}, "not": {}}', "x-guidance.lenient"),
+        ("json", '{"items": {"anyOf": [{"type": "null"}, ' + WIDE + "]}}", "minProperties above 1"),
         ("regex", "(", "unclosed"),
         ("regex", r"[^\s\S]", "NoExtension|no text"),
         ("grammar", "start: nope", "nope"),
         ("grammar", "root ::= (", ""),
         ("grammar", "%%%", ""),
+        ("grammar", 'start: %json {"maximum": ' + "9" * 5000 + "}", "number out of range"),
+        ("grammar", f'start: "a" (%json {WIDE})+', "minProperties above 1"),
+        ("grammar", f"start: one | two\none: %json {NARROW}\ntwo: %json\n\n{WIDE} // end", "minProperties above 1"),
+        ("grammar", "start: %json " + WIDE.replace("min", "\\u006din"), "minProperties above 1"),
+        ("grammar", 'start: "%json \\" /" /"/ %json ' + WIDE, "minProperties above 1"),
+        ("grammar", 'start: %json {"x-guidance": {"coerce_one_of": true}}', "coerce_one_of"),
     ],
 )
-def test_what_does_not_is_an_error(tokenizer: llguidance.LLTokenizer, kind: str, text: str, says: str) -> None:
+def test_invalid_or_unenforceable_grammar_is_an_error(
+    tokenizer: llguidance.LLTokenizer, kind: str, text: str, says: str
+) -> None:
     answer = check(tokenizer, kind, text, {})
     assert list(answer) == ["error"]
     assert re.search(says, answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_refused"),
+    [
+        ({"minProperties": 1}, False),
+        ({"properties": {"minProperties": {"type": "integer"}}}, False),
+        ({"properties": [], "required": True, "anyOf": 3, "type": 5}, False),
+        (True, False),
+        ({"minProperties": 2, "required": ["a", "b"]}, True),
+        ({"minProperties": 2.5}, True),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": json.loads(WIDE)}}, True),
+        ({"$ref": "#/x-own/1", "x-own": [{}, json.loads(WIDE)]}, True),
+        ({"$ref": "#name", "$defs": {"d": {"$anchor": "name", **json.loads(WIDE)}}}, True),
+        ({"allOf": [{"minProperties": 3}, {"required": ["a"]}]}, True),
+    ],
+)
+def test_min_properties_above_1_is_refused_wherever_it_is(schema: Any, is_refused: bool) -> None:
+    assert (not_enforced(schema) is not None) is is_refused
+
+
+def test_repeated_key_is_counted_twice_by_the_library(tokenizer: llguidance.LLTokenizer) -> None:
+    """The reason to refuse `minProperties` above 1: should this fail, llguidance has learned to enforce it."""
+    matcher = llguidance.LLMatcher(tokenizer, define("json", WIDE, {}), log_level=0)
+    text = b'{"x":1,"x":1}'
+    assert matcher.try_consume_tokens(list(text)) == len(text)
+    assert matcher.is_accepting()
+
+
+def test_schemas_in_lark() -> None:
+    assert schemas_in_lark('start: %json{"a": 1} | %json true // %json {') == [{"a": 1}, True]

@@ -1,4 +1,4 @@
-"""What is kept, for how long, and what it is worth."""
+"""Caches of grammars: what is checked again, and what is kept for how long."""
 
 import gc
 import json
@@ -9,13 +9,13 @@ import pytest
 
 from quire.errors import InvalidParameterError
 from quire.grammar.check_process import CheckProcess, Refused
-from quire.grammar.compiler import CACHE_BYTES, GrammarCompiler, check_form
+from quire.grammar.compiler import GrammarChecker, GrammarCompiler
 from quire.structured_outputs import StructuredOutputsParams
 from tests.grammar.builders import accepts, make_vocabulary
 
 
 class CountingProcess(CheckProcess):
-    """Counts questions; answers without a process where it is told how."""
+    """Counts questions; returns `answer` if it is given."""
 
     def __init__(self, answer: str | Refused | None = None) -> None:
         super().__init__()
@@ -32,47 +32,34 @@ def unique(number: int) -> StructuredOutputsParams:
     return StructuredOutputsParams(json={"type": "object", "properties": properties})
 
 
-def test_a_grammar_is_checked_once() -> None:
+def test_equal_grammars_are_checked_once() -> None:
     process = CountingProcess()
     compiler = GrammarCompiler(make_vocabulary, check_process=process)
-    forms = [StructuredOutputsParams(json={"type": "object"}), StructuredOutputsParams(json='{"type": "object"}')]
-    assert compiler.compile(forms[0]) is compiler.compile(forms[1])
+    specs = [StructuredOutputsParams(json={"type": "object"}), StructuredOutputsParams(json='{"type": "object"}')]
+    assert compiler.compile(specs[0]) is compiler.compile(specs[1])
     assert process.num_questions == 1
     compiler.compile(StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True))
     assert process.num_questions == 2
 
 
-def test_the_vocabulary_is_made_with_the_first_grammar() -> None:
-    made = []
-
-    def make() -> Any:
-        made.append(1)
-        return make_vocabulary()
-
-    compiler = GrammarCompiler(make)
-    assert made == []
-    compiler.compile(unique(1))
-    compiler.compile(unique(2))
-    assert made == [1]
-
-
-def test_warming_up_makes_the_vocabulary_before_the_first_grammar() -> None:
-    made = []
+def test_vocabulary_is_made_once_with_the_first_grammar_or_warm_up() -> None:
+    made: list[Any] = []
 
     def make() -> Any:
         made.append(make_vocabulary())
         return made[-1]
 
-    compiler = GrammarCompiler(make, check_process=CountingProcess(Refused("nobody may ask")))
+    compiler = GrammarCompiler(make, check_process=CountingProcess(Refused("not asked")))
+    assert made == []
     compiler.warm_up()
     assert "library_tokenizer" in made[0].__dict__
     compiler.warm_up()
     assert (len(made), compiler.num_bytes) == (1, 0)
 
 
-def test_warming_up_where_no_grammar_can_be_followed_does_nothing() -> None:
+def test_warm_up_does_nothing_for_a_model_without_structured_outputs() -> None:
     def refuse() -> Any:
-        raise InvalidParameterError("structured_outputs", "a form", "left out: no tokenizer")
+        raise InvalidParameterError("structured_outputs", "a grammar", "left out: no tokenizer")
 
     compiler = GrammarCompiler(refuse)
     compiler.warm_up()
@@ -80,18 +67,19 @@ def test_warming_up_where_no_grammar_can_be_followed_does_nothing() -> None:
         compiler.compile(unique(1))
 
 
-def test_2000_schemas_stay_within_the_bound() -> None:
-    compiler = GrammarCompiler(make_vocabulary, check_process=CheckProcess(deadline_s=120))
-    for number in range(2000):
+def test_300_grammars_stay_within_the_bound() -> None:
+    bound = 3_000_000
+    grammar = '{"grammars":[{"lark_grammar":"start: /[a-z]{1,9}/"}]}'
+    compiler = GrammarCompiler(make_vocabulary, cache_bytes=bound, check_process=CountingProcess(grammar))
+    for number in range(300):
         compiler.compile(unique(number))
-        assert compiler.num_bytes <= CACHE_BYTES
-    assert compiler.num_bytes > CACHE_BYTES // 2
-    assert len(compiler._kept) < 500
+        assert compiler.num_bytes <= bound
+    assert compiler.num_bytes > bound // 2
     gc.collect()
-    assert len(compiler._in_use) == len(compiler._kept), "what was dropped is gone"
+    assert len(compiler._in_use) < 100, "dropped grammars are freed"
 
 
-def test_the_least_recently_used_is_dropped() -> None:
+def test_least_recently_used_grammar_is_dropped() -> None:
     process = CountingProcess()
     size = GrammarCompiler(make_vocabulary).compile(unique(21)).size_bytes
     compiler = GrammarCompiler(make_vocabulary, cache_bytes=3 * size, check_process=process)
@@ -105,7 +93,7 @@ def test_the_least_recently_used_is_dropped() -> None:
     assert process.num_questions == 5
 
 
-def test_what_is_held_is_found_though_it_was_dropped() -> None:
+def test_grammar_in_use_is_found_after_it_was_dropped() -> None:
     process = CountingProcess()
     compiler = GrammarCompiler(make_vocabulary, cache_bytes=1, check_process=process)
     held = compiler.compile(unique(0))
@@ -118,44 +106,27 @@ def test_what_is_held_is_found_though_it_was_dropped() -> None:
     assert process.num_questions == 2
 
 
-def test_each_text_has_a_matcher_of_its_own() -> None:
+def test_each_text_has_its_own_matcher() -> None:
     grammar = GrammarCompiler(make_vocabulary).compile(StructuredOutputsParams(regex="ab"))
     first, second = grammar.start(), grammar.start()
     first.append(ord("a"))
     assert accepts(second, "ab")
 
 
-def test_a_refusal_names_the_field_the_value_and_the_reason() -> None:
-    compiler = GrammarCompiler(make_vocabulary)
+def test_refusal_names_field_value_and_reason_and_is_not_kept() -> None:
     with pytest.raises(InvalidParameterError, match="unclosed group") as caught:
-        compiler.compile(StructuredOutputsParams(regex="(a"))
-    assert caught.value.field == "structured_outputs.regex"
-    assert caught.value.value == "(a"
-    with pytest.raises(InvalidParameterError, match="deadline of 2 s") as caught:
-        GrammarCompiler(
-            make_vocabulary, check_process=CountingProcess(Refused("compiling takes longer than the deadline of 2 s"))
-        ).compile(StructuredOutputsParams(json={}))
-    assert caught.value.field == "structured_outputs.json"
-
-
-def test_a_form_is_checked_without_a_vocabulary() -> None:
-    assert "a+" in check_form(StructuredOutputsParams(regex="a+"))
-    with pytest.raises(InvalidParameterError, match=r"structured_outputs.regex .*unclosed group"):
-        check_form(StructuredOutputsParams(regex="(a"))
-    with pytest.raises(InvalidParameterError, match="too deep"):
-        check_form(StructuredOutputsParams(regex="a"), CountingProcess(Refused("too deep")))
-
-
-def test_refusals_are_not_kept() -> None:
-    process = CountingProcess(Refused("x"))
+        GrammarCompiler(make_vocabulary).compile(StructuredOutputsParams(regex="(a"))
+    assert (caught.value.field, caught.value.value) == ("structured_outputs.regex", "(a")
+    process = CountingProcess(Refused("compiling takes longer than the deadline of 2 s"))
     compiler = GrammarCompiler(make_vocabulary, check_process=process)
     for _ in range(2):
-        with pytest.raises(InvalidParameterError):
-            compiler.compile(StructuredOutputsParams(regex="a"))
+        with pytest.raises(InvalidParameterError, match="deadline of 2 s") as caught:
+            compiler.compile(StructuredOutputsParams(json={}))
+    assert caught.value.field == "structured_outputs.json"
     assert process.num_questions == 2
 
 
-def test_what_passes_the_check_and_fails_here_is_an_error_of_the_request() -> None:
+def test_error_after_the_check_is_an_error_of_the_request() -> None:
     bad = json.dumps({"grammars": [{"lark_grammar": "start: nope"}]})
     compiler = GrammarCompiler(make_vocabulary, check_process=CountingProcess(bad))
     with pytest.raises(InvalidParameterError, match="nope"):
@@ -168,8 +139,8 @@ def test_threads_may_compile_at_once() -> None:
 
     def work(seed: int) -> None:
         try:
-            for number in range(30):
-                matcher = compiler.compile(unique((seed + number) % 20)).start()
+            for number in range(12):
+                matcher = compiler.compile(unique((seed + number) % 8)).start()
                 assert accepts(matcher, "{}")
         except BaseException as error:
             errors.append(error)
@@ -180,4 +151,62 @@ def test_threads_may_compile_at_once() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert compiler.num_bytes == sum(grammar.size_bytes for grammar in compiler._kept.values())
+    assert compiler.num_bytes == sum(grammar.size_bytes for grammar in set(compiler._in_use.values()))
+
+
+# --- GrammarChecker ---------------------------------------------------------------------------
+
+
+def regex(number: int) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=f"a{{{number}}}")
+
+
+def test_checker_asks_once_for_a_valid_grammar_and_again_for_a_refused_one() -> None:
+    process = CountingProcess("grammar")
+    checker = GrammarChecker(process)
+    assert checker.passed(regex(1)) is None
+    assert checker.check(regex(1)) == checker.check(regex(1)) == checker.passed(regex(1)) == "grammar"
+    assert process.num_questions == 1
+    refusing = CountingProcess(Refused("too deep"))
+    checker = GrammarChecker(refusing)
+    for _ in range(2):
+        with pytest.raises(InvalidParameterError, match="too deep"):
+            checker.check(regex(1))
+    assert (refusing.num_questions, checker.passed(regex(1)), checker.num_bytes) == (2, None, 0)
+
+
+def test_checker_keeps_a_bounded_number_and_drops_the_least_recently_used() -> None:
+    checker = GrammarChecker(CountingProcess("x" * 95), cache_bytes=1000)
+    for number in (*range(1, 10), 1, *range(10, 14)):
+        checker.check(regex(number))  # 100 bytes each
+    assert checker.num_bytes <= 1000
+    assert checker.passed(regex(1)) is not None
+    assert checker.passed(regex(2)) is None
+    small = GrammarChecker(CountingProcess("x" * 95), cache_bytes=10)
+    small.check(regex(1))
+    assert (small.num_bytes, small.passed(regex(1))) == (0, None)
+
+
+def test_checked_grammar_is_compiled_without_another_check() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    spec = StructuredOutputsParams(json=schema)
+    process = CountingProcess(Refused("asked again"))
+    compiler = GrammarCompiler(make_vocabulary, check_process=process)
+    compiled = compiler.compile(spec, GrammarChecker().check(spec))
+    assert accepts(compiled.start(), '{"a": 1}')
+    assert not accepts(compiled.start(), '{"b": 1}')
+    assert compiler.compile(spec) is compiled
+    assert process.num_questions == 0
+
+
+def test_checker_warm_up_starts_the_process_and_hides_its_errors() -> None:
+    process = CheckProcess()
+    checker = GrammarChecker(process)
+    checker.warm_up()
+    child = process._process
+    assert child is not None
+    checker.check(regex(1))
+    assert process._process is child
+    checker.close()
+    assert child.poll() is not None
+    GrammarChecker(CountingProcess(Refused("does not work"))).warm_up()

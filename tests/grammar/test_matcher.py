@@ -1,4 +1,4 @@
-"""Masks against independent oracles: json, re, and the list of choices."""
+"""Masks against independent oracles: json, jsonschema, re, and the list of choices."""
 
 import json
 import random
@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLParserLimits
 
 from quire.grammar import limits
+from quire.grammar.check_child import ByteTokens
 from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.matcher import TokenMatcher
+from quire.grammar.limits import parser_limits
+from quire.grammar.matcher import TokenMatcher, failure_of
 from quire.structured_outputs import StructuredOutputsParams
 from tests.grammar.builders import EOS, SPECIAL, TOKENS, accepts, allowed_bytes, feed, make_vocabulary
 
@@ -25,7 +30,7 @@ def start(**fields: Any) -> TokenMatcher:
 
 
 def texts(seed: int, num_tokens: int, **fields: Any) -> Iterator[str]:
-    """Texts of tokens drawn from those allowed, ended where the end is drawn or forced."""
+    """Yield texts of randomly drawn allowed tokens that reached a stop token."""
     draws = random.Random(seed)
     for _ in range(8):
         matcher, raw = start(**fields), b""
@@ -39,7 +44,7 @@ def texts(seed: int, num_tokens: int, **fields: Any) -> Iterator[str]:
         assert matcher.failure is None
 
 
-def test_the_first_tokens() -> None:
+def test_first_tokens_of_choices() -> None:
     matcher = start(choice=["abd", "b"])
     assert allowed_bytes(matcher) == {b"a", b"ab", b"b"}
     matcher.append(TOKENS.index(b"ab"))
@@ -60,11 +65,11 @@ def test_drawn_texts_match_the_regex(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", [r"[ab]*a[ab]{3}", "(a|ab)(c|bcd)(d*)", "a?b?c?", r"[^a]+|a{2}"])
 @settings(max_examples=40)
 @given(text=st.text("abcd", max_size=8))
-def test_a_text_is_accepted_where_re_matches_it(pattern: str, text: str) -> None:
+def test_text_is_accepted_if_re_matches_it(pattern: str, text: str) -> None:
     assert accepts(start(regex=pattern), text) == bool(re.fullmatch(pattern, text))
 
 
-def test_anchors_are_harmless() -> None:
+def test_anchors_change_nothing() -> None:
     assert accepts(start(regex="^ab$"), "ab")
     assert not accepts(start(regex="^ab$"), "abc")
 
@@ -112,19 +117,19 @@ def test_drawn_texts_follow_the_schema(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [[], {}, 1, -2.5e-3, 'a"b', None, True, {"a": [1, {"b": None}]}, "é\u2028😀"])
-def test_the_empty_schema_takes_any_json(value: Any) -> None:
+def test_empty_schema_accepts_any_json(value: Any) -> None:
     for text in (json.dumps(value, ensure_ascii=False), json.dumps(value, ensure_ascii=False, separators=(",", ":"))):
         assert accepts(start(json={}), text), text
     assert accepts(start(json_object=True), json.dumps(value)) == isinstance(value, dict)
 
 
-def test_json_laid_out_on_lines_is_accepted() -> None:
+def test_indented_json_is_accepted() -> None:
     value = {"name": "a", "age": 3, "tags": ["x", "y"]}
     for indent in (1, 2, 4):
         assert accepts(start(json=SCHEMA), json.dumps(value, indent=indent))
 
 
-def test_blanks_cannot_go_on_for_ever() -> None:
+def test_whitespace_is_bounded_by_default() -> None:
     matcher = start(json=SCHEMA)
     feed(matcher, "{\n\n" + " " * 20)
     assert allowed_bytes(matcher) == {b'"'}
@@ -132,14 +137,14 @@ def test_blanks_cannot_go_on_for_ever() -> None:
     feed(endless, "{" + "\n" * 100)
 
 
-def test_lark_and_gbnf_are_the_same() -> None:
+def test_lark_and_gbnf_accept_the_same() -> None:
     lark = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'
     gbnf = 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
     for text, good in (("1", True), ("12+3", True), ("+1", False), ("1+", False), ("", False)):
         assert accepts(start(grammar=lark), text) == accepts(start(grammar=gbnf), text) == good, text
 
 
-def test_recursion() -> None:
+def test_recursive_grammar_and_schema() -> None:
     grammar = 'start: "(" start ")" | "a"'
     assert accepts(start(grammar=grammar), "((((a))))")
     assert not accepts(start(grammar=grammar), "((a)")
@@ -157,7 +162,7 @@ def test_special_tokens_are_never_text() -> None:
     feed(matcher, "<tool>")
 
 
-def test_after_the_end_only_ends_follow() -> None:
+def test_only_stop_tokens_follow_a_stop_token() -> None:
     matcher = start(regex="a*")
     matcher.append(EOS)
     for _ in range(3):
@@ -166,7 +171,7 @@ def test_after_the_end_only_ends_follow() -> None:
     assert matcher.failure is None
 
 
-def test_several_end_tokens() -> None:
+def test_every_stop_token_ends_the_text() -> None:
     matcher = GrammarCompiler(lambda: make_vocabulary((EOS, SPECIAL))).compile(StructuredOutputsParams(regex="a?"))
     started = matcher.start()
     assert {EOS, SPECIAL} <= set(started.allowed().tolist())
@@ -175,12 +180,12 @@ def test_several_end_tokens() -> None:
 
 
 @pytest.mark.parametrize("token_id", [ord("x"), EOS, SPECIAL])
-def test_a_token_that_is_not_allowed_is_a_failure_for_good(token_id: int) -> None:
+def test_forbidden_token_is_a_lasting_failure(token_id: int) -> None:
     matcher = start(regex="ab")
     matcher.append(token_id)
     assert matcher.failure is not None
-    assert "the library that keeps texts in their form failed" in matcher.failure.reason
-    assert not matcher.failure.is_of_form, "the mask forbade it: whoever chose it is to blame"
+    assert "the library for structured outputs failed" in matcher.failure.reason
+    assert not matcher.failure.is_client_error
     assert matcher.failure.reason.isprintable()
     assert len(matcher.allowed()) == 0
     matcher.append(ord("a"))
@@ -188,24 +193,21 @@ def test_a_token_that_is_not_allowed_is_a_failure_for_good(token_id: int) -> Non
 
 
 @pytest.mark.parametrize("rule", ['x: x "c"', "x: y\ny: x", 'x: "c" x'])
-def test_a_rule_that_never_ends_leaves_nothing_or_goes_on(rule: str) -> None:
-    """What only the library's own grammars can say; schemas of this kind are refused."""
+def test_endless_rule_fails_or_continues(rule: str) -> None:
     matcher = start(grammar=f'start: "a" x | "b"\n{rule}')
     matcher.append(ord("a"))
     if matcher.allowed().tolist():
         assert allowed_bytes(matcher) == {b"c"}
     else:
         assert matcher.failure is not None
-        assert "nothing may come next" in matcher.failure.reason
+        assert "no token may come next" in matcher.failure.reason
 
 
-def test_a_grammar_that_explodes_while_it_is_followed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text has states of its own: what one of them used up is not missing for the next."""
+def test_grammar_with_too_many_states_fails_its_own_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_LEXER_STATES", 500)
-    form = {"regex": "(.*a.{50}){20}"}
 
     def follow() -> int:
-        matcher, draws = start(**form), random.Random(0)
+        matcher, draws = start(regex="(.*a.{50}){20}"), random.Random(0)
         for num_tokens in range(400):
             if matcher.failure is not None:
                 return num_tokens
@@ -214,5 +216,130 @@ def test_a_grammar_that_explodes_while_it_is_followed_fails_alone(monkeypatch: p
         return 400
 
     first = follow()
-    assert first < 400, "it explodes"
+    assert first < 400
     assert follow() == first
+
+
+def test_determined_prefix_is_bounded() -> None:
+    """All of it is kept from the first mask on: 0.4 KB a byte."""
+    grammar = LLMatcher.grammar_from_regex("(ab){1000000000}")
+    matcher = LLMatcher(make_vocabulary().library_tokenizer, grammar, log_level=0, limits=parser_limits())
+    matcher.compute_bitmask()
+    assert not matcher.is_error()
+    assert 0 < len(matcher.compute_ff_bytes()) <= 100_000
+
+
+# --- Names have one spelling ------------------------------------------------------------------
+
+OPEN: dict[str, Any] = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in ("a", "é", "😀", 'q"', "\n", "\x1f", "\x7f", "a/b", "b\\")},
+    "additionalProperties": {"type": "string"},
+}
+
+
+def spellings(character: str) -> set[str]:
+    """Return all ways to write a character in JSON."""
+    units = character.encode("utf-16-be")
+    long = "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    short = json.dumps(character)[1:-1]
+    found = {long, long.upper().replace("\\U", "\\u"), short, "\\/" if character == "/" else short}
+    return found | ({character} if character not in '"\\' and character >= " " else set())
+
+
+@pytest.mark.parametrize("name", OPEN["properties"])
+def test_declared_name_has_one_spelling_and_its_own_schema(name: str) -> None:
+    keys = [spelling + json.dumps(name[1:], ensure_ascii=False)[1:-1] for spelling in spellings(name[0])]
+    assert all(json.loads(f'{{"{key}":"x"}}') == {name: "x"} for key in keys)
+    assert not any(accepts(start(json=OPEN), f'{{"{key}":"x"}}') for key in keys), "another key beside the declared one"
+    assert sum(accepts(start(json=OPEN), f'{{"{key}":1}}') for key in keys) == 1
+
+
+def test_strings_have_short_escapes_and_no_unicode_escapes() -> None:
+    value = {"x": '\b\t\n\f\r"\\/é😀'}
+    text = json.dumps(value, ensure_ascii=False)
+    assert json.loads(text) == value
+    assert accepts(start(json={"type": "object"}), text)
+    assert accepts(start(json={"type": "object"}), '{"x": "\\\\u0061"}'), "an escaped backslash begins no escape"
+    assert not accepts(start(json={"type": "object"}), '{"x": "\\u0061"}')
+    assert not accepts(start(json={"patternProperties": {"^a": {"type": "integer"}}}), '{"\\u0061":"x"}')
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"enum": ["x", None]}},
+    {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
+    {"type": "object", "minProperties": 1, "maxProperties": 2, "additionalProperties": {"type": "boolean"}},
+    {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_texts_with_repeated_keys_and_escapes_follow_their_schema(schema: dict[str, Any]) -> None:
+    """Repeated keys are likely: only a, b and their escapes are drawn."""
+    likely = set(b'{}":,abx1\\u06') | {TOKENS.index(b"true"), EOS}
+    validator, num_complete = Draft202012Validator(schema), 0
+    for seed in range(60):
+        draws, matcher, raw = random.Random(seed), start(json=schema), b""
+        for _ in range(60):
+            found = matcher.allowed().tolist()
+            token_id = draws.choice([token for token in found if token in likely] or found)
+            if token_id == EOS:
+                validator.validate(json.loads(raw))
+                num_complete += 1
+                break
+            raw += TOKENS[token_id]
+            matcher.append(token_id)
+        assert matcher.failure is None
+    assert num_complete
+
+
+def test_last_value_of_a_repeated_undeclared_key_follows_the_schema() -> None:
+    assert accepts(start(json={"type": "object", "additionalProperties": {"type": "integer"}}), '{"x":1,"x":2}')
+    assert not accepts(start(json={"type": "object", "properties": {"x": {"type": "integer"}}}), '{"x":1,"x":2}')
+
+
+# --- Failures in the library's own words ------------------------------------------------------
+
+EXPLODES = "start: /(.*a.{12}b)+/"
+
+
+def error_of(grammar: str, text: str, **limits: int) -> str:
+    """Return llguidance's error after some of these characters."""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteTokens()), eos_token=[256])
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, **limits))
+    assert not matcher.is_error()
+    for character in text.encode():
+        matcher.compute_bitmask()
+        if matcher.is_error() or not matcher.consume_token(character):
+            break
+    return matcher.get_error()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "limits"),
+    [
+        (EXPLODES, {"max_lexer_states": 50, "initial_lexer_fuel": 1_000_000}),
+        (EXPLODES, {"step_lexer_fuel": 20, "initial_lexer_fuel": 1_000_000}),
+        ('start: s\ns: s s | "a" | ""', {"max_items_in_row": 10}),
+        ('start: s\ns: s s | "a" | "b" s', {"step_max_items": 5}),
+        ('start: "a" x\nx: "b" x', {}),
+        ('start: "a" x\nx: x "b"', {}),
+    ],
+)
+def test_broken_limit_is_a_client_error(grammar: str, limits: dict[str, int]) -> None:
+    message = error_of(grammar, "abab" * 50 if grammar == EXPLODES else "a" * 50, **limits)
+    assert message
+    failure = failure_of(message)
+    assert failure.is_client_error, message
+    assert "the grammar of structured_outputs cannot be followed any further" in failure.reason
+
+
+@pytest.mark.parametrize(
+    "message", ["panic: explicit panic\n  at lib.rs", "token id 300 out of range", "", "\n", "x" * 999]
+)
+def test_unknown_error_is_the_librarys(message: str) -> None:
+    failure = failure_of(message)
+    assert not failure.is_client_error
+    assert failure.reason.isprintable()
+    assert len(failure.reason) < 300

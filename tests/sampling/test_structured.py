@@ -13,7 +13,7 @@ from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
 from quire.sampling.state import NOT_ALLOWED
-from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
 from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
 from tests.sampling.builders import CPU, new_request, params
 
@@ -146,7 +146,7 @@ def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], Sampler
     sampler = make()
     sampling = params(structured_outputs=form(regex="[abc]x"), allowed_token_ids=[ord("b"), ord("z")], **GREEDY)
     assert generate(sampler, new_request(sampling=sampling), 2) == [ord("b"), None]
-    assert sampler.failure("a") == (NOT_ALLOWED, FORM_FAILED)
+    assert sampler.failure("a") == (NOT_ALLOWED, STRUCTURED_OUTPUTS_FAILED)
 
 
 def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sampler]) -> None:
@@ -159,7 +159,7 @@ def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sa
     tokens = [token_id for token_id, _ in sampler.sample(values, ["good", "wrong", "nan"])]
     assert TOKENS[tokens[0] or 0] == b"a"
     assert tokens[1:] == [None, None]
-    assert "the library that keeps texts in their form failed" in sampler.failure("wrong")[0]
+    assert "the library for structured outputs failed" in sampler.failure("wrong")[0]
     assert sampler.failure("wrong")[1] is None, "no form asked for a token that it does not allow"
     assert sampler.failure("nan") == (NO_CHOICE, None)
     sampler.remove_request("wrong")
@@ -178,7 +178,7 @@ def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
     assert (bad, good) == (None, 1)
     error, code = sampler.failure("a")
     assert error == NO_GRAMMARS if grammars is None else "unclosed" in error
-    assert code == FORM_FAILED
+    assert code == STRUCTURED_OUTPUTS_FAILED
     sampler.remove_request("a")
     assert sampler.sample(logits({1: 1}), ["b"]) == [(1, None)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ContextLengthError, InvalidParameterError
+from quire.errors import ContextLengthError, InvalidParameterError, ModelFileError
 from quire.sampling_params import SamplingParams
 from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
@@ -108,8 +108,8 @@ def test_checker_process_is_closed_if_the_model_supports_no_structured_output(
     monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
     monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
     monkeypatch.setattr(module + "load_tokenizer", lambda *args: byte_tokenizer())
-    monkeypatch.setattr(module + "FormChecker.warm_up", lambda self: is_warm.set())
-    monkeypatch.setattr(module + "FormChecker.close", lambda self: num_closed.append(1))
+    monkeypatch.setattr(module + "GrammarChecker.warm_up", lambda self: is_warm.set())
+    monkeypatch.setattr(module + "GrammarChecker.close", lambda self: num_closed.append(1))
     config = make_config()
     FrontEnd.load(replace(config, model=replace(config.model, eos_token_ids=eos)), None)
     assert is_warm.wait(20)
@@ -136,3 +136,16 @@ def test_long_text_is_encoded_by_a_thread_of_low_priority() -> None:
     if sys.platform == "linux":
         assert long_nice >= short_nice
         assert long_nice >= ENCODER_NICENESS
+
+
+def test_model_template_that_does_not_parse_fails_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "quire.server.front_end."
+    broken = byte_tokenizer()
+    broken._chat_templates["default"] = "{% for %}"
+    monkeypatch.setattr(module + "resolve_source", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "open_checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module + "load_tokenizer", lambda *args: broken)
+    monkeypatch.setattr(module + "GrammarChecker.warm_up", lambda self: None)
+    with pytest.raises(ModelFileError, match=r"'default' cannot be used.*line 1.*--chat-template FILE"):
+        FrontEnd.load(make_config(), None)
+    FrontEnd.load(make_config(), "{{ messages[0].content }}")

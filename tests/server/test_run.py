@@ -102,6 +102,7 @@ def test_sigterm_while_the_model_loads(directory: Path) -> None:
         (["nowhere"], 3, "no model 'nowhere'"),
         (["--bad"], 2, "No such option"),
         (["--chat-template", "missing.jinja"], 2, "neither a Jinja template nor a readable file"),
+        (["--chat-template", "{% for %}"], 2, "has an error in line 1"),
         (["--kv-cache-memory-bytes", "1"], 4, "KV"),
     ],
 )

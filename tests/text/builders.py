@@ -102,7 +102,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 @functools.cache
 def word_piece_tokenizer() -> Tokenizer:
-    """A kind whose decoder does not work byte by byte."""
+    """A kind with a decoder that does not work byte by byte."""
     words = ["[UNK]", "un", "##believ", "##able", "the", "fox", ",", "!", "é", "##é", "🦙", "[SEP]"]
     backend = tokenizers.Tokenizer(
         models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]")

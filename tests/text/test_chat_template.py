@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ChatTemplateError
-from quire.text.chat_template import MAX_TEMPLATE_CHARACTERS, render_chat
+from quire.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -91,8 +91,7 @@ VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def render(template: str, messages: Any = CHAT, **options: Any) -> str:
-    settings = {"add_generation_prompt": False, "continue_final_message": False, "tools": None, "variables": {}}
-    return render_chat(template, messages, **{**settings, **options})
+    return ChatTemplate(template).render(messages, **options)
 
 
 def transformers_render(template: str, messages: Any, **options: Any) -> str:
@@ -121,21 +120,13 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("template", "messages", "options"), [case[1:] for case in GOLDEN], ids=[c[0] for c in GOLDEN])
-def test_equals_transformers(template: str, messages: Any, options: dict[str, Any]) -> None:
+def test_rendered_chat_equals_transformers(template: str, messages: Any, options: dict[str, Any]) -> None:
     assert render(template, messages, **options) == transformers_render(template, messages, **options)
-
-
-def test_smollm2_chat() -> None:
-    text = render(SMOLLM2, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 @pytest.mark.parametrize("template", [SMOLLM2, ALTERNATING, TOOLS_TEMPLATE, REASONING])
 @pytest.mark.parametrize("text", ["The answer is", "trailing space ", "\nlines\n"])
-def test_continuing_equals_transformers(template: str, text: str) -> None:
+def test_continued_message_equals_transformers(template: str, text: str) -> None:
     messages = [CHAT[0], {"role": "assistant", "content": text}]
     options: dict[str, Any] = {"continue_final_message": True, "variables": VARIABLES}
     ours = render(template, messages, **options)
@@ -143,7 +134,7 @@ def test_continuing_equals_transformers(template: str, text: str) -> None:
     assert ours.rstrip().endswith(text.strip())
 
 
-def test_continuing_the_last_text_part() -> None:
+def test_last_text_part_is_continued() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [{"role": "assistant", "content": parts}]
     assert render(PARTS_TEMPLATE, messages, continue_final_message=True) == "assistant:[one][two"
@@ -151,7 +142,7 @@ def test_continuing_the_last_text_part() -> None:
 
 
 @pytest.mark.parametrize("content", [None, []])
-def test_nothing_to_continue(content: Any) -> None:
+def test_message_without_text_cannot_be_continued(content: Any) -> None:
     with pytest.raises(ChatTemplateError, match="continue_final_message needs text"):
         render(PARTS_TEMPLATE, [{"role": "assistant", "content": content}], continue_final_message=True)
 
@@ -161,7 +152,7 @@ def test_template_that_drops_the_message_cannot_continue_it() -> None:
         render("{{ messages[0].role }}", CHAT, continue_final_message=True)
 
 
-def test_parts_are_joined_where_the_template_expects_text() -> None:
+def test_parts_are_joined_if_the_template_expects_text() -> None:
     content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == "one\ntwo"
 
@@ -174,7 +165,7 @@ def test_parts_are_joined_where_the_template_expects_text() -> None:
         "{% set content = messages[0].content %}{% for p in content %}<{{ p.text }}>{% endfor %}",
     ],
 )
-def test_parts_stay_where_the_template_loops_over_them(template: str) -> None:
+def test_parts_stay_if_the_template_loops_over_them(template: str) -> None:
     content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert render(template, [{"role": "user", "content": content}]) == "<one><two>"
 
@@ -186,24 +177,24 @@ NAMES_DEVELOPER = ROLES + "{% if messages[0].role == 'developer' %}!{% endif %}"
 @pytest.mark.parametrize(
     ("template", "text"), [(ROLES, "<system><user>"), (NAMES_DEVELOPER, "<developer><user>!")], ids=["old", "new"]
 )
-def test_a_developer_is_the_system_to_templates_without_that_role(template: str, text: str) -> None:
+def test_developer_becomes_system_for_templates_without_that_role(template: str, text: str) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert render(template, messages, add_generation_prompt=False) == text
     assert messages[0]["role"] == "developer"
 
 
-def test_the_callers_messages_are_not_changed() -> None:
+def test_callers_messages_are_not_changed() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     before = json.dumps(messages)
     render("{{ messages[0].content }}", messages, continue_final_message=True)
     assert json.dumps(messages) == before
 
 
-def test_date_function() -> None:
+def test_strftime_now_returns_the_date() -> None:
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
 
 
-def test_values_are_plain_data_in_the_template() -> None:
+def test_template_gets_plain_data() -> None:
     class Role(enum.StrEnum):
         USER = "user"
 
@@ -231,18 +222,18 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "message"), BAD_MESSAGES)
-def test_bad_messages_are_named(messages: Any, message: str) -> None:
+def test_bad_message_is_refused_by_place(messages: Any, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         render(SMOLLM2, messages)
 
 
 @pytest.mark.parametrize("tools", ["x", [1], {"a": 1}])
-def test_bad_tools_are_named(tools: Any) -> None:
+def test_bad_tools_are_refused(tools: Any) -> None:
     with pytest.raises(ChatTemplateError, match="tools must be a list of objects"):
         render(SMOLLM2, CHAT, tools=tools)
 
 
-def test_endless_nesting_is_refused() -> None:
+def test_deep_nesting_is_refused() -> None:
     nested: Any = "x"
     for _ in range(100):
         nested = [nested]
@@ -250,7 +241,7 @@ def test_endless_nesting_is_refused() -> None:
         render(SMOLLM2, [{"role": "user", "content": "x", "extra": nested}])
 
 
-def test_what_the_template_raises_reaches_the_user() -> None:
+def test_message_of_raise_exception_is_in_the_error() -> None:
     with pytest.raises(ChatTemplateError, match="refused the messages: After the system message, roles must alternate"):
         render(ALTERNATING, [CHAT[0], CHAT[0]], variables=VARIABLES)
 
@@ -282,5 +273,5 @@ def test_template_length_is_bounded() -> None:
 
 
 def test_output_length_is_bounded() -> None:
-    with pytest.raises(ChatTemplateError, match="rendered chat exceeds"):
+    with pytest.raises(ChatTemplateError, match="was stopped: it writes more than"):
         render("{% for m in messages %}{{ m.content }}{% endfor %}", [{"role": "user", "content": "x" * 1_000_000}] * 5)

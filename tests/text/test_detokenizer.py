@@ -41,7 +41,7 @@ def test_any_ids_add_up_to_the_decoded_text(make: Callable[[], Tokenizer], ids: 
 
 @pytest.mark.parametrize("make", BYTEWISE)
 @given(text=TEXTS, data=st.data())
-def test_prompt_is_context(make: Callable[[], Tokenizer], text: str, data: st.DataObject) -> None:
+def test_text_after_a_prompt_continues_it(make: Callable[[], Tokenizer], text: str, data: st.DataObject) -> None:
     tokenizer = make()
     ids = tokenizer.encode(text)
     cut = data.draw(st.integers(0, len(ids)))
@@ -74,7 +74,7 @@ def test_unfinished_character_becomes_a_replacement_at_the_end() -> None:
     assert detokenizer.finish() == "\ufffd"
 
 
-def test_invalid_bytes_are_replaced_at_once_and_the_text_goes_on() -> None:
+def test_invalid_bytes_are_replaced_at_once() -> None:
     tokenizer = sentencepiece_tokenizer()
     deltas = stream(tokenizer, [], [0xE4 + 3, 0xBD + 3, ord("A") + 3, 0xFF + 3])
     assert deltas == ["", "", "\ufffdA", "\ufffd", ""]
@@ -88,7 +88,7 @@ def test_first_word_after_a_prompt_keeps_its_space() -> None:
     assert "".join(stream(tokenizer, [1], word)) == "the"
 
 
-def test_special_tokens_are_left_out_or_kept() -> None:
+def test_special_tokens_are_removed_or_kept() -> None:
     tokenizer = byte_level_tokenizer()
     ids = tokenizer.encode("a<|end|>b")
     assert "".join(stream(tokenizer, [], ids)) == "ab"
@@ -101,11 +101,11 @@ def test_prompt_that_ends_inside_a_character_is_completed() -> None:
     assert stream(tokenizer, [ord("x") + 3, raw[0] + 3], [raw[1] + 3]) == ["é", ""]
 
 
-def test_ids_outside_the_vocabulary_are_silent() -> None:
+def test_ids_outside_the_vocabulary_have_no_text() -> None:
     for make in (*BYTEWISE, word_piece_tokenizer):
         assert stream(make(), [], [100_000]) == ["", ""]
 
 
-def test_other_decoders_use_their_context() -> None:
+def test_word_piece_decodes_with_context() -> None:
     tokenizer = word_piece_tokenizer()
     assert "".join(stream(tokenizer, [4], [5, 1, 2, 3, 7])) == " fox unbelievable !"

@@ -102,7 +102,7 @@ def test_special_tokens_map_is_read_where_the_configuration_is_silent(tmp_path: 
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 0)
 
 
-def test_lengths_of_training_are_ignored(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     backend = json.loads(byte_level_backend().to_str())
     backend["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     backend["padding"] = {
@@ -126,7 +126,7 @@ def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == size + 2
 
 
-def test_role_without_a_token_is_no_role(tmp_path: Path) -> None:
+def test_role_outside_the_vocabulary_is_ignored(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, tokenizer_config__json={"pad_token": "[PAD]", "eos_token": "[EOS]", "bos_token": None})
     tokenizer = load_tokenizer_directory(tmp_path)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, None)
@@ -176,14 +176,14 @@ def test_malformed_files_are_typed_errors_in_one_line(tmp_path: Path, files: dic
     assert "\n" not in str(caught.value)
 
 
-def test_file_that_makes_the_library_panic(tmp_path: Path) -> None:
+def test_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}
     write(tmp_path, tokenizer__json={"version": "1.0", "added_tokens": [], "model": model})
     with pytest.raises(ModelFileError, match="not a valid tokenizer"):
         load_tokenizer_directory(tmp_path)
 
 
-def test_file_that_is_not_text(tmp_path: Path) -> None:
+def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b"{\xff}")
     with pytest.raises(ModelFileError, match="not UTF-8"):
@@ -199,23 +199,23 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
         ({"a": 0}, "a b\n", "merge 0 of 1"),
     ],
 )
-def test_malformed_vocabulary(tmp_path: Path, vocab: dict[str, Any], merges: str, message: str) -> None:
+def test_malformed_vocabulary_is_refused(tmp_path: Path, vocab: dict[str, Any], merges: str, message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         load_tokenizer_directory(write(tmp_path, vocab__json=vocab, merges__txt=merges))
 
 
-def test_other_formats_name_the_conversion(tmp_path: Path) -> None:
+def test_sentencepiece_model_file_is_refused_with_the_conversion(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(UnsupportedModelError, match="save_pretrained"):
         load_tokenizer_directory(tmp_path)
 
 
-def test_vocabulary_of_an_unknown_class(tmp_path: Path) -> None:
+def test_vocabulary_of_an_unknown_class_is_refused(tmp_path: Path) -> None:
     write_vocabulary(tmp_path, tokenizer_config__json={"tokenizer_class": "RobertaTokenizer"})
     with pytest.raises(UnsupportedModelError, match="RobertaTokenizer"):
         load_tokenizer_directory(tmp_path)
 
 
-def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+def test_directory_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"no tokenizer\.json"):
         load_tokenizer_directory(tmp_path)

@@ -14,7 +14,6 @@ from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
 from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
 from quire.weights.gguf_file import read_gguf
 from tests.text.builders import (
-    SPECIAL_TOKENS,
     TEXTS,
     byte_level_backend,
     byte_level_metadata,
@@ -46,7 +45,7 @@ def test_sentencepiece_round_trip(text: str) -> None:
 
 
 def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE: join the neighbours whose piece has the highest score, leftmost first, while any has one."""
+    """SentencePiece's BPE: join the neighbours to the piece with the highest score, leftmost first."""
     symbols = list(text)
     while True:
         joined = ["".join(pair) for pair in itertools.pairwise(symbols)]
@@ -62,7 +61,7 @@ def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:
         "".join
     )
 )
-def test_sentencepiece_pieces_follow_the_scores(text: str) -> None:
+def test_sentencepiece_merges_by_score(text: str) -> None:
     ordinary = {piece: score for piece, score, kind in sentencepiece_pieces() if kind == 1}
     tokenizer = sentencepiece_tokenizer()
     expected: list[str] = []
@@ -91,7 +90,7 @@ def test_sentencepiece_equals_transformers(llama_oracle: Any, text: str) -> None
     assert tokenizer.decode(ids) == llama_oracle.decode(ids, skip_special_tokens=True)
 
 
-def test_a_text_that_begins_with_a_space_gets_another() -> None:
+def test_sentencepiece_adds_a_space_before_a_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     pieces = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.encode(" 12", add_special_tokens=False)]
     assert "".join(pieces) == "▁▁12"
@@ -118,7 +117,7 @@ def test_space_prefix_is_optional() -> None:
     assert without.decode(without.encode(" the")) == " the"
 
 
-def test_each_stretch_between_special_tokens_gets_the_space() -> None:
+def test_sentencepiece_adds_a_space_after_each_special_token() -> None:
     tokenizer = sentencepiece_tokenizer()
     ids = tokenizer.encode("</s>the", add_special_tokens=False)
     assert ids == [2, *tokenizer.encode("the", add_special_tokens=False)]
@@ -131,7 +130,7 @@ def test_each_stretch_between_special_tokens_gets_the_space() -> None:
     ("pre", "flag", "adds"),
     [("gpt-2", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", True, True)],
 )
-def test_bos_is_added_as_the_file_or_the_kind_says(pre: str, flag: bool | None, adds: bool) -> None:
+def test_bos_is_added_by_flag_or_by_default_of_the_kind(pre: str, flag: bool | None, adds: bool) -> None:
     tokenizer = load_tokenizer_gguf(byte_level_metadata(pre, bos_token_id=1, add_bos_token=flag))
     assert tokenizer.encode("a")[:-1] == ([1] if adds else [])
     assert 1 not in tokenizer.encode("a", add_special_tokens=False)
@@ -171,7 +170,7 @@ def test_variables_and_templates_for_chats() -> None:
     assert parts.template_variables == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def test_empty_strings_are_padding() -> None:
+def test_empty_strings_in_the_vocabulary_decode_to_nothing() -> None:
     metadata = byte_level_metadata()
     metadata["tokenizer.ggml.tokens"] += ["", ""]
     metadata["tokenizer.ggml.token_type"] += [5, 5]
@@ -269,7 +268,7 @@ CHAT_FRAGMENTS = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "user\n
 
 
 @pytest.mark.model
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(text=st.one_of(TEXTS, CHAT_FRAGMENTS))
 def test_smollm2_equals_transformers_with_the_models_own_digit_rule(
     smollm2: Tokenizer, oracle_with_single_digits: tokenizers.Tokenizer, text: str
@@ -278,16 +277,7 @@ def test_smollm2_equals_transformers_with_the_models_own_digit_rule(
 
 
 @pytest.mark.model
-@settings(max_examples=300)
-@given(text=TEXTS.filter(lambda text: not any(character.isnumeric() for character in text)))
-def test_smollm2_equals_transformers_on_text_without_digits(
-    smollm2: Tokenizer, oracle: tokenizers.Tokenizer, text: str
-) -> None:
-    assert smollm2.encode(text) == oracle.encode(text).ids
-
-
-@pytest.mark.model
-def test_smollm2_takes_digits_one_by_one(smollm2: Tokenizer) -> None:
+def test_smollm2_cuts_numbers_into_digits(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("in 1984")
     assert [smollm2.id_to_token(token_id) for token_id in ids] == ["in", "Ġ", "1", "9", "8", "4"]
 
@@ -316,8 +306,3 @@ def test_smollm2_special_tokens(smollm2: Tokenizer) -> None:
     assert (smollm2.vocab_size, smollm2.bos_token_id, smollm2.eos_token_id) == (49152, 1, 2)
     assert smollm2.encode("<|im_start|>user\nHi<|im_end|>")[0] == 1
     assert len(smollm2.special_token_ids) == 17
-
-
-def test_special_tokens_of_the_small_tokenizer() -> None:
-    assert byte_level_tokenizer().special_token_ids == {0, 1}
-    assert [byte_level_tokenizer().id_to_token(i) for i in (0, 1)] == SPECIAL_TOKENS

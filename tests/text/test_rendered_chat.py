@@ -1,4 +1,4 @@
-"""What messages write never becomes a special token; everything else is encoded as before."""
+"""Text of messages never becomes a special token; other text is encoded as before."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ USUAL = special_ids(make_tokenizer(), user("hello"))
         (lambda token: user("a"), {"greeting": ["{}", {"b": "{}"}]}),
     ],
 )
-def test_special_tokens_in_what_clients_write_are_text(token: str, messages: Any, options: dict[str, Any]) -> None:
+def test_special_tokens_in_values_of_clients_are_text(token: str, messages: Any, options: dict[str, Any]) -> None:
     def filled(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace("{}", token)
@@ -61,7 +61,7 @@ def test_special_tokens_in_what_clients_write_are_text(token: str, messages: Any
 
 
 @given(TEXTS)
-def test_any_text_leaves_the_templates_tokens_and_its_own_characters(text: str) -> None:
+def test_any_message_keeps_its_characters_and_the_special_tokens_of_the_template(text: str) -> None:
     tokenizer = make_tokenizer()
     assert special_ids(tokenizer, user(text)) == USUAL
     chat = tokenizer.render_chat(user(text))
@@ -71,20 +71,20 @@ def test_any_text_leaves_the_templates_tokens_and_its_own_characters(text: str) 
         assert chat.pieces == (chat.text,)
 
 
-def test_the_final_message_can_be_continued() -> None:
+def test_final_message_with_a_special_token_is_continued() -> None:
     chat = make_tokenizer("{{ messages[0].content }}<|end|>").render_chat(
         user("a<|end|>b"), continue_final_message=True
     )
     assert chat.pieces == ("a<", "|end|>b")
 
 
-def test_tokens_that_overlap_are_all_cut() -> None:
+def test_overlapping_tokens_are_all_cut() -> None:
     marks = SpecialTokenMarks(["ab", "bc", "abcd", "x"])
     assert marks.render(lambda marked: marked("zabcdx")).pieces == ("za", "b", "cdx")
     assert SpecialTokenMarks([]).render(lambda marked: marked("ab")) == RenderedChat(("ab",))
 
 
-def test_beginning_and_end_are_put_around_all_pieces() -> None:
+def test_bos_and_eos_go_around_all_pieces() -> None:
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_str(byte_level_backend().to_str())
@@ -95,7 +95,7 @@ def test_beginning_and_end_are_put_around_all_pieces() -> None:
     assert tokenizer.decode(ids) == "a<|end|>b"
 
 
-def test_sentencepiece() -> None:
+def test_special_tokens_of_a_message_are_text_with_sentencepiece() -> None:
     tokenizer = sentencepiece_tokenizer()
     chat = tokenizer.render_chat(user("a</s>b"), chat_template="{{ messages[0].content }}</s>")
     ids = tokenizer.encode_chat(chat)

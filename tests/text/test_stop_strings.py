@@ -10,7 +10,7 @@ DELTAS = st.lists(st.text(ALPHABET, max_size=5), max_size=12)
 
 
 def search_whole(text: str, stop: tuple[str, ...], include: bool) -> tuple[str, str | None]:
-    """What the matcher must give in the end: the match that ends first, then the first in the list."""
+    """Search the whole text: the match that ends first, then the first in the list."""
     for end in range(len(text) + 1):
         for pattern in stop:
             if text[:end].endswith(pattern):
@@ -35,7 +35,7 @@ def test_equals_searching_the_whole_text(deltas: list[str], stop: tuple[str, ...
 
 
 @given(DELTAS, STOPS)
-def test_holds_back_exactly_what_may_begin_a_stop_string(deltas: list[str], stop: tuple[str, ...]) -> None:
+def test_exactly_the_possible_beginning_of_a_stop_string_is_held_back(deltas: list[str], stop: tuple[str, ...]) -> None:
     matcher = StopStringMatcher(stop, include_in_output=False)
     seen = shown = ""
     for delta in deltas:
@@ -52,7 +52,7 @@ def test_holds_back_exactly_what_may_begin_a_stop_string(deltas: list[str], stop
 
 
 @pytest.mark.parametrize("include", [True, False])
-def test_found_across_any_split(include: bool) -> None:
+def test_stop_string_is_found_across_any_cut(include: bool) -> None:
     text, stop = "one two STOP three", ("STOP",)
     expected = "one two STOP" if include else "one two "
     for first in range(len(text)):
@@ -73,7 +73,7 @@ def test_false_start_is_released() -> None:
     assert matcher.append("!") == Released("ab!")
 
 
-def test_after_a_match_everything_is_dropped() -> None:
+def test_text_after_a_match_is_dropped() -> None:
     matcher = StopStringMatcher((".",), include_in_output=True)
     assert matcher.append("a.b") == Released("a.", ".")
     assert matcher.append("c") == Released("")

@@ -1,62 +1,111 @@
+"""Sandbox and limits of chat templates. Without limits, each template of WORK and LARGE takes hours or gigabytes."""
+
+from typing import Any
+
 import jinja2
 import pytest
 from jinja2.sandbox import SecurityError
 
-from quire.text.template_bounds import template_budget
-from quire.text.template_sandbox import BoundedEnvironment, TemplateRefusalError
-from tests.text.template_cases import ESCAPES, NOT_NEEDED
+from quire.text import template_sandbox
+from quire.text.template_sandbox import (
+    MAX_CHARACTERS,
+    TemplateEnvironment,
+    TemplateLimitError,
+    TemplateRefusalError,
+    render,
+)
+from tests.text.template_cases import ESCAPES, LARGE, NOT_NEEDED, WORK
+
+ENVIRONMENT = TemplateEnvironment()
 
 
-@pytest.fixture(scope="module")
-def environment() -> BoundedEnvironment:
-    return BoundedEnvironment()
-
-
-def run(environment: BoundedEnvironment, source: str, **values: object) -> str:
-    with template_budget():
-        return environment.compile_template(source).render(values)
+def run(source: str, **values: Any) -> str:
+    return render(ENVIRONMENT.compile_template(source), values)
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_no_way_out(environment: BoundedEnvironment, source: str) -> None:
+def test_template_cannot_leave_the_sandbox(source: str) -> None:
     with pytest.raises((SecurityError, jinja2.UndefinedError)):
-        run(environment, source, messages=[1])
+        run(source, messages=[1])
 
 
 @pytest.mark.parametrize("source", NOT_NEEDED)
-def test_nothing_that_templates_do_not_need(environment: BoundedEnvironment, source: str) -> None:
+def test_template_cannot_load_other_templates(source: str) -> None:
     with pytest.raises((jinja2.TemplateError, TypeError)):
-        run(environment, source)
+        run(source)
 
 
-def test_whitespace_is_trimmed_around_blocks(environment: BoundedEnvironment) -> None:
-    assert run(environment, "  {% if true %}\na\n  {% endif %}\nb\n") == "a\nb"
+@pytest.mark.parametrize("source", WORK)
+def test_endless_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.02)
+    with pytest.raises((TemplateLimitError, RecursionError)):
+        run(source, x=[1])
 
 
-def test_json_as_hugging_face_writes_it(environment: BoundedEnvironment) -> None:
+@pytest.mark.parametrize("source", LARGE)
+def test_too_large_value_or_text_is_refused(source: str) -> None:
+    with pytest.raises(TemplateLimitError):
+        run(source)
+
+
+def test_waiting_for_a_processor_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox.time, "thread_time", lambda: 7.0)
+    monkeypatch.setattr(template_sandbox.time, "monotonic", iter(range(0, 10**9, 10**6)).__next__)
+    assert run("{% for i in range(99) %}{% endfor %}done") == "done"
+
+
+def test_long_rendering_pauses_and_a_short_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(template_sandbox.time, "sleep", pauses.append)
+    used_s = iter(range(10**9))
+    monkeypatch.setattr(template_sandbox.time, "thread_time", lambda: next(used_s) * 0.002)
+    run("{% for i in range(99) %}{% endfor %}")
+    assert not pauses
+    with pytest.raises(TemplateLimitError, match=r"more than 0.25 s"):
+        run(WORK[0])
+    assert len(pauses) > 50
+
+
+def test_ordinary_operators_and_loops_are_not_hindered() -> None:
+    cases = {
+        "{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ 1 + 2.5 }}": "ababab10243[1, 2]3.5",
+        "{{ '%s has %05.2f' % ('x', 1.5) }}{{ 'a' + 'b' }}": "x has 01.50ab",
+        "{{ 1 ~ 'a' ~ none }}{{ missing }}{{ true }}": "1aNoneTrue",
+        "{% for i in range(15000) %}{% endfor %}ok": "ok",
+    }
+    for source, expected in cases.items():
+        assert run(source) == expected
+    assert len(run("{{ 'x' * n }}", n=MAX_CHARACTERS)) == MAX_CHARACTERS
+
+
+def test_whitespace_is_trimmed_around_blocks() -> None:
+    assert run("  {% if true %}\na\n  {% endif %}\nb\n") == "a\nb"
+
+
+def test_tojson_writes_as_hugging_face_does() -> None:
     value = {"b": "<é&'>", "a": [1, 2]}
-    assert run(environment, "{{ v | tojson }}", v=value) == """{"b": "<é&'>", "a": [1, 2]}"""
-    assert run(environment, "{{ v | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}", v=value) == (
+    assert run("{{ v | tojson }}", v=value) == """{"b": "<é&'>", "a": [1, 2]}"""
+    assert run("{{ v | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}", v=value) == (
         """{"a":[1,2],"b":"<\\u00e9&'>"}"""
     )
-    assert run(environment, "{{ v | tojson(indent=1) }}", v=[1]) == "[\n 1\n]"
+    assert run("{{ v | tojson(indent=1) }}", v=[1]) == "[\n 1\n]"
 
 
-def test_generation_block_prints_its_content_and_keeps_its_variables(environment: BoundedEnvironment) -> None:
+def test_generation_block_prints_its_content_and_keeps_its_variables() -> None:
     source = "{% set x = 1 %}{% generation %}{% set x = 2 %}[{{ x }}]{% endgeneration %}{{ x }}"
-    assert run(environment, source) == "[2]1"
+    assert run(source) == "[2]1"
 
 
-def test_loop_controls(environment: BoundedEnvironment) -> None:
+def test_loop_controls() -> None:
     source = (
         "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}"
     )
-    assert run(environment, source + "{% endfor %}") == "02"
+    assert run(source + "{% endfor %}") == "02"
 
 
-def test_refusal_is_its_own_error(environment: BoundedEnvironment) -> None:
+def test_raise_exception_is_an_error_of_its_own() -> None:
     with pytest.raises(TemplateRefusalError, match="not for me"):
-        run(environment, "{{ raise_exception('not for me') }}")
+        run("{{ raise_exception('not for me') }}")
 
 
 @pytest.mark.parametrize(
@@ -70,5 +119,5 @@ def test_refusal_is_its_own_error(environment: BoundedEnvironment) -> None:
         ("{% for x in messages %}{{ x.content }}{% endfor %}", False),
     ],
 )
-def test_loops_over_content(environment: BoundedEnvironment, source: str, expected: bool) -> None:
-    assert environment.loops_over_content(source) is expected
+def test_loops_over_content(source: str, expected: bool) -> None:
+    assert ENVIRONMENT.loops_over_content(source) is expected

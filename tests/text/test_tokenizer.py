@@ -5,10 +5,11 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models
 
-from quire.errors import ChatTemplateError, PromptError
+from quire.errors import ChatTemplateError, ModelFileError, PromptError
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
-from quire.text.tokenizer_parts import TokenizerParts
+from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 from tests.text.builders import (
     byte_level_backend,
     byte_level_tokenizer,
@@ -46,9 +47,8 @@ def test_sentencepiece_decodes_as_the_library_where_the_bytes_are_text(ids: list
         assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
-def test_valid_characters_survive_beside_invalid_bytes() -> None:
-    # The library gives up a whole run of byte tokens for one bad byte; text that has been streamed cannot be taken
-    # back, so here each character stands for itself.
+def test_valid_character_is_kept_beside_an_invalid_byte() -> None:
+    # The library replaces a whole run of byte tokens for one bad byte; streamed text cannot be taken back.
     tokenizer = sentencepiece_tokenizer()
     ids = [byte + 3 for byte in "é".encode() + b"\xff"]
     assert tokenizer.decode(ids) == "é\ufffd"
@@ -63,7 +63,7 @@ def test_ids_outside_the_vocabulary_decode_to_nothing(make: type[Tokenizer]) -> 
         assert tokenizer.id_to_token(token_id) is None
 
 
-def test_id_to_token_is_the_raw_piece() -> None:
+def test_id_to_token_returns_the_raw_piece() -> None:
     tokenizer = byte_level_tokenizer()
     assert [tokenizer.id_to_token(token_id) for token_id in tokenizer.encode(" the<|end|>")] == ["Ġthe", "<|end|>"]
 
@@ -74,7 +74,7 @@ def test_only_text_is_encoded(text: object) -> None:
         byte_level_tokenizer().encode(text)  # type: ignore[arg-type]
 
 
-def test_half_a_surrogate_pair_is_named() -> None:
+def test_half_of_a_surrogate_pair_is_refused_by_position() -> None:
     with pytest.raises(PromptError, match=r"U\+D83E\) at character 2"):
         byte_level_tokenizer().encode("ab\ud83e")
 
@@ -109,7 +109,7 @@ def test_template_is_chosen_by_name_and_by_tools() -> None:
     assert tokenizer.apply_chat_template(MESSAGES, chat_template="{{ messages[0].content }}!") == "hi!"
 
 
-def test_no_template_names_the_way_out() -> None:
+def test_missing_template_names_the_next_step() -> None:
     with pytest.raises(ChatTemplateError, match="chat_template="):
         with_templates({}).apply_chat_template(MESSAGES)
     with pytest.raises(ChatTemplateError, match=r"no default chat template.*of one, two"):
@@ -130,16 +130,40 @@ def test_generation_prompt_and_continuation() -> None:
     assert tokenizer.apply_chat_template(MESSAGES, continue_final_message=True) == "[hi"
 
 
-def test_importing_is_light() -> None:
+def test_import_loads_no_heavy_package() -> None:
     code = "import sys, quire.text.tokenizer; print([m for m in ('torch','numpy','jinja2') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
-def test_a_token_alone_keeps_the_space_it_brings() -> None:
+def test_token_text_keeps_its_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.encode("the fox", add_special_tokens=False)
     assert "".join(map(tokenizer.token_text, token_ids)) == " the fox"
     assert tokenizer.decode(token_ids) == "the fox"
     words = word_piece_tokenizer()
     assert [words.token_text(token_id) for token_id in words.encode("fox !")] == ["fox", "!"]
+
+
+def test_model_template_that_does_not_parse_is_a_model_error() -> None:
+    with_templates({"default": "fine", "tool_use": "{{ tools }}"}).check_chat_templates()
+    broken = with_templates({"default": "fine", "tool_use": "\n{% for %}"})
+    with pytest.raises(ModelFileError, match=r"'tool_use' cannot be used: .* line 2: .*--chat-template FILE"):
+        broken.check_chat_templates()
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "expected"),
+    [
+        (None, None, [0]),
+        ("<s>", None, [1, 0]),
+        (None, "</s>", [0, 2]),
+        ("<s>", "</s>", [1, 0, 2]),
+        ("a b:1", "a b:1", [3, 0, 3]),
+    ],
+)
+def test_tokens_are_put_around_the_text(bos: str | None, eos: str | None, expected: list[int]) -> None:
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"x": 0, "<s>": 1, "</s>": 2, "a b:1": 3}, merges=[]))
+    add_bos_and_eos(backend, bos=bos, eos=eos)
+    assert backend.encode("x").ids == expected
+    assert backend.encode("x", add_special_tokens=False).ids == [0]

@@ -1,12 +1,12 @@
-"""Forms that cost a compiler hours, the stack or all memory: shared by `schemas.py` and the tests of `grammar/`."""
+"""Structured outputs that cost a compiler hours, the stack or all memory, for `hogs.py` and the tests of `grammar/`."""
 
 from collections.abc import Callable
 from typing import Any
 
 from quire.structured_outputs import StructuredOutputsParams
 
-Form = StructuredOutputsParams
-ENDLESS = Form(grammar="start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(30)))
+Spec = StructuredOutputsParams
+ENDLESS = Spec(grammar="start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(30)))
 """A product of automata that no limit of the library stops."""
 
 
@@ -119,60 +119,7 @@ GRAMMARS: dict[str, dict[str, str]] = {
     "GBNF with an open string": lark('root ::= "a' + "\\" * 9999),
 }
 HOSTILE: dict[str, Callable[[], StructuredOutputsParams]] = {
-    **{f"schema: {name}": lambda value=value: Form(json=value) for name, value in SCHEMAS.items()},
-    **{f"regex: {name}": lambda value=value: Form(regex=value) for name, value in REGEXES.items()},
-    **{f"grammar: {name}": lambda value=value: Form(**value) for name, value in GRAMMARS.items()},
+    **{f"schema: {name}": lambda value=value: Spec(json=value) for name, value in SCHEMAS.items()},
+    **{f"regex: {name}": lambda value=value: Spec(regex=value) for name, value in REGEXES.items()},
+    **{f"grammar: {name}": lambda value=value: Spec(**value) for name, value in GRAMMARS.items()},
 }
-
-
-def _deep(depth: int) -> str:
-    return '{"properties":{"a":' * depth + "{}" + "}}" * depth
-
-
-def _many() -> dict[str, dict[str, Any]]:
-    """Fields of a request, by name: the same ideas at many sizes, up to and above the limits of a request."""
-    found: dict[str, dict[str, Any]] = {}
-    for depth in (10, 30, 32, 100, 1000, 10_000):
-        found[f"schema {depth} deep"] = {"json": _deep(depth)}
-        found[f"regex {depth} deep"] = {"regex": "(" * depth + "a" + ")*" * depth}
-        found[f"grammar {depth} deep"] = lark("start: " + "(" * depth + '"a"' + ")*" * depth)
-        found[f"alternatives {depth} deep"] = {"json": repeated("anyOf", min(depth, 12))}
-    for size in (100, 1000, 5000, 100_000):
-        found[f"enum of {size}"] = {"json": {"enum": [f"v{i}" for i in range(size)]}}
-        found[f"enum of {size} alike"] = {"json": {"enum": ["a" * (i % 500) + str(i) for i in range(size)]}}
-        found[f"{size} choices"] = {"choice": [f"c{i}" for i in range(size)]}
-        found[f"{size} properties"] = {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(size)}}}
-        found[f"{size} required"] = {"json": {"type": "object", "required": [f"p{i}" for i in range(size)]}}
-        found[f"{size} definitions"] = {"json": {"$defs": {f"d{i}": {"$ref": "#"} for i in range(size)}, "anyOf": []}}
-        found[f"{size} rules"] = lark("start: r0", *(f'r{i}: "a" r{i + 1}' for i in range(size)), f'r{size}: "b"')
-        found[f"{size} words"] = {"regex": "|".join(f"w{i}" for i in range(size))}
-    for power in range(1, 13, 2):
-        most = 10**power
-        found[f"regex of {most}"] = {"regex": f"a{{1,{most}}}"}
-        found[f"regex of exactly {most}"] = {"regex": f"(ab){{{most}}}"}
-        found[f"string of {most}"] = {"json": {"type": "string", "minLength": most}}
-        found[f"string up to {most}"] = {"json": {"type": "string", "maxLength": most}}
-        found[f"list of {most}"] = {"json": {"type": "array", "minItems": most, "items": {"type": "integer"}}}
-        found[f"list up to {most}"] = {"json": {"type": "array", "maxItems": most, "items": {"enum": [1, 12, 123]}}}
-        found[f"number up to {most}"] = {"json": {"type": "number", "minimum": 1 / most, "maximum": most}}
-        found[f"multiple of {most}"] = {"json": {"type": "integer", "multipleOf": most - 1}}
-        found[f"grammar of {most}"] = lark(f'start: ("a" | "ab"){{1,{most}}}')
-    for number in range(5, 55, 5):
-        found[f"catastrophe of {number}"] = {"regex": "(a|aa)*" * number + "b"}
-        found[f"stars {number}"] = {"regex": "(.*,){" + str(number) + "}P"}
-        found[f"distance {number}"] = {"json": {"type": "string", "pattern": f".*a.{{{number}}}b"}}
-        found[f"product of {number}"] = {
-            "json": {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(number)]}
-        }
-        found[f"fan of {number}"] = {"json": fan(number, number // 3)}
-    return found
-
-
-MANY = _many()
-ALL: dict[str, dict[str, Any]] = {
-    **{f"schema: {name}": {"json": value} for name, value in SCHEMAS.items()},
-    **{f"regex: {name}": {"regex": value} for name, value in REGEXES.items()},
-    **{f"grammar: {name}": dict(value) for name, value in GRAMMARS.items()},
-    **MANY,
-}
-"""As fields of a request; what is above its limits is among them."""

@@ -80,7 +80,7 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Check everything and build the request with its `n - 1` siblings.
 
-        A grammar that was not seen before may take up to 2 s, but for a `checked_grammar`, which a `FormChecker` in
+        A grammar that was not seen before may take up to 2 s, but for a `checked_grammar`, which a `GrammarChecker` in
         another process made of its form. Raises: as `make_request`; QueueFullError while other grammars are compiled.
         """
         text, request = self.make_request(

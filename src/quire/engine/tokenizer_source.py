@@ -5,7 +5,8 @@ Next to read: `text/tokenizer.py`.
 
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.errors import ChatTemplateError, ConfigError
+from quire.text.chat_template import compile_chat_template
 from quire.text.tokenizer import Tokenizer, load_tokenizer_directory, load_tokenizer_gguf
 from quire.weights.checkpoint import Checkpoint
 
@@ -29,14 +30,26 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
 
 
 def read_chat_template(value: str | None) -> str | None:
-    """Return the option's value if it is a template, else the content of the file it names."""
-    if value is None or "{" in value or "\n" in value:
-        return value
-    path = Path(value).expanduser()
+    """Return the template that the option gives: its text, or the content of the file it names.
+
+    Raises: ConfigError for a file that cannot be read or a template that does not parse.
+    """
+    if value is None:
+        return None
+    text = value
+    if "{" not in value and "\n" not in value:
+        try:
+            text = Path(value).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"chat_template='{value}' is neither a Jinja template nor a readable file: {reason}"
+            ) from None
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        compile_chat_template(text)
+    except ChatTemplateError as error:
+        shown = value if len(value) <= 60 and "\n" not in value else "…"
         raise ConfigError(
-            f"chat_template='{value}' is neither a Jinja template nor a readable file: {reason}"
+            f"chat_template='{shown}': {error.message}; correct it, or leave the option out to use the model's own"
         ) from None
+    return text

@@ -1,1 +1,1 @@
-"""Forms of text as masks of tokens. Next to read: `compiler.py`."""
+"""Structured outputs: grammars as masks of tokens. Next to read: `compiler.py`."""

@@ -1,14 +1,16 @@
-"""The process in which a client's grammar is compiled for the first time: `python -m quire.grammar.check_child`.
+"""Process in which a client's grammar is compiled for the first time: `python -m quire.grammar.check_child`.
 
-A grammar of a few hundred bytes can make a compiler run for hours, exhaust its stack or the memory, and neither can be
-stopped from within. Here it may: the parent ends this process at the deadline and starts another.
-One JSON object per line on standard input, {"kind", "text", "options"}; one on standard output, {"grammar"} or
-{"error"}. It compiles for a vocabulary of single bytes: what is expensive does not depend on the tokens.
+A grammar of a few hundred bytes can make a compiler run for hours, exhaust its stack or the memory, and no thread can
+stop it. The parent ends this process at the deadline and starts another. Standard input has one JSON object per line,
+{"kind", "text", "options"}; standard output answers each with one line, {"grammar"} or {"error"}. The vocabulary is
+single bytes: the expensive part does not depend on the tokens.
 Must not know: tokenizers, requests. Next to read: `check_process.py`, the other end.
 """
 
+import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -20,20 +22,18 @@ import llguidance
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.grammar.lark_schemas import unenforceable_inside
 from quire.grammar.limits import parser_limits
-from quire.grammar.schema_rules import unenforceable
 
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 2 << 20
-"""Less than any thread of the parent has: what passes here does not exhaust the stack there."""
+"""Less than any thread of the parent has: a grammar that passes here does not exhaust the stack there."""
 ALARM_S = 10
-"""Ends this process if the parent was killed and nobody else can."""
+"""Ends this process if the parent was killed."""
 _EOS = 256
 
 
 class ByteTokens:
-    """A vocabulary of single bytes, as the library asks for it."""
+    """A vocabulary of single bytes, with the attributes that llguidance reads."""
 
     eos_token_id = _EOS
     bos_token_id = None
@@ -41,12 +41,12 @@ class ByteTokens:
     tokens: Sequence[bytes] = (*(bytes([byte]) for byte in range(255)), b"", b"\xff<eos>")
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return list(text if isinstance(text, bytes) else text.encode())
 
 
 def define(kind: str, text: str, options: dict[str, Any]) -> str:
-    """The library's grammar for a form. Raises: ValueError."""
+    """Return llguidance's grammar for a structured output. Raises: ValueError."""
     if kind in ("json", "json_object"):
         return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
     if kind == "regex":
@@ -58,7 +58,7 @@ def define(kind: str, text: str, options: dict[str, Any]) -> str:
 
 
 def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict[str, Any]) -> dict[str, str]:
-    """The answer to one line."""
+    """Return the answer to one line."""
     try:
         grammar = define(kind, text, options)
     except Exception as error:
@@ -70,16 +70,45 @@ def check(tokenizer: llguidance.LLTokenizer, kind: str, text: str, options: dict
         return {"error": matcher.get_error()}
     if matcher.is_stopped() and not matcher.is_accepting():
         return {"error": "no text matches it"}
-    reason = None
-    if kind == "json":
-        reason = unenforceable(text)
-    elif kind == "grammar":
-        reason = unenforceable_inside(grammar)
+    schemas = [json.loads(text)] if kind == "json" else schemas_in_lark(grammar) if kind == "grammar" else []
+    reason = next(filter(None, map(not_enforced, schemas)), None)
     return {"grammar": grammar} if reason is None else {"error": reason}
 
 
+def not_enforced(schema: Any) -> str | None:
+    """Return the JSON Schema feature that llguidance accepts and does not enforce; None if there is none.
+
+    llguidance refuses the other keywords that it does not implement by itself.
+    """
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    for name in ("lenient", "coerce_one_of"):
+        if isinstance(options, dict) and options.get(name):
+            return f"x-guidance.{name} accepts keywords without enforcing them: leave it out"
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            least = value.get("minProperties")
+            if isinstance(least, int | float) and least > 1:
+                # A key may come twice and is counted twice.
+                return "minProperties above 1 is not supported: name the properties in `required`"
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return None
+
+
+def schemas_in_lark(grammar: str) -> list[Any]:
+    """Return the JSON Schemas after `%json`, llguidance's extension of Lark, in a grammar that llguidance accepted."""
+    decoder, found = json.JSONDecoder(), []
+    for part in re.finditer(r"%json\s*", grammar):
+        with contextlib.suppress(ValueError, RecursionError):  # within a string or a comment
+            found.append(decoder.raw_decode(grammar, part.end())[0])
+    return found
+
+
 def serve() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until standard input ends."""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteTokens()), eos_token=[_EOS])
     answers = os.fdopen(1, "wb", buffering=0)
     answers.write(b"{}\n")  # ready

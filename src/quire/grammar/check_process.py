@@ -1,7 +1,7 @@
-"""`CheckProcess`: asks a process of its own whether a grammar can be compiled, under a deadline.
+"""`CheckProcess`: compiles grammars in a separate process, with a deadline.
 
-The process is started with the first grammar, kept, and ended with this object or its program. A grammar that makes it
-hang or crash costs that process, and nothing else. Next to read: `check_child.py`, the other end; `compiler.py`.
+The process starts with the first grammar, and ends with this object or its program. A grammar that makes it hang or
+crash costs that process only. Next to read: `check_child.py`, the other end; `compiler.py`.
 """
 
 import contextlib
@@ -25,19 +25,22 @@ from quire.structured_outputs import StructuredOutputsParams
 
 START_TIMEOUT_S = 60.0
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Between the parts of JSON, unless the request says otherwise."""
+"""Default whitespace between the parts of JSON."""
+JSON_ESCAPES = 'nrbtf\\"'
+"""Letters that may follow a backslash in a JSON string. Without `u` a name has one spelling: llguidance compares names
+by their bytes, and would accept `"\\u0061"` as another key beside a declared `"a"`."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a grammar cannot be used; completes "it cannot be enforced: …"."""
+    """Reason why a grammar is refused."""
 
     reason: str
 
 
 class CheckProcess:
-    """One process that compiles grammars. Safe to use from several threads, which take turns."""
+    """A process that compiles grammars. Thread-safe: threads take turns."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._deadline_s = deadline_s
@@ -46,9 +49,9 @@ class CheckProcess:
         self._finalizer: weakref.finalize[..., CheckProcess] | None = None
 
     def check(self, spec: StructuredOutputsParams) -> str | Refused:
-        """The library's grammar for `spec`, or why there is none.
+        """Return llguidance's grammar for `spec`, or the reason for its refusal.
 
-        Raises: QueueFullError if other grammars or programs took all of the deadline.
+        Raises: QueueFullError if other grammars or programs used up the deadline.
         """
         if not self._turn.acquire(timeout=self._deadline_s):
             raise self._busy()
@@ -71,7 +74,7 @@ class CheckProcess:
             process.stdin.write(question)
             process.stdin.flush()
             line = _read_line(process, deadline)
-        except OSError:  # something else ended it before it could answer
+        except OSError:  # it was killed
             self._end()
             raise self._busy() from None
         if line is None:
@@ -92,8 +95,8 @@ class CheckProcess:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        self._end()  # of one that died its pipes are left
-        # A session of its own: an interrupt typed at the terminal is not for it.
+        self._end()  # closes the pipes of a process that died
+        # With a session of its own it gets no interrupt that is typed at the terminal.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "quire.grammar.check_child"],
             stdin=subprocess.PIPE,
@@ -116,7 +119,7 @@ class CheckProcess:
 
 @functools.cache
 def shared_check_process() -> CheckProcess:
-    """The one process of this program: there is no reason for more."""
+    """Return the process that all grammars of this program share."""
     return CheckProcess()
 
 
@@ -124,11 +127,13 @@ def _question(spec: StructuredOutputsParams) -> bytes:
     options: dict[str, Any] = {"whitespace_pattern": spec.whitespace_pattern or WHITESPACE}
     if spec.disable_any_whitespace:
         options = {"whitespace_flexible": False}
+    if spec.kind == "json":
+        options["json_allowed_escapes"] = JSON_ESCAPES
     return json.dumps({"kind": spec.kind, "text": spec.text, "options": options}).encode() + b"\n"
 
 
 def _computed_s(process: subprocess.Popen[bytes]) -> float:
-    """Processor time of a process so far; 0 if it is gone."""
+    """Return the processor time of a process so far; 0 if it has ended."""
     try:
         times = psutil.Process(process.pid).cpu_times()
     except psutil.Error:
@@ -137,14 +142,14 @@ def _computed_s(process: subprocess.Popen[bytes]) -> float:
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """One line; b"" if the process ends before, None at the deadline."""
+    """Read one line; b"" if the process ends before, None at the deadline."""
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
-        # What is there is read also where this program got no time to look before the deadline.
+        # A line that is there is read even if the deadline has passed meanwhile on a busy machine.
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return None
         piece = os.read(descriptor, _READ_BYTES)
@@ -155,9 +160,9 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | Non
 
 
 def short_reason(message: str) -> str:
-    """What the library says, in one short line without places in its source or options that no client has."""
+    """Return llguidance's error in one short line, without places in its source and options that clients lack."""
     if message.startswith("panic"):
-        return "the grammar library fails on it"
+        return "the library for structured outputs fails on it"
     _, found, after = message.partition("\nerror: ")
     text = after if found else message
     line = next((part.strip() for part in text.splitlines() if part.strip()), "no reason given")
@@ -174,5 +179,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):  # what was not written goes nowhere
+            with contextlib.suppress(OSError):  # unwritten input is dropped
                 stream.close()

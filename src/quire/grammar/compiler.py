@@ -1,20 +1,21 @@
-"""`GrammarCompiler`: from `StructuredOutputsParams` to a matcher of tokens.
+"""From `StructuredOutputsParams` to matchers of tokens: `GrammarCompiler`, and `GrammarChecker` for the server.
 
-A grammar that was never seen before is compiled in a process of its own first (`check_process.py`). What passes is
-kept, up to 64 MiB. Every text gets a matcher of its own, whose growth is the request's and goes with it: the library's
-copies of a matcher share their states, so that one request could use up another's limit.
+A new grammar is compiled in a separate process first (`check_process.py`). The server's process checks a grammar with
+`GrammarChecker` and sends the result to the engine's process, where `GrammarCompiler` has the vocabulary and need not
+check again. Results are kept within a bound of bytes. Each text has a matcher of its own, so that its memory belongs to
+its request: llguidance's copies of a matcher share their states, and one request could use up another's limit.
 Next to read: `matcher.py`.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from quire.errors import InvalidParameterError
+from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.check_process import CheckProcess, Refused, shared_check_process, short_reason
-from quire.grammar.form_cache import FormCache
 from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher
 from quire.grammar.vocabulary import Vocabulary
@@ -23,44 +24,116 @@ from quire.structured_outputs import StructuredOutputsParams
 if TYPE_CHECKING:
     import llguidance
 
-CACHE_BYTES = 64 << 20
+COMPILER_CACHE_BYTES = 64 << 20
+CHECKER_CACHE_BYTES = 8 << 20
 MATCHER_BYTES = 160 << 10
-"""Of a matcher that no text has used. 70 to 145 KB measured for schemas of 1 to 20 properties."""
+"""Size of a matcher that no text has used. 70 to 145 KB measured for schemas of 1 to 20 properties."""
 MATCHER_BYTES_PER_BYTE = 32
-"""More for each byte of the grammar's text: 284 KB measured for 5.7 KB."""
-
+"""Size added by each byte of the grammar: 284 KB measured for 5.7 KB."""
 WARM_UP_GRAMMAR = "start: /[a-z]{1,3}/"
+_T = TypeVar("_T")
+
+
+def check_grammar(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:
+    """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
+    answer = (process or shared_check_process()).check(spec)
+    if isinstance(answer, Refused):
+        raise _refusal(spec, answer.reason)
+    return answer
+
+
+def _refusal(spec: StructuredOutputsParams, reason: str) -> InvalidParameterError:
+    limit = f"a constraint that can be enforced ({reason})"
+    return InvalidParameterError(f"structured_outputs.{spec.kind}", getattr(spec, spec.kind), limit)
+
+
+class _Cache(Generic[_T]):
+    """Drops the least recently used grammars first. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[StructuredOutputsParams, tuple[_T, int]] = OrderedDict()
+
+    def get(self, spec: StructuredOutputsParams) -> _T | None:
+        if spec not in self._kept:
+            return None
+        self._kept.move_to_end(spec)
+        return self._kept[spec][0]
+
+    def put(self, spec: StructuredOutputsParams, value: _T, size_bytes: int) -> None:
+        if spec in self._kept:
+            return
+        self._kept[spec] = (value, size_bytes)
+        self.num_bytes += size_bytes
+        while self.num_bytes > self._max_bytes:
+            _, (_, dropped_bytes) = self._kept.popitem(last=False)
+            self.num_bytes -= dropped_bytes
+
+
+class GrammarChecker:
+    """Checks grammars without a vocabulary, and keeps the results. Thread-safe."""
+
+    def __init__(self, check_process: CheckProcess | None = None, *, cache_bytes: int = CHECKER_CACHE_BYTES) -> None:
+        self._check_process = check_process
+        self._passed: _Cache[str] = _Cache(cache_bytes)
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the kept results, at most `cache_bytes`."""
+        return self._passed.num_bytes
+
+    def warm_up(self) -> None:
+        """Start the process that checks. If it does not start, the first request gets the error."""
+        with suppress(QuireError):
+            self.check(StructuredOutputsParams(json_object=True))
+
+    def close(self) -> None:
+        """End the process; another `check` starts a new one."""
+        (self._check_process or shared_check_process()).close()
+
+    def check(self, spec: StructuredOutputsParams) -> str:
+        """Return llguidance's grammar for `spec`. Raises: as `GrammarCompiler.compile`."""
+        found = self.passed(spec)
+        if found is None:
+            found = check_grammar(spec, self._check_process)
+            with self._lock:
+                self._passed.put(spec, found, len(spec.text.encode()) + len(found.encode()))
+        return found
+
+    def passed(self, spec: StructuredOutputsParams) -> str | None:
+        """Return the grammar of a `spec` that was checked before; None if it was not, or is no longer kept."""
+        with self._lock:
+            return self._passed.get(spec)
 
 
 class CompiledGrammar:
-    """A grammar that can be followed. `start` may be called any number of times, by several threads."""
+    """A grammar for one vocabulary. Thread-safe: `start` makes a matcher for each text."""
 
-    def __init__(self, grammar: str, vocabulary: Vocabulary, *, is_schema: bool = False) -> None:
-        """is_schema: whether it is of a JSON Schema, whose names must have one spelling each."""
+    def __init__(self, grammar: str, vocabulary: Vocabulary) -> None:
         self.size_bytes = MATCHER_BYTES + (MATCHER_BYTES_PER_BYTE + 2) * len(grammar.encode())
-        """An estimate of what keeping this takes: grammar and key, and a matcher that waits."""
+        """Estimated size of grammar, key and one prepared matcher."""
         self._grammar = grammar
         self._vocabulary = vocabulary
-        self._escape_rule = vocabulary.escape_rule if is_schema else None
-        self._waiting: llguidance.LLMatcher | None = None
+        self._prepared: llguidance.LLMatcher | None = None
         self._lock = threading.Lock()
 
-    def get_ready(self) -> None:
+    def prepare(self) -> None:
         """Make the matcher that the next `start` takes: a millisecond, up to a second for large grammars.
 
         Raises: ValueError with the library's reason.
         """
         with self._lock:
-            if self._waiting is None:
-                self._waiting = self._make()
+            if self._prepared is None:
+                self._prepared = self._make()
 
     def start(self) -> TokenMatcher:
-        """A matcher at the beginning of a text. Raises: ValueError with the library's reason."""
+        """Return a matcher at the beginning of a text. Raises: ValueError with the library's reason."""
         with self._lock:
-            matcher, self._waiting = self._waiting, None
+            matcher, self._prepared = self._prepared, None
         vocabulary = self._vocabulary
-        num_tokens = len(vocabulary.tokens)
-        return TokenMatcher(matcher or self._make(), num_tokens, vocabulary.eos_token_ids, self._escape_rule)
+        return TokenMatcher(matcher or self._make(), len(vocabulary.tokens), vocabulary.eos_token_ids)
 
     def _make(self) -> "llguidance.LLMatcher":
         import llguidance
@@ -73,61 +146,56 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary. Safe to use from several threads."""
+    """Compiles for one vocabulary. Thread-safe."""
 
     def __init__(
         self,
         make_vocabulary: Callable[[], Vocabulary],
         *,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int = COMPILER_CACHE_BYTES,
         check_process: CheckProcess | None = None,
     ) -> None:
         """`make_vocabulary` is called with the first grammar; it may raise InvalidParameterError."""
         self._make_vocabulary = make_vocabulary
         self._vocabulary: Vocabulary | None = None
         self._check_process = check_process
-        self._kept: FormCache[CompiledGrammar] = FormCache(cache_bytes)
+        self._kept: _Cache[CompiledGrammar] = _Cache(cache_bytes)
         self._in_use: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        """Estimated size of what is kept, at most `cache_bytes`."""
+        """Estimated size of the kept grammars, at most `cache_bytes`."""
         return self._kept.num_bytes
 
     def warm_up(self) -> None:
-        """Make what the first grammar would wait for: 0.2 s, most of it with the interpreter's lock.
+        """Prepare for the first grammar: 0.2 s, most of it with the interpreter's lock.
 
-        Nothing happens where texts can follow no grammar.
+        Does nothing for a model that supports no structured outputs.
         """
         with suppress(InvalidParameterError, ValueError):
-            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary(), is_schema=True).start().allowed()
+            CompiledGrammar(WARM_UP_GRAMMAR, self._ready_vocabulary()).start().allowed()
 
     def compile(self, spec: StructuredOutputsParams, checked: str | None = None) -> CompiledGrammar:
-        """The grammar of a form. Who holds on to it finds it again, whatever else is kept.
+        """Return the grammar of `spec`. A caller that holds it finds it again, even if it was dropped from the cache.
 
-        checked: what `FormChecker.check` made of the form, where that was in another process that is trusted.
-        Raises: InvalidParameterError with the reason or the deadline; QueueFullError if others' grammars take it all.
+        checked: the result of `GrammarChecker.check` for `spec`, from another process that is trusted.
+        Raises: InvalidParameterError with the reason or the deadline; QueueFullError while other grammars are compiled.
         """
         with self._lock:
             found = self._in_use.get(spec)
-            self._kept.get(spec)  # what is used is the newest
+            self._kept.get(spec)  # makes it the most recently used
         if found is None:
-            found = self._compile(spec, checked)
+            vocabulary = self._ready_vocabulary()
+            made = CompiledGrammar(check_grammar(spec, self._check_process) if checked is None else checked, vocabulary)
+            with self._lock:
+                found = self._in_use.setdefault(spec, made)
+                self._kept.put(spec, found, found.size_bytes)
         try:
-            found.get_ready()
+            found.prepare()
         except ValueError as error:
             raise _refusal(spec, short_reason(str(error))) from None
         return found
-
-    def _compile(self, spec: StructuredOutputsParams, checked: str | None) -> CompiledGrammar:
-        vocabulary = self._ready_vocabulary()
-        text = check_form(spec, self._check_process) if checked is None else checked
-        with self._lock:
-            made = CompiledGrammar(text, vocabulary, is_schema=spec.kind == "json")
-            grammar = self._in_use.setdefault(spec, made)
-            self._kept.put(spec, grammar, grammar.size_bytes)
-        return grammar
 
     def _ready_vocabulary(self) -> Vocabulary:
         with self._lock:
@@ -135,16 +203,3 @@ class GrammarCompiler:
                 self._vocabulary = self._make_vocabulary()
                 _ = self._vocabulary.library_tokenizer
             return self._vocabulary
-
-
-def check_form(spec: StructuredOutputsParams, process: CheckProcess | None = None) -> str:
-    """The library's grammar for a form that can be enforced. Raises: as `GrammarCompiler.compile`."""
-    answer = (process or shared_check_process()).check(spec)
-    if isinstance(answer, Refused):
-        raise _refusal(spec, answer.reason)
-    return answer
-
-
-def _refusal(spec: StructuredOutputsParams, reason: str) -> InvalidParameterError:
-    limit = f"a form that can be enforced ({reason})"
-    return InvalidParameterError(f"structured_outputs.{spec.kind}", getattr(spec, spec.kind), limit)

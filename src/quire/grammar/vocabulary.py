@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.grammar.escapes import EscapeRule
-
 if TYPE_CHECKING:
     import llguidance
 
 _SPECIAL = b"\xff"
-"""Marks a token that stands for no text: no UTF-8 text has this byte."""
+"""First byte of a special token: no UTF-8 text has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +20,10 @@ class Vocabulary:
     """Tokens by id.
 
     Fields:
-        tokens: the bytes of each; b"" where there is none. As many as the model has logits.
-        special_token_ids: tokens that stand for no text. Grammars allow none of them but the end.
+        tokens: the bytes of each token; b"" for an unused id. As many as the model has logits.
+        special_token_ids: tokens without text. Grammars allow none of them except stop tokens.
         eos_token_ids: tokens that end a text; at least one.
-        encode: a text as the model is used to see it, for parts that a grammar leaves no choice in.
+        encode: the model's tokenizer, for parts of a text that the grammar determines.
     """
 
     tokens: Sequence[bytes]
@@ -35,7 +33,7 @@ class Vocabulary:
 
     @functools.cached_property
     def library_tokenizer(self) -> "llguidance.LLTokenizer":
-        """The vocabulary as the library wants it: 0.1 s and 20 MB for 49,152 tokens."""
+        """The vocabulary for llguidance: takes 0.1 s and 20 MB for 49,152 tokens."""
         import llguidance
 
         eos_token_ids = list(self.eos_token_ids)
@@ -43,14 +41,9 @@ class Vocabulary:
             llguidance.TokenizerWrapper(_LibraryVocabulary(self)), n_vocab=len(self.tokens), eos_token=eos_token_ids
         )
 
-    @functools.cached_property
-    def escape_rule(self) -> EscapeRule:
-        """For texts that follow a JSON Schema."""
-        return EscapeRule(self.tokens)
-
 
 class _LibraryVocabulary:
-    """What the library asks of a tokenizer."""
+    """A tokenizer with the attributes that llguidance reads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         special = vocabulary.special_token_ids | set(vocabulary.eos_token_ids)
@@ -63,11 +56,11 @@ class _LibraryVocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens that make exactly these bytes: the model's own way to cut them if it does, else longest first."""
+        """Return tokens with exactly these bytes: those of the tokenizer if they match, else the longest first."""
         raw = text if isinstance(text, bytes) else text.encode()
         try:
             ids = list(self._encode(raw.decode()))
-        except Exception:  # half a character, or text that the tokenizer refuses
+        except Exception:  # part of a character, or text that the tokenizer refuses
             ids = []
         # A tokenizer may read a special token out of the text, or put a space before it.
         if b"".join([self.tokens[token_id] for token_id in ids]) == raw:
@@ -82,6 +75,6 @@ class _LibraryVocabulary:
                     ids.append(token_id)
                     break
             else:
-                break  # no token has this byte: the library goes on with what there is
+                break  # no token has this byte: llguidance continues with the tokens so far
             start = stop
         return ids

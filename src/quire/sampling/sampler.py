@@ -18,13 +18,12 @@ import torch
 from quire import _native
 from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.failures import Failure
-from quire.grammar.matcher import TokenMatcher
+from quire.grammar.matcher import Failure, TokenMatcher
 from quire.sampling.native import NativeRowSampler
 from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.state import SamplingState, log_failure
-from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
 NO_CHOICE = (
@@ -72,7 +71,7 @@ class Sampler:
             return self.grammars.compile(spec).start()
         except (QuireError, ValueError) as error:
             # A form that cannot be compiled is refused by name; nothing else that goes wrong here is the client's.
-            failure = Failure(str(error), is_of_form=isinstance(error, InvalidParameterError))
+            failure = Failure(str(error), is_client_error=isinstance(error, InvalidParameterError))
             log_failure(request_id, failure)
             self._failures[request_id] = failure
             return None
@@ -84,11 +83,11 @@ class Sampler:
         self.rows.remove(request_id)
 
     def failure(self, request_id: str) -> tuple[str, str | None]:
-        """Why a request got no token, and `FORM_FAILED` if the form of its text is to blame."""
+        """Why a request got no token, and `STRUCTURED_OUTPUTS_FAILED` if the form of its text is to blame."""
         found = self._failures.get(request_id) or self._states[request_id].failure
         if found is None:
             return NO_CHOICE, None
-        return found.reason, FORM_FAILED if found.is_of_form else None
+        return found.reason, STRUCTURED_OUTPUTS_FAILED if found.is_client_error else None
 
     def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tell which tokens were appended to a request; an unknown one, which does not sample, is fine.

@@ -8,8 +8,7 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
-from quire.grammar.failures import Failure
-from quire.grammar.matcher import TokenMatcher
+from quire.grammar.matcher import Failure, TokenMatcher
 from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
@@ -20,7 +19,7 @@ NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave o
 
 def log_failure(request_id: str, failure: Failure) -> None:
     """What the form is not to blame for is for who runs the engine to see."""
-    if not failure.is_of_form:
+    if not failure.is_client_error:
         logger.error("request %r fails: %s", request_id, failure.reason)
 
 

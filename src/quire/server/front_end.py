@@ -18,7 +18,7 @@ from quire.config import EngineConfig
 from quire.engine.input_processor import InputProcessor
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import InvalidParameterError, RequestError
-from quire.grammar.form_checker import FormChecker
+from quire.grammar.compiler import GrammarChecker
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.server.tools import Messages, Tools, messages_with_tools
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
@@ -38,25 +38,27 @@ class FrontEnd:
     """The tokenizer and the limits of one model."""
 
     def __init__(
-        self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None, forms: FormChecker | None = None
+        self, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None, forms: GrammarChecker | None = None
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.input_processor = InputProcessor(config, tokenizer)
-        self._forms = forms or FormChecker()
+        self._forms = forms or GrammarChecker()
         self._threads = ThreadPoolExecutor(2, "quire-text")
         self._encoder = ThreadPoolExecutor(1, "quire-encode", initializer=_lower_priority)
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
-        """Read the tokenizer of the model that the engine has loaded. Raises: ModelError, ConfigError."""
-        options, forms = config.options, FormChecker()
+        """Read the tokenizer and chat template of the loaded model. Raises: ModelError, ConfigError."""
+        options, forms = config.options, GrammarChecker()
         # The checker's process starts while the tokenizer is read.
         threading.Thread(target=forms.warm_up, name="quire-forms", daemon=True).start()
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
         tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
+        if chat_template is None:
+            tokenizer.check_chat_templates()
         front_end = cls(config, tokenizer, chat_template, forms)
         try:
             front_end.input_processor.check_grammars()

@@ -21,7 +21,7 @@ from quire.outputs import PositionLogprobs
 from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.state import ServerState
-from quire.structured_outputs import FORM_FAILED
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import Request
 
 _R = TypeVar("_R")
@@ -153,8 +153,10 @@ async def _compute(
 
 
 def _failure(choice: ChoiceUpdate) -> ApiError:
-    if choice.error_code == FORM_FAILED:
-        return ApiError(400, choice.error or FORM_FAILED, code=FORM_FAILED, param="structured_outputs")
+    if choice.error_code == STRUCTURED_OUTPUTS_FAILED:
+        return ApiError(
+            400, choice.error or STRUCTURED_OUTPUTS_FAILED, code=STRUCTURED_OUTPUTS_FAILED, param="structured_outputs"
+        )
     if choice.finish_reason == "error":
         return ApiError(500, choice.error or "the model failed on this request", code="generation_failed")
     return ApiError(503, "the server ended this request before it was complete", code="aborted", retry_after_s=2)

@@ -34,7 +34,7 @@ class Supervisor:
     """One engine after the other. `on_stop` is called when there will be no more, with the reason or None."""
 
     def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
-        """Raises: ConfigError if the chat template cannot be read."""
+        """Raises: ConfigError if the chat template cannot be read or does not parse."""
         self.options = options
         self.state = EngineState.STARTING
         self.num_deaths = 0

@@ -1,7 +1,7 @@
 """From chat messages to the prompt text that a model was trained on.
 
-A chat template is a Jinja2 program that comes with the model. This file checks the messages, runs the template in a
-sandbox and turns whatever goes wrong into one `ChatTemplateError`. Must not know: tokenizers, requests. Jinja2 is
+A chat template is a Jinja2 program that comes with the model. `ChatTemplate` compiles it, checks the messages, renders
+them in a sandbox and reports every failure as a `ChatTemplateError`. Must not know: tokenizers, requests. Jinja2 is
 imported on first use. Next to read: `template_sandbox.py`.
 """
 
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import ChatTemplateError
 
 if TYPE_CHECKING:
-    import jinja2
-
-    from quire.text.template_sandbox import BoundedEnvironment
+    from quire.text.template_sandbox import TemplateEnvironment
 
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 _MAX_DEPTH = 64
@@ -24,95 +22,77 @@ _END_MARK = "\ue000end of the final message\ue001 "
 """Put after the final message to find it in the rendered text; the space shows whether the template trims."""
 
 
-def render_chat(
-    chat_template: str,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    tools: Sequence[Mapping[str, Any]] | None,
-    variables: Mapping[str, Any],
-) -> str:
-    """Render `messages` (role, content and whatever else the template reads) with the Jinja2 source `chat_template`.
-
-    Content is text, None, or a list of `{"type": "text", "text": …}`; where the template expects text, the parts of
-    a list are joined by newlines. The role `developer`, OpenAI's later name for `system`, is that to templates which do
-    not name it. Raises: ChatTemplateError.
-    """
-    chat = _check_messages(messages)
-    tool_list = _check_tools(tools)
-    template = _compile(chat_template)
-    if not template.reads_parts:
-        for message in chat:
-            if isinstance(message.get("content"), list):
-                message["content"] = "\n".join(part["text"] for part in message["content"])
-    if not template.names_developer:
-        for message in chat:
-            if message["role"] == "developer":
-                message["role"] = "system"
-    final_text = _mark_final_message(chat) if continue_final_message else ""
-    values = {name: _plain(value, name) for name, value in variables.items()}
-    values = {"documents": None, **values, "messages": chat, "tools": tool_list}
-    text = template.render({**values, "add_generation_prompt": add_generation_prompt})
-    return _cut_after_final_message(text, final_text) if continue_final_message else text
-
-
-# --- The template -----------------------------------------------------------------------------
-
-
-class _CompiledTemplate:
-    """A template ready to run: whether it goes through the parts of a message's content, and what roles it names."""
+class ChatTemplate:
+    """A compiled template. Use `compile_chat_template`, which keeps the last ones."""
 
     def __init__(self, source: str) -> None:
+        """Compile the Jinja2 program `source`. Raises: ChatTemplateError."""
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise ChatTemplateError(
                 f"the chat template has {len(source)} characters, more than the {MAX_TEMPLATE_CHARACTERS} allowed"
             )
-        environment = _environment()
         with _as_chat_template_error():
-            self._template: jinja2.Template = environment.compile_template(source)
-            self.reads_parts = environment.loops_over_content(source)
-        self.names_developer = re.search(r"""['"]developer['"]""", source) is not None
+            environment = _environment()
+            self._template = environment.compile_template(source)
+            self._reads_parts = environment.loops_over_content(source)
+        self._names_developer = re.search(r"""['"]developer['"]""", source) is not None
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        from quire.text.template_bounds import MAX_OUTPUT_CHARACTERS, template_budget
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render `messages` (role, content and the other keys that the template reads).
 
-        pieces: list[str] = []
-        num_characters = 0
-        with _as_chat_template_error(), template_budget():
-            for piece in self._template.generate(values):
-                num_characters += len(piece)
-                if num_characters > MAX_OUTPUT_CHARACTERS:
-                    raise ChatTemplateError(
-                        f"the rendered chat exceeds {MAX_OUTPUT_CHARACTERS} characters; send shorter messages"
-                    )
-                pieces.append(piece)
-        return "".join(pieces)
+        Content is text, None, or a list of `{"type": "text", "text": …}`. Where the template expects text, the parts
+        of a list are joined by newlines. A template that does not name the role `developer`, OpenAI's later name for
+        `system`, gets `system` instead. Raises: ChatTemplateError.
+        """
+        from quire.text.template_sandbox import render
 
-
-@functools.cache
-def _environment() -> "BoundedEnvironment":
-    from quire.text.template_sandbox import BoundedEnvironment
-
-    return BoundedEnvironment()
+        chat = _check_messages(messages)
+        tool_list = _check_tools(tools)
+        for message in chat:
+            if not self._reads_parts and isinstance(message.get("content"), list):
+                message["content"] = "\n".join(part["text"] for part in message["content"])
+            if not self._names_developer and message["role"] == "developer":
+                message["role"] = "system"
+        final_text = _mark_final_message(chat) if continue_final_message else ""
+        values = {"documents": None, **{name: _plain(value, name) for name, value in (variables or {}).items()}}
+        values |= {"messages": chat, "tools": tool_list, "add_generation_prompt": add_generation_prompt}
+        with _as_chat_template_error():
+            text = render(self._template, values)
+        return _cut_after_final_message(text, final_text) if continue_final_message else text
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(source: str) -> _CompiledTemplate:
-    return _CompiledTemplate(source)
+def compile_chat_template(source: str) -> ChatTemplate:
+    """Compile a template, or return it compiled before. Raises: ChatTemplateError."""
+    return ChatTemplate(source)
+
+
+@functools.cache
+def _environment() -> "TemplateEnvironment":
+    from quire.text.template_sandbox import TemplateEnvironment
+
+    return TemplateEnvironment()
 
 
 @contextmanager
 def _as_chat_template_error() -> Iterator[None]:
-    """A template can raise anything that Python can; all of it is the template's or the messages' fault."""
+    """Raise every error as `ChatTemplateError`: a template can raise any exception of Python."""
     from jinja2 import TemplateSyntaxError
 
-    from quire.text.template_sandbox import TemplateRefusalError
+    from quire.text.template_sandbox import TemplateLimitError, TemplateRefusalError
 
     try:
         yield
-    except ChatTemplateError:
-        raise
+    except TemplateLimitError as error:
+        raise ChatTemplateError(f"the chat template was stopped: {_one_line(error)}") from error
     except TemplateRefusalError as error:
         raise ChatTemplateError(f"the chat template refused the messages: {_one_line(error)}") from error
     except TemplateSyntaxError as error:
@@ -172,7 +152,7 @@ def _check_tools(tools: Any) -> list[Any] | None:
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy of JSON-like data in plain Python types: objects with methods must not reach a template."""
+    """Copy JSON-like data in plain Python types: objects with methods must not reach a template."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

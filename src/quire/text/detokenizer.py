@@ -1,9 +1,9 @@
-"""Text from tokens, one token at a time.
+"""Incremental detokenizer: text from tokens, one token at a time.
 
-The pieces put together are what decoding all tokens at once gives, after the prompt: a character whose bytes are
-spread over several tokens appears once it is complete, and U+FFFD only where bytes can never become one. Each
-token costs the same, however long the text is. Must not know: stop strings, requests, sampling.
-Next to read: `token_bytes.py` (which tokenizers work byte by byte), `stop_strings.py` (what reads the pieces).
+The joined pieces equal the text of all tokens decoded at once, after the prompt. A character of several tokens appears
+with the last one, and U+FFFD only for bytes that can never become a character. The cost of a token does not depend on
+the length of the text. Must not know: stop strings, requests, sampling.
+Next to read: `token_bytes.py` (tokenizers that work byte by byte), `stop_strings.py` (reads the pieces).
 """
 
 import codecs
@@ -20,7 +20,7 @@ _WINDOW_MAX_WAITING = 16
 
 
 class IncrementalDetokenizer:
-    """Turns the generated tokens of one sequence into text as they come.
+    """Turns the generated tokens of one sequence into text.
 
     The prompt is context: a space at the start of the first generated word is kept, which decoding the generated
     tokens alone would drop for SentencePiece; a character that the prompt leaves incomplete is completed.
@@ -31,7 +31,7 @@ class IncrementalDetokenizer:
     ) -> None:
         """`skip_special_tokens` leaves out tokens that mark structure, such as the end of a turn."""
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        # From its end: only the last few tokens of a long prompt are looked at.
+        # From the end of the prompt: only its last few tokens are read.
         visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in self._skipped)
         decoding = tokenizer.byte_decoding
         self._stream: _ByteStream | _WindowStream
@@ -41,18 +41,18 @@ class IncrementalDetokenizer:
             self._stream = _WindowStream(tokenizer, visible)
 
     def append(self, token_id: int) -> str:
-        """Take the next token and return the text it completes; "" while a character is incomplete."""
+        """Return the text that the next token completes; "" while a character is incomplete."""
         if token_id in self._skipped:
             return ""
         return self._stream.append(token_id)
 
     def finish(self) -> str:
-        """The sequence has ended: return what was waiting, with U+FFFD for a character that never came."""
+        """End the sequence and return the rest of the text, with U+FFFD for an incomplete character."""
         return self._stream.finish()
 
 
 class _ByteStream:
-    """For tokenizers whose tokens stand for bytes: exact, and constant work for each token."""
+    """For tokenizers that work byte by byte: exact, and constant work for each token."""
 
     def __init__(self, tokenizer: Tokenizer, decoding: ByteDecoding, reversed_prompt: Iterable[int]) -> None:
         self._token_bytes = tokenizer.token_bytes

@@ -18,7 +18,7 @@ from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
-"""Which rules cut the text where a directory has only a vocabulary and merges."""
+"""Pre-tokenization rules by class, for a directory that has only a vocabulary and merges."""
 _CLASS_DEFAULTS = {
     "gpt-2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
     "qwen2": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
@@ -28,7 +28,7 @@ _CLASS_DEFAULTS = {
 def build_directory_tokenizer(path: Path) -> TokenizerParts:
     """Build the tokenizer of the model directory `path`.
 
-    Raises: ModelFileError for missing or malformed files; UnsupportedModelError where only another format is there.
+    Raises: ModelFileError for missing or malformed files; UnsupportedModelError for another format.
     """
     config = _read_json(path / "tokenizer_config.json")
     roles = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
@@ -55,7 +55,7 @@ def build_directory_tokenizer(path: Path) -> TokenizerParts:
 def _follow_flags(
     path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, str]
 ) -> None:
-    """Let `add_bos_token` and `add_eos_token` decide where tokenizer.json does not. Mutates: `backend`."""
+    """Apply `add_bos_token` and `add_eos_token` unless tokenizer.json decides. Mutates: `backend`."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return
     # Models of these classes (DeepSeek-V2) rely on the flags with a tokenizer.json that adds nothing itself.
@@ -70,11 +70,11 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except BaseException as error:
-        # The library panics on some malformed files, which arrives as a BaseException of its own.
+        # The library panics on some malformed files, which raises a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelFileError(f"{path} is not a valid tokenizer: {_first_line(error)}") from None
-    # Some files carry the lengths of their training; a prompt is never cut or filled here.
+    # Some files have the lengths of the training; a prompt must not be truncated or padded.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -123,7 +123,7 @@ def _token_text(value: Any) -> str | None:
 def _add_configured_tokens(
     path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, str]
 ) -> None:
-    """Mark tokens that the configuration names and the tokenizer does not know as added. Mutates: `backend`."""
+    """Add tokens that only the configuration names. Mutates: `backend`."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     decoder = config.get("added_tokens_decoder") or {}
     extra = config.get("additional_special_tokens") or []

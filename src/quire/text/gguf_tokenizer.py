@@ -1,8 +1,8 @@
 """A tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`).
 
-Two kinds: "gpt2", byte-level BPE with merges in the file, and "llama", SentencePiece BPE, whose merges follow from
-the tokens' scores. Keys, token types and defaults are llama.cpp's; the rules for cutting text are those of the
-models' original tokenizers (`pre_tokenization.py`). Must not know: GGUF's binary layout, tensors, the engine.
+Two kinds: "gpt2", byte-level BPE with merges in the file, and "llama", SentencePiece BPE with merges that follow from
+the tokens' scores. Keys, token types and defaults are llama.cpp's; the rules that cut text are those of the models'
+original tokenizers (`pre_tokenization.py`). Must not know: GGUF's binary layout, tensors, the engine.
 Next to read: `pre_tokenization.py`, `tokenizer.py`.
 """
 
@@ -42,7 +42,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend = build_byte_level(vocab, _merges(metadata), rules)
         adds_bos = rules.adds_bos
     elif kind == "llama":
-        # What SentencePiece models have where an older file does not say.
+        # Defaults of SentencePiece models, for older files.
         for name, default in (("unk_token", 0), ("bos_token", 1), ("eos_token", 2)):
             ids[name] = ids[name] if ids[name] is not None or default >= len(tokens) else default
         scores = _numbers(metadata, "scores", len(tokens))
@@ -122,9 +122,9 @@ def _build_sentencepiece(
 
 
 def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Merges that make the pieces of a SentencePiece BPE vocabulary, the piece with the highest score first.
+    """Return the merges of a SentencePiece BPE vocabulary, the piece with the highest score first.
 
-    Of several ways to make one piece, the one with the longest left side is first, as in Hugging Face's conversion.
+    Of several merges to the same piece, the longest left side is first, as in Hugging Face's conversion.
     """
     ranked = []
     for piece, score in scores.items():
@@ -142,7 +142,7 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 def _add_added_tokens(
     backend: tokenizers.Tokenizer, tokens: list[str], token_types: list[float], ids: Mapping[str, int | None]
 ) -> None:
-    """Control and user-defined tokens are matched whole in any text; control tokens also mark structure."""
+    """Add control and user-defined tokens, which are matched whole; control tokens are special. Mutates: `backend`."""
     special_ids = {token_id for name, token_id in ids.items() if token_id is not None and name != "pad_token"}
     special_ids |= {index for index, token_type in enumerate(token_types) if token_type in (_UNKNOWN, _CONTROL)}
     added = [
@@ -183,7 +183,7 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    # Some files pad the list with empty strings: ids that no text leads to.
+    # Some files pad the list with empty strings: ids of no text.
     vocab = {token: index for index, token in enumerate(tokens) if token}
     if len(vocab) < len(tokens) - tokens.count(""):
         first = next(index for index, token in enumerate(tokens) if token and vocab[token] != index)

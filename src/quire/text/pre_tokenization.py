@@ -1,8 +1,8 @@
-"""How byte-level BPE vocabularies cut text before merging, by the name llama.cpp gives each way.
+"""Pre-tokenization rules of byte-level BPE vocabularies, by their names in llama.cpp.
 
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and does not contain it; a wrong one gives wrong tokens
-without any error. So a name is either in this table, with the rules of the tokenizer that the model was trained
-with, or it is refused. Must not know: files, models, templates. Next to read: `gguf_tokenizer.py`.
+without any error. A name that is not in this table is refused; the rules are those of the tokenizers that the
+models were trained with. Must not know: files, models, templates. Next to read: `gguf_tokenizer.py`.
 """
 
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ _DEEPSEEK_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """The rules that belong to one name.
+    """Rules of one name.
 
     Fields:
-        splits: regular expressions applied in turn; each match, and each stretch between matches, is a piece.
-        ignore_merges: a piece that is a token as a whole is taken whole, whatever the merges say.
-        adds_bos: whether texts begin with BOS when the file does not say.
-        composes: Unicode NFC first.
+        splits: regular expressions applied in turn; each match, and each text between matches, is a piece.
+        ignore_merges: a piece that is a token is taken whole, without merging.
+        adds_bos: texts begin with BOS if the file does not specify it.
+        composes: text is normalised to Unicode NFC first.
     """
 
     splits: tuple[str, ...]
@@ -85,7 +85,7 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
 
 
 def find_pre_tokenization(name: str) -> PreTokenization:
-    """The rules of `name`. Raises: UnsupportedModelError."""
+    """Return the rules of `name`. Raises: UnsupportedModelError."""
     rules = PRE_TOKENIZATIONS.get(name)
     if rules is None:
         raise UnsupportedModelError(
@@ -98,7 +98,7 @@ def find_pre_tokenization(name: str) -> PreTokenization:
 def build_byte_level(
     vocab: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenization
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`."""
+    """Build a byte-level BPE tokenizer without added tokens. Raises: ModelFileError for merges outside `vocab`."""
     check_merges(vocab, merges)
     model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
@@ -114,7 +114,7 @@ def build_byte_level(
 def check_merges(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
     """Raise ModelFileError unless both sides and the result of each merge are tokens.
 
-    The tokenizers library stops the process' thread with a panic on some of these.
+    The tokenizers library panics on some of these.
     """
     for index, (left, right) in enumerate(merges):
         if left not in vocab or right not in vocab or left + right not in vocab:

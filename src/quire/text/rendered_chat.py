@@ -1,9 +1,9 @@
-"""`RenderedChat`: a prompt in which nothing that a message wrote out becomes a special token.
+"""`RenderedChat`: a prompt in which the text of a message never becomes a special token.
 
-A message may say "<|im_end|>", and read as the end of a turn it would let whoever wrote it speak for others. Templates
-mix what messages say with special tokens of their own, and afterwards nobody can tell them apart. So each special token
-in a message is marked before the template runs, and the text is cut there after: pieces are encoded one by one, and no
-piece has it whole. Must not know: tokenizers, templates. Next to read: `tokenizer.py`.
+A message may contain "<|im_end|>". Encoded as the end of a turn, it would let a user write the turns of other roles.
+In a rendered prompt the special tokens of messages and of the template look the same. Therefore each special token in a
+message is marked before the template runs, and the rendered text is cut inside it: the pieces are encoded one by one,
+and no piece contains it whole. Must not know: tokenizers, templates. Next to read: `tokenizer.py`.
 """
 
 import re
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _MAX_DEPTH = 64
-"""Deeper values are left as they are: the template's own check refuses them."""
+"""Deeper values are not marked: `ChatTemplate` refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """`pieces`: the prompt, cut within each special token that came out of a message."""
+    """`pieces`: the prompt, cut inside each special token that comes from a message."""
 
     pieces: tuple[str, ...]
 
@@ -29,15 +29,15 @@ class RenderedChat:
 
 
 class SpecialTokenMarks:
-    """Finds special tokens in messages. `tokens`: their texts. One with a single character cannot be cut, and stays."""
+    """Finds special tokens in messages. `tokens`: their texts. Tokens of one character cannot be cut."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         found = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
-        # Looking ahead finds those too that overlap with another.
+        # A lookahead also finds tokens that overlap.
         self._pattern = re.compile(f"(?=(?:{'|'.join(map(re.escape, found))}))") if found else None
 
     def render(self, render: Callable[[Callable[[Any], Any]], str]) -> RenderedChat:
-        """`render` makes the prompt, and passes what comes from outside through the function that it is given."""
+        """Call `render` and cut its text. It must pass every value of the client through the function that it gets."""
         mark = f"x{secrets.token_hex(16)}x"
         text = render(lambda value: self._marked(value, mark, 0))
         return RenderedChat(tuple(text.split(mark)))

@@ -1,11 +1,15 @@
-"""The Jinja2 environment of chat templates: no way out, and no way to use up time or memory.
+"""Jinja2 environment of chat templates: a sandbox with limits of time and size.
 
-A template comes with a model or with a request, so it is not trusted. Jinja2's immutable sandbox keeps it from
-reaching Python; this file puts the checks of `template_bounds.py` into it. Templates have what Hugging Face gives
-them: `raise_exception`, `strftime_now`, its `tojson`, `break` and `continue`, and the `generation` block.
-Must not know: messages, tokenizers. Next to read: `template_bounds.py`.
+A template is chosen by the operator, and often downloaded with a model. Jinja2's immutable sandbox keeps it from
+reaching Python; this module ends a template that runs or writes without end. Templates have the same additions as in
+Hugging Face Transformers: `raise_exception`, `strftime_now`, its `tojson`, `break` and `continue`, and the
+`generation` block. Must not know: messages, tokenizers. Next to read: `chat_template.py`.
 """
 
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -17,48 +21,69 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from quire.text.template_bounds import (
-    BOUNDED_FILTERS,
-    check_method,
-    check_operator,
-    concatenate,
-    count_printed,
-    count_round,
-    count_text,
-)
+MAX_CHARACTERS = 4 * 2**20
+"""Most characters of a rendered chat, and of a text or list that `+` or `*` makes."""
+MAX_SECONDS = 0.25
+"""Processor time of a rendering, so that a busy machine fails none. 2,048 messages take 0.03 s, measured."""
+SHORT_SECONDS = 0.05
+"""A longer rendering pauses for half of its time. Without pauses, two threads with endless templates made the time
+between tokens of other requests 2.6 times as long (2 CPUs)."""
+_PAUSE_SECONDS = 0.001
+_MAX_INTEGER_BITS = 4096
+_STEPS_PER_CLOCK_CHECK = 16
+"""Reading the clock of a thread is a system call."""
 
-_REMOVED_FILTERS = ("urlize", "wordwrap", "xmlattr", "pprint", "random")
-_UNBOUNDED_METHODS = frozenset({"expandtabs", "translate"})
+
+class TemplateLimitError(jinja2.TemplateError):
+    """The template takes too much time, or makes a value that is too large."""
 
 
 class TemplateRefusalError(jinja2.TemplateError):
-    """The template called `raise_exception`: these messages are not for this model."""
+    """The template called `raise_exception`: the model does not support these messages."""
 
 
-class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles templates so that their loops, calls, operators and prints draw on the budget."""
+class _Stopwatch:
+    """Processor time of one rendering."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    def __init__(self) -> None:
+        self._start_s = time.thread_time()
+        self._pause_s = SHORT_SECONDS
+        self._num_steps = 0
+
+    def count_step(self) -> None:
+        """Count one loop iteration or call. Raises: TemplateLimitError."""
+        self._num_steps += 1
+        if self._num_steps % _STEPS_PER_CLOCK_CHECK:
+            return
+        used_s = time.thread_time() - self._start_s
+        if used_s > MAX_SECONDS:
+            raise TemplateLimitError(f"it takes more than {MAX_SECONDS:g} s of processor time")
+        if used_s > self._pause_s:
+            self._pause_s = used_s + _PAUSE_SECONDS
+            time.sleep(_PAUSE_SECONDS)
+
+
+_stopwatch: ContextVar[_Stopwatch | None] = ContextVar("stopwatch", default=None)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Compiles templates in which every loop iteration and call checks the time of the rendering."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"])
-        self.finalize = count_printed
-        self.concatenate = concatenate
-        self.count_text = count_text
-        self.next_round = _next_round
-        self.filters.update(BOUNDED_FILTERS)
-        for name in _REMOVED_FILTERS:
-            del self.filters[name]
-        del self.globals["lipsum"]
+        self.next_iteration = _next_iteration
+        self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def compile_template(self, source: str) -> jinja2.Template:
         """Compile `source`. Raises: jinja2.TemplateSyntaxError and what Python's compiler raises."""
-        return self.from_string(_Instrument().visit(self.parse(source)))
+        return self.from_string(_CountIterations().visit(self.parse(source)))
 
     def loops_over_content(self, source: str) -> bool:
-        """Whether the template has a loop over the parts of a message's content."""
+        """Return True if the template has a loop over the parts of a message's content."""
         for loop in self.parse(source).find_all(nodes.For):
             iterated: nodes.Node | None = loop.iter
             while isinstance(iterated, nodes.Filter):
@@ -73,28 +98,38 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return False
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator whose result may be much larger than its operands."""
-        check_operator(operator, left, right)
+        """Apply an operator, unless its result would be too large."""
+        _check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may read this attribute."""
-        if isinstance(obj, str) and attr in _UNBOUNDED_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
-
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call `__obj`; the parameters' names leave all others to the template."""
-        count_round()
-        method = getattr(__obj, "__wrapped__", __obj)
-        owner = getattr(method, "__self__", None)
-        if isinstance(owner, str):
-            args = check_method(owner, getattr(method, "__name__", ""), args)
+        """Call `__obj`; the names of the parameters leave all others to the template."""
+        stopwatch = _stopwatch.get()
+        if stopwatch is not None:  # constants are computed when a template is compiled
+            stopwatch.count_step()
         return super().call(__context, __obj, *args, **kwargs)
 
 
+def render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    """Run a compiled template. Raises: TemplateLimitError, TemplateRefusalError, anything a template can raise."""
+    token = _stopwatch.set(_Stopwatch())
+    try:
+        return "".join(_limited(template.generate(values)))
+    finally:
+        _stopwatch.reset(token)
+
+
+def _limited(pieces: Iterator[str]) -> Iterator[str]:
+    num_characters = 0
+    for piece in pieces:
+        num_characters += len(piece)
+        if num_characters > MAX_CHARACTERS:
+            raise TemplateLimitError(f"it writes more than {MAX_CHARACTERS} characters; send shorter messages")
+        yield piece
+
+
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote; for inference it prints its content."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it prints its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -103,47 +138,42 @@ class _GenerationBlock(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-class _Instrument(NodeTransformer):
-    """Adds the counting to a parsed template."""
-
-    def __init__(self) -> None:
-        self._buffer_depth = 0
+class _CountIterations(NodeTransformer):
+    """Adds a call of `next_iteration` to each loop of a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        buffers = node.recursive
-        self._buffer_depth += buffers
         self.generic_visit(node)
-        self._buffer_depth -= buffers
-        node.body.insert(0, nodes.ExprStmt(_environment_call("next_round", []), lineno=node.lineno))
+        call = nodes.Call(nodes.EnvironmentAttribute("next_iteration"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _environment_call("concatenate", node.nodes).set_lineno(node.lineno)
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        # Text printed at the top is counted as it comes out; into a buffer it could be repeated without end.
-        self.generic_visit(node)
-        num_characters = sum(len(part.data) for part in node.nodes if isinstance(part, nodes.TemplateData))
-        if self._buffer_depth and num_characters:
-            node.nodes.insert(0, _environment_call("count_text", [nodes.Const(num_characters)]))
-        return node
-
-    def _visit_buffered(self, node: nodes.Node) -> nodes.Node:
-        self._buffer_depth += 1
-        self.generic_visit(node)
-        self._buffer_depth -= 1
-        return node
-
-    visit_Macro = visit_AssignBlock = visit_FilterBlock = visit_CallBlock = _visit_buffered
+def _next_iteration() -> None:
+    """Count an iteration: `TemplateEnvironment.call` counts every call."""
 
 
-def _environment_call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    """Refuse what one operator could compute for hours or fill the memory with, where no clock is checked."""
+    if isinstance(left, int) and isinstance(right, int):
+        num_bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        if num_bits > _MAX_INTEGER_BITS:
+            raise TemplateLimitError(f"it computes an integer of {num_bits} bits, more than {_MAX_INTEGER_BITS}")
+    sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
+    if sizes != [left, right] and all(isinstance(size, int) for size in sizes):
+        size = sizes[0] * sizes[1] if operator == "*" else sum(sizes)
+        if size > MAX_CHARACTERS:
+            raise TemplateLimitError(f"it makes a value of {size} characters or items, more than {MAX_CHARACTERS}")
 
 
-def _next_round() -> None:
-    """Called once a loop round; `BoundedEnvironment.call` counts it like any call."""
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not Jinja2's own filter, which escapes <, > and & for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
@@ -151,4 +181,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(time_format: str) -> str:
-    return datetime.now().strftime(time_format[:200])
+    return datetime.now().strftime(time_format)

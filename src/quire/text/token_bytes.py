@@ -1,8 +1,8 @@
-"""Which bytes a token stands for, for the two kinds of decoder that language models use.
+"""Bytes of a token, for the two kinds of decoder that language models use.
 
 Byte-level BPE (GPT-2, Llama 3, Qwen) writes each byte as one printable character; SentencePiece (Llama 2, Mistral)
-writes a space as "▁" and a byte without a piece as "<0x0A>". In both, a text is the tokens' bytes put together
-and read as UTF-8, so that text can be made one token at a time. Other decoders (WordPiece, …) are not of this kind.
+writes a space as "▁" and a byte without a piece as "<0x0A>". In both, a text is the joined bytes of its
+tokens read as UTF-8, so that it can be decoded one token at a time. Other decoders (WordPiece, …) differ.
 Must not know: prompts, streams, models. Next to read: `detokenizer.py`.
 """
 
@@ -20,7 +20,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoding:
-    """How the pieces of a vocabulary become bytes, and whether a text loses one leading space.
+    """Bytes of the pieces of a vocabulary. `strips_leading_space`: a text loses one leading space.
 
     Added tokens of a byte-level vocabulary are plain text: "<é>" is three characters, not a byte in angle brackets.
     """
@@ -31,7 +31,7 @@ class ByteDecoding:
 
 
 def byte_decoding(backend: tokenizers.Tokenizer) -> ByteDecoding | None:
-    """Recognise the decoder of `backend`; None when it does not work byte by byte."""
+    """Recognise the decoder of `backend`; return None if it does not work byte by byte."""
     if backend.decoder is None:
         return None
     decoder = json.loads(backend.decoder.__getstate__())
@@ -49,7 +49,7 @@ def byte_decoding(backend: tokenizers.Tokenizer) -> ByteDecoding | None:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable character of each byte: itself where Latin-1 shows it, else the next from U+0100 on."""
+    """Return GPT-2's printable character of each byte: itself if Latin-1 shows it, else the next from U+0100 on."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
@@ -59,7 +59,7 @@ _BYTE_OF_CHARACTER = byte_level_alphabet()
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Bytes of a byte-level piece; a piece with characters outside the alphabet is plain text."""
+    """Return the bytes of a byte-level piece; a piece with characters outside the alphabet is plain text."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:

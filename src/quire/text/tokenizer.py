@@ -1,6 +1,6 @@
 """Text to token ids and back, for one model.
 
-Wraps the tokenizers library and adds what it leaves open: special tokens, decoding as bytes, chat templates.
+Wraps the tokenizers library and adds special tokens, decoding as bytes, and chat templates.
 Made by `load_tokenizer_directory` or `load_tokenizer_gguf`. Must not know: requests, the scheduler, tensors; importing
 this file loads neither torch nor numpy nor jinja2. Next to read: `token_bytes.py`, then `detokenizer.py`.
 """
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ChatTemplateError, PromptError
-from quire.text.chat_template import render_chat
+from quire.errors import ChatTemplateError, ModelFileError, PromptError
+from quire.text.chat_template import compile_chat_template
 from quire.text.directory_tokenizer import build_directory_tokenizer
 from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.rendered_chat import RenderedChat, SpecialTokenMarks
@@ -23,14 +23,14 @@ LONG_TEXT = 4096
 
 
 class Tokenizer:
-    """Encodes and decodes. Safe to use from several threads.
+    """Encodes and decodes. Thread-safe.
 
     Attributes:
         vocab_size: ids are below this. The model's vocabulary may be larger (padding): such ids decode to "".
         bos_token_id, eos_token_id: None where the model has none.
-        special_token_ids: tokens that mark structure, left out by `skip_special_tokens`.
+        special_token_ids: tokens that mark structure, removed by `skip_special_tokens`.
         chat_template: Jinja2 source of the default template, or None.
-        byte_decoding: how tokens become bytes; None for a tokenizer that does not work byte by byte.
+        byte_decoding: bytes of tokens; None for a tokenizer that does not work byte by byte.
     """
 
     def __init__(self, parts: TokenizerParts, *, model_vocab_size: int | None = None) -> None:
@@ -51,20 +51,20 @@ class Tokenizer:
         self.byte_decoding = byte_decoding(parts.backend)
         self._marks = SpecialTokenMarks(self._added_tokens[token_id] for token_id in self.special_token_ids)
         self._bytes_of: dict[int, bytes] = {}
-        # None where no text can lead to an id the model does not have, which is nearly always.
+        # None if every id of the tokenizer has an embedding, which is the usual case.
         exceeds_model = model_vocab_size is not None and self.vocab_size > model_vocab_size
         self._id_limit = model_vocab_size if exceeds_model else None
 
     @functools.cached_property
     def max_token_chars(self) -> int:
-        """The longest piece of the vocabulary, in characters: n characters are at least n / max_token_chars tokens."""
+        """Longest piece of the vocabulary, in characters: n characters are at least n / max_token_chars tokens."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written in the text are recognised.
+        """Return the token ids of `text`; special tokens written in the text are recognised.
 
-        `add_special_tokens` adds BOS and EOS where the model wants them; a rendered chat has its own already.
-        Raises: PromptError for something that is not Unicode text.
+        `add_special_tokens` adds BOS and EOS if the model needs them; a rendered chat already has them.
+        Raises: PromptError for a value that is not Unicode text.
         """
         if not isinstance(text, str):
             raise PromptError(f"a prompt must be a string, got {type(text).__name__}")
@@ -87,11 +87,11 @@ class Tokenizer:
     def _encoding(self, text: str, add_special_tokens: bool) -> Any:
         if len(text) <= LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
-        # The library lets other threads run only while it encodes a batch; a text of 1 MiB takes it a second.
+        # The library releases the GIL only while it encodes a batch; a text of 1 MiB takes a second.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing."""
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are dropped."""
         skipped = self.special_token_ids if skip_special_tokens else frozenset()
         decoding = self.byte_decoding
         if decoding is None:
@@ -103,9 +103,9 @@ class Tokenizer:
         return text.removeprefix(" ") if decoding.strips_leading_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that one token stands for; b"" outside the vocabulary. Needs `byte_decoding`.
+        """Return the bytes of one token; b"" outside the vocabulary. Needs `byte_decoding`.
 
-        Exact only together with its neighbours: a character may be spread over several tokens.
+        A character may have several tokens, so that the bytes of one token need not be valid UTF-8.
         """
         known = self._bytes_of.get(token_id)
         if known is not None:
@@ -121,39 +121,24 @@ class Tokenizer:
         return raw
 
     def token_text(self, token_id: int) -> str:
-        """One token alone, with the leading space it brings in a text; U+FFFD where it is part of a character."""
+        """Return the text of one token with its leading space; U+FFFD for part of a character."""
         if self.byte_decoding is None:
             return self.decode([token_id], skip_special_tokens=False)
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The piece as the vocabulary writes it ("Ġthe", "<0x0A>"); None outside the vocabulary."""
+        """Return the piece as it is in the vocabulary ("Ġthe", "<0x0A>"); None outside the vocabulary."""
         if not 0 <= token_id < self.vocab_size:
             return None
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> str:
-        """The text of `render_chat`, to be looked at: encoded again, special tokens that a message wrote are taken for
-        the template's. Raises: ChatTemplateError.
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return the text of `render_chat`, for display: `encode` takes special tokens in a message for the template's.
+
+        Raises: ChatTemplateError.
         """
-        return self.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template=chat_template,
-            **variables,
-        ).text
+        return self.render_chat(messages, **options).text
 
     def render_chat(
         self,
@@ -165,16 +150,15 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> RenderedChat:
-        """The prompt that `messages` make, for `encode_chat`.
+        """Render `messages` to a prompt for `encode_chat`.
 
         `add_generation_prompt` ends with the beginning of the assistant's turn; `continue_final_message` leaves the
         last message open instead. `chat_template` is Jinja2 source or the name of one of the model's templates.
-        `variables` reach the template under their names. Raises: ChatTemplateError.
+        The template gets `variables` under their names. Raises: ChatTemplateError.
         """
-        template = self._choose_template(chat_template, has_tools=tools is not None)
+        template = compile_chat_template(self._choose_template(chat_template, has_tools=tools is not None))
         return self._marks.render(
-            lambda marked: render_chat(
-                template,
+            lambda marked: template.render(
                 marked(messages),
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 continue_final_message=continue_final_message,
@@ -183,16 +167,27 @@ class Tokenizer:
             )
         )
 
-    def encode_chat(self, chat: RenderedChat, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a prompt. Special tokens are those of the template alone, which writes BOS itself.
+    def check_chat_templates(self) -> None:
+        """Compile the model's chat templates. Raises: ModelFileError naming a template that does not parse."""
+        for name, source in self._chat_templates.items():
+            try:
+                compile_chat_template(source)
+            except ChatTemplateError as error:
+                raise ModelFileError(
+                    f"the model's chat template '{name}' cannot be used: {error.message}; choose another with "
+                    "--chat-template FILE, or correct it in the model's files"
+                ) from None
 
-        A tokenizer that begins each text with a space begins each piece with one. Raises: PromptError.
+    def encode_chat(self, chat: RenderedChat, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of a prompt. Only the template makes special tokens, BOS included.
+
+        A tokenizer that adds a space to the beginning of a text adds one to each piece. Raises: PromptError.
         """
         whole = self.encode(chat.pieces[0], add_special_tokens=add_special_tokens)
         if len(chat.pieces) == 1:
             return whole
         first, *others = [self.encode(piece, add_special_tokens=False) for piece in chat.pieces]
-        # What is put before and behind the first piece goes around all of them.
+        # BOS and EOS of the first piece go around all pieces.
         start = next(at for at in range(len(whole)) if whole[at : at + len(first)] == first)
         end = start + len(first)
         return [*whole[:end], *(token_id for ids in others for token_id in ids), *whole[end:]]
@@ -215,10 +210,10 @@ class Tokenizer:
 
 
 def load_tokenizer_directory(path: str | Path, *, model_vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory. Raises: ModelFileError, UnsupportedModelError."""
+    """Load the tokenizer of a Hugging Face directory. Raises: ModelFileError, UnsupportedModelError."""
     return Tokenizer(build_directory_tokenizer(Path(path)), model_vocab_size=model_vocab_size)
 
 
 def load_tokenizer_gguf(metadata: Mapping[str, Any], *, model_vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer that a GGUF file's metadata describe. Raises: ModelFileError, UnsupportedModelError."""
+    """Build the tokenizer that the metadata of a GGUF file describes. Raises: ModelFileError, UnsupportedModelError."""
     return Tokenizer(build_gguf_tokenizer(metadata), model_vocab_size=model_vocab_size)

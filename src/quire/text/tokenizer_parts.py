@@ -1,6 +1,6 @@
-"""What the two readers of tokenizer files hand to `Tokenizer`: one for Hugging Face directories, one for GGUF.
+"""Result of the two readers of tokenizer files, for Hugging Face directories and for GGUF.
 
-Must not know: how the parts are used. Next to read: `tokenizer.py`.
+Must not know: `Tokenizer`, which uses it. Next to read: `tokenizer.py`.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from tokenizers import processors
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """A tokenizer and what belongs to it but is not inside it.
+    """A tokenizer with its special tokens and chat templates.
 
     Fields:
-        backend: encodes and decodes; adds BOS and EOS by itself where the model wants them.
+        backend: encodes and decodes; adds BOS and EOS if the model needs them.
         bos_token_id, eos_token_id: None where the model has none.
         template_variables: names that chat templates may use, such as `bos_token`, with their text.
-        chat_templates: by name; "default" is the one used unless another is asked for.
+        chat_templates: Jinja2 sources by name; "default" is used unless a request names another.
     """
 
     backend: tokenizers.Tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.prompts import Completion
-from quire.structured_outputs import FORM_FAILED
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from tests.engine.builders import mixing, saying
 from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to
 
@@ -191,7 +191,7 @@ async def test_one_bad_prompt_refuses_them_all_before_anything_runs() -> None:
 @pytest.mark.parametrize("streams", [False, True])
 async def test_structured_output_dead_end_is_a_400(streams: bool) -> None:
     app, engine = make_server()
-    engine.executor.error_code = FORM_FAILED
+    engine.executor.error_code = STRUCTURED_OUTPUTS_FAILED
     engine.executor.in_step = lambda step: engine.executor.errors.update(
         {engine.submitted[0].request_id: "nothing may follow"} if step == 3 else {}
     )
@@ -203,9 +203,9 @@ async def test_structured_output_dead_end_is_a_400(streams: bool) -> None:
         assert done.strip() == "[DONE]"
         error = json.loads(last)["error"]
         assert error == {"message": "nothing may follow", "type": "invalid_request_error",
-                         "param": "structured_outputs", "code": FORM_FAILED}  # fmt: skip
+                         "param": "structured_outputs", "code": STRUCTURED_OUTPUTS_FAILED}  # fmt: skip
     else:
-        assert assert_error(response, 400, FORM_FAILED, "structured_outputs") == "nothing may follow"
+        assert assert_error(response, 400, STRUCTURED_OUTPUTS_FAILED, "structured_outputs") == "nothing may follow"
 
 
 @in_loop

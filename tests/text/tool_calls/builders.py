@@ -17,7 +17,6 @@ class Parsed:
     content: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    is_incomplete: bool = False
     num_events: int = 0
 
 
@@ -45,5 +44,4 @@ def parse(format: ToolCallFormat, pieces: Sequence[str], **options: Any) -> Pars
             name, arguments = found.calls[-1]
             found.calls[-1] = (name, arguments + event.text)
     assert parser.num_calls == len(found.calls)
-    found.is_incomplete = parser.has_incomplete_call
     return found

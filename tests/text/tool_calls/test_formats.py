@@ -5,7 +5,6 @@ import re
 import pytest
 
 from quire.text.tool_calls.formats import (
-    FORMATS,
     GENERIC,
     HERMES,
     LLAMA,
@@ -31,11 +30,11 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
         ("{{ tools }}", GENERIC), ("{# <tool_call> #}", GENERIC),
     ],
 )  # fmt: skip
-def test_the_template_decides(template: str | None, chosen: ToolCallFormat) -> None:
+def test_format_follows_the_template(template: str | None, chosen: ToolCallFormat) -> None:
     assert choose_format(template) == chosen
 
 
-def test_whether_a_template_knows_tools() -> None:
+def test_uses_tools_finds_the_variable() -> None:
     assert all(uses_tools(template) for template in (QWEN, LLAMA_31, LLAMA_32, MISTRAL_V3))
     assert not any(uses_tools(template) for template in (PLAIN, None, "{{ mytools }}"))
 
@@ -48,7 +47,7 @@ class FakeTokenizer:
         return [7] if text == MISTRAL.opening else [1, 2]
 
 
-def test_the_tokenizer_tells_whether_markers_are_special() -> None:
+def test_special_markers_are_found_by_the_tokenizer() -> None:
     assert choose_format(MISTRAL_V3, FakeTokenizer()).has_special_marker
     assert not choose_format(QWEN, FakeTokenizer()).has_special_marker
     assert choose_format(PLAIN, FakeTokenizer()) is GENERIC
@@ -59,7 +58,3 @@ def test_ids() -> None:
     assert re.fullmatch(r"[0-9a-zA-Z]{9}", short_id())
     assert len({short_id() for _ in range(100)}) == 100
     assert MISTRAL.make_id is short_id
-
-
-def test_names() -> None:
-    assert {name: item.name for name, item in FORMATS.items()} == {name: name for name in FORMATS}

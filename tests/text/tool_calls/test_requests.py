@@ -1,4 +1,4 @@
-"""Tools as text for the system message, and as the schema that forces a call."""
+"""Tools in the system message, and in the schema that forces a call."""
 
 import json
 from typing import Any
@@ -47,12 +47,12 @@ def allows(schema: dict[str, Any] | None, text: str) -> bool:
     return accepts(COMPILER.compile(StructuredOutputsParams(json=schema)).start(), text)
 
 
-def test_names() -> None:
+def test_tool_names() -> None:
     assert tool_names(TOOLS) == ["weather", "now", "tree"]
 
 
 @pytest.mark.parametrize("choice", [None, "none", "auto"])
-def test_nothing_is_forced(choice: str | None) -> None:
+def test_other_choices_force_no_call(choice: str | None) -> None:
     assert tool_choice_schema(TOOLS, choice) is None
     assert tool_choice_schema([], choice) is None
 
@@ -67,7 +67,7 @@ def test_required_is_a_list_of_calls() -> None:
     assert not allows(schema, f"[{','.join([NOW] * (MAX_PARALLEL_CALLS + 1))}]")
 
 
-def test_required_without_parallel_calls_is_one() -> None:
+def test_required_without_parallel_calls_is_one_call() -> None:
     schema = tool_choice_schema(TOOLS, "required", parallel_tool_calls=False)
     assert allows(schema, PARIS)
     assert allows(schema, NOW)
@@ -84,7 +84,26 @@ def test_a_named_function_is_one_call_of_it(parallel: bool) -> None:
     assert parse(GENERIC, [PARIS]).calls == [("weather", '{"city":"Paris","unit":"C"}')]
 
 
-def test_references_within_a_functions_schema_hold() -> None:
+@pytest.mark.parametrize(
+    ("parameters", "accepts_other_keys"),
+    [
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {"b": {}}}, False),
+        ({"type": "object", "additionalProperties": True}, True),
+        ({"type": "object", "patternProperties": {"^a": {}}}, True),
+        ({"anyOf": [{"type": "object", "properties": {"a": {}}}]}, True),
+    ],
+)
+def test_undeclared_keys_are_forbidden_unless_parameters_allow_them(
+    parameters: dict[str, Any], accepts_other_keys: bool
+) -> None:
+    schema = tool_choice_schema([tool("f", parameters=parameters)], "required", parallel_tool_calls=False)
+    assert allows(schema, '{"name":"f","arguments":{"a":1}}') is accepts_other_keys
+    assert allows(schema, '{"name":"f","arguments":{}}')
+
+
+def test_references_within_parameters_are_kept() -> None:
     schema = tool_choice_schema(TOOLS, {"function": {"name": "tree"}})
     for arguments, good in (
         ('{"left":{"left":{"leaf":3}}}', True),
@@ -95,7 +114,7 @@ def test_references_within_a_functions_schema_hold() -> None:
         assert allows(schema, f'{{"name":"tree","arguments":{arguments}}}') == good, arguments
 
 
-def test_the_prompt_lists_tools_and_format() -> None:
+def test_system_prompt_lists_tools_and_format() -> None:
     text = tools_system_prompt(TOOLS)
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"name": "') and "<" not in line]
     assert [line["name"] for line in lines] == ["weather", "now", "tree"]
@@ -117,12 +136,12 @@ def test_the_prompt_lists_tools_and_format() -> None:
         ([], {"function": {"name": "g"}}, "tool_choice"),
     ],
 )  # fmt: skip
-def test_mistakes_name_the_field(tools: Any, choice: Any, field: str) -> None:
+def test_bad_tools_or_choice_name_the_field(tools: Any, choice: Any, field: str) -> None:
     with pytest.raises(InvalidParameterError, match=field):
         tool_choice_schema(tools, choice)
 
 
-def test_schemas_without_end_are_refused() -> None:
+def test_endless_schema_is_refused() -> None:
     schema: dict[str, Any] = {}
     schema["items"] = schema
     with pytest.raises(InvalidParameterError, match="levels deep"):

@@ -1,4 +1,4 @@
-"""What a parser finds in a text, piece by piece.
+"""Events of a tool-call parser.
 
 Next to read: `parser.py`.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the text that is no call. `start`: its place in all of the text, in characters; markers count there."""
+    """Text outside calls. `start`: its position in the whole text, markers included, in characters."""
 
     text: str
     start: int
@@ -16,7 +16,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins. `index` counts the calls of a text from 0."""
+    """Beginning of a call. `index` counts the calls of a text from 0."""
 
     index: int
     id: str
@@ -25,7 +25,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
-    """More of a call's arguments, as the model writes them: together they are a JSON object."""
+    """Next piece of a call's arguments; joined, the pieces are the text of a JSON object."""
 
     index: int
     text: str

@@ -1,6 +1,6 @@
-"""How models write calls of tools, as data: one `ToolCallFormat` per way.
+"""Formats in which models write tool calls.
 
-Must not know how a text is read. Next to read: `parser.py`.
+Must not know: the parser. Next to read: `parser.py`.
 """
 
 import re
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 
 class _Tokenizer(Protocol):
-    """What is asked of a tokenizer here."""
+    """The part of a tokenizer that is used here."""
 
     special_token_ids: frozenset[int]
 
@@ -19,29 +19,29 @@ class _Tokenizer(Protocol):
 
 
 def long_id() -> str:
-    """An id as OpenAI's: `call_` and 24 characters."""
+    """Return an id like OpenAI's: `call_` and 24 characters."""
     return f"call_{uuid4().hex[:24]}"
 
 
 def short_id() -> str:
-    """Nine letters and digits: Mistral's templates accept no other."""
+    """Return nine letters and digits: Mistral's templates accept no other id."""
     return uuid4().hex[:9]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """A call is a JSON object with a name and arguments, or a list of these; this says what stands around it.
+    """Text around a call, which is a JSON object with a name and arguments, or a list of these.
 
     Fields:
         name: of the format.
-        opening: what stands before a call.
+        opening: marker before a call.
         needs_opening: calls are found behind `opening` anywhere in a text. False: a text may also begin with the call
-            itself, and one that does not begin with a call has none.
-        closing: what may stand behind a call.
-        separators: characters that may stand between calls, besides blanks.
-        argument_keys: names of the arguments.
-        make_id: ids of new calls.
-        has_special_marker: the markers are special tokens, so that text made with `skip_special_tokens` lacks them.
+            itself; a text that does not begin with a call has none.
+        closing: marker that may follow a call.
+        separators: characters that may separate calls, besides blanks.
+        argument_keys: keys that hold the arguments.
+        make_id: makes the ids of calls.
+        has_special_marker: the markers are special tokens, which `skip_special_tokens` removes from the text.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ToolCallFormat:
 HERMES = ToolCallFormat("hermes", "<tool_call>", True, closing="</tool_call>")
 """Hermes 2 and 3, Qwen 2.5 and 3."""
 LLAMA = ToolCallFormat("llama", "<|python_tag|>", False, separators=";")
-"""Llama 3.1 and later, but for the calls of built-in tools, which are Python."""
+"""Llama 3.1 and later, except calls of built-in tools, which are Python."""
 MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", True, make_id=short_id)
 """Mistral, with a list of objects."""
 GENERIC = ToolCallFormat("generic", "```json", False, closing="```", separators=",;")
@@ -66,14 +66,14 @@ FORMATS = {item.name: item for item in (HERMES, LLAMA, MISTRAL, GENERIC)}
 
 
 def uses_tools(chat_template: str | None) -> bool:
-    """Whether a template tells the model of tools by itself; if not, `tools_system_prompt` can."""
+    """Return True if a template describes the tools itself; otherwise `tools_system_prompt` can."""
     return chat_template is not None and re.search(r"\btools\b", chat_template) is not None
 
 
 def choose_format(chat_template: str | None, tokenizer: _Tokenizer | None = None) -> ToolCallFormat:
-    """The format that a template teaches; `GENERIC` where it knows no tools or none of the others.
+    """Return the format that a template describes; `GENERIC` for a template without tools or with another format.
 
-    `tokenizer` tells whether the markers are special tokens.
+    `tokenizer` shows if the markers are special tokens.
     """
     chosen = GENERIC
     if uses_tools(chat_template):

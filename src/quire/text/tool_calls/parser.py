@@ -1,21 +1,22 @@
-"""`ToolCallParser`: text as it is generated to content and calls of tools.
+"""`ToolCallParser`: splits generated text into content and tool calls while it is generated.
 
-One engine for all formats (`formats.py`). Text that may be the beginning of a call is held back until it is certain;
-what turns out to be none is content, so that every character comes out, but for markers and blanks around calls.
-A call that has begun and breaks off stays a call: its arguments end where the JSON does, and what follows is content.
-The joined content, the calls and their arguments do not depend on how the text was cut, and the time is proportional
-to it. Never raises. Next to read: `call.py`.
+One parser for all formats (`formats.py`). Text that may begin a call is held back until that is certain; if it is no
+call it becomes content, so that every character is returned, except for markers and blanks around calls. A call that
+breaks off stays a call: its arguments end where the text stops being JSON, and the rest is content. The joined
+content, the calls and their arguments do not depend on how the text was cut, and the time is proportional to its
+length. Never raises. Next to read: `call.py`.
 """
 
 import enum
 from collections.abc import Callable, Collection
 
+from quire.text.stop_strings import begun_len
 from quire.text.tool_calls.call import CallReader, Status
 from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import ToolCallFormat
 
 
-class _Where(enum.Enum):
+class _Place(enum.Enum):
     START = "at the start of a text that may be a call"
     CONTENT = "in content, where an opening marker may come"
     PLAIN = "in content, where no call can come any more"
@@ -26,12 +27,7 @@ class _Where(enum.Enum):
 
 
 class ToolCallParser:
-    """Reads one text. `feed` with its pieces, then `finish`.
-
-    Attributes:
-        num_calls: calls that have begun.
-        has_incomplete_call: one of them broke off: its arguments are not the whole of a JSON object.
-    """
+    """Reads one text: call `feed` with its pieces, then `finish`. `num_calls` counts the calls that have begun."""
 
     def __init__(
         self,
@@ -40,66 +36,64 @@ class ToolCallParser:
         tool_names: Collection[str] | None = None,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`tool_names`: a call of another name is content; None: any name is a call's. `make_id`: for tests."""
+        """`tool_names`: a call of another name is content; None accepts any name. `make_id` replaces the format's."""
         self.num_calls = 0
-        self.has_incomplete_call = False
         self._format = format
         self._tool_names = tool_names
         self._make_id = make_id or format.make_id
-        self._where = _Where.CONTENT if format.needs_opening else _Where.START
+        self._place = _Place.CONTENT if format.needs_opening else _Place.START
         self._events: list[ToolEvent] = []
         self._held: list[str] = []
         """Text that is content unless a call follows."""
         self._begun = ""
-        """The beginning of a marker at the end of what was fed; it is read again with what comes."""
+        """The beginning of a marker at the end of the text so far; it is read again with the next piece."""
         self._offset = 0
         """Place in the whole text of position 0 of the piece that is read."""
         self._reader: CallReader | None = None
         self._is_list = False
         self._num_in_list = 0
         self._follows_call = False
-        """Whether there was nothing but blanks since a call."""
+        """Only blanks have come since a call."""
         self._reads = {
-            _Where.START: self._read_start,
-            _Where.CONTENT: self._read_content,
-            _Where.PLAIN: self._read_plain,
-            _Where.GROUP: self._read_group,
-            _Where.LIST: self._read_list,
-            _Where.CALL: self._read_call,
-            _Where.AFTER: self._read_after,
+            _Place.START: self._read_start,
+            _Place.CONTENT: self._read_content,
+            _Place.PLAIN: self._read_plain,
+            _Place.GROUP: self._read_group,
+            _Place.LIST: self._read_list,
+            _Place.CALL: self._read_call,
+            _Place.AFTER: self._read_after,
         }
 
     def feed(self, text: str) -> list[ToolEvent]:
-        """Take the next piece of text; returns what it made certain."""
+        """Take the next piece of text and return the events that are certain now."""
         text, self._begun = self._begun + text, ""
         position = 0
         while position < len(text):
-            position = self._reads[self._where](text, position)
+            position = self._reads[self._place](text, position)
         self._offset += len(text) - len(self._begun)
         return self._take_events()
 
     def finish(self) -> list[ToolEvent]:
-        """The text has ended: what was held back is content, unless it only closes calls."""
-        reader, where = self._reader, self._where
-        if reader is not None and reader.is_certain:
-            self.has_incomplete_call |= reader.has_open_arguments
+        """End the text: what was held back is content, unless it only closes calls."""
+        place = self._place
+        if self._reader is not None and self._reader.is_certain:
             self._reader = None
-        elif where is _Where.AFTER or (where is _Where.LIST and self._num_in_list > 0):
-            # Blanks, separators and a closing marker that was cut off say nothing.
+        elif place is _Place.AFTER or (place is _Place.LIST and self._num_in_list > 0):
+            # Blanks, separators and a closing marker that was cut off are no content.
             self._held.clear()
             self._begun = ""
-        elif where is _Where.CONTENT and self._follows_call and not self._begun:
+        elif place is _Place.CONTENT and self._follows_call and not self._begun:
             self._held.clear()
         self._no_call(len(self._begun))
-        self._where = _Where.PLAIN
+        self._place = _Place.PLAIN
         return self._take_events()
 
-    # --- Places: each takes characters from `position` on and returns where it stopped --------
+    # --- Places: each reads characters from `position` on and returns the position where it stopped ---
 
     def _read_content(self, text: str, position: int) -> int:
         marker = self._format.opening
         found = text.find(marker, position)
-        end = found if found >= 0 else len(text) - _begun_len(text, position, marker)
+        end = found if found >= 0 else len(text) - begun_len(text, marker, position)
         body = text[position:end].rstrip()
         if body:
             self._release(body, position + len(body))
@@ -109,7 +103,7 @@ class ToolCallParser:
             self._begun = text[end:]
             return len(text)
         self._held.append(marker)
-        self._where = _Where.GROUP
+        self._place = _Place.GROUP
         return found + len(marker)
 
     def _read_plain(self, text: str, position: int) -> int:
@@ -120,7 +114,7 @@ class ToolCallParser:
         marker = self._format.opening
         if text.startswith(marker, position):
             self._held.append(marker)
-            self._where = _Where.GROUP
+            self._place = _Place.GROUP
             return position + len(marker)
         if _is_begun(text, position, marker):
             self._begun = text[position:]
@@ -137,7 +131,7 @@ class ToolCallParser:
         if character == "[":
             self._held.append(character)
             self._is_list, self._num_in_list = True, 0
-            self._where = _Where.LIST
+            self._place = _Place.LIST
             return position + 1
         return self._no_call(position)
 
@@ -151,12 +145,12 @@ class ToolCallParser:
         if character == "]":
             self._held.clear()
             self._is_list = False
-            self._where = _Where.AFTER
+            self._place = _Place.AFTER
         return position + 1
 
     def _start_call(self, position: int) -> int:
         self._reader = CallReader(self._format, self._tool_names)
-        self._where = _Where.CALL
+        self._place = _Place.CALL
         return position
 
     def _read_call(self, text: str, position: int) -> int:
@@ -172,9 +166,8 @@ class ToolCallParser:
         if read.status is Status.DONE:
             self._reader = None
             self._num_in_list += 1
-            self._where = _Where.LIST if self._is_list else _Where.AFTER
+            self._place = _Place.LIST if self._is_list else _Place.AFTER
         elif read.status is Status.BAD:
-            self.has_incomplete_call |= reader.has_open_arguments
             return self._no_call(read.position)
         return read.position
 
@@ -197,24 +190,24 @@ class ToolCallParser:
 
     def _to_content_after_call(self) -> None:
         if self._format.needs_opening:
-            self._where = _Where.CONTENT
+            self._place = _Place.CONTENT
             self._follows_call = True
 
     # --- Events ---------------------------------------------------------------------------
 
     def _no_call(self, position: int) -> int:
-        """What is held is content, and what comes from `position` on may be."""
+        """Release the held text as content and go on at `position`, in content."""
         if self._reader is not None:
             self._held += self._reader.held
             self._reader = None
         self._release(self._begun, position)
         self._begun = ""
         self._is_list = False
-        self._where = _Where.CONTENT if self._format.needs_opening else _Where.PLAIN
+        self._place = _Place.CONTENT if self._format.needs_opening else _Place.PLAIN
         return position
 
     def _release(self, text: str, end: int) -> None:
-        """What is held and `text`, which ends before position `end`, are content."""
+        """Release the held text and `text`, which ends before position `end`, as content."""
         text = "".join(self._held) + text
         self._held = []
         if text:
@@ -222,31 +215,11 @@ class ToolCallParser:
             self._events.append(ContentDelta(text, self._offset + end - len(text)))
 
     def _take_events(self) -> list[ToolEvent]:
-        """The events so far, neighbouring pieces of content joined."""
-        events: list[ToolEvent] = []
-        pieces: list[ContentDelta] = []
-        for event in self._events:
-            if isinstance(event, ContentDelta):
-                pieces.append(event)
-                continue
-            events += _joined(pieces)
-            pieces = []
-            events.append(event)
-        self._events = []
-        return events + _joined(pieces)
-
-
-def _joined(pieces: list[ContentDelta]) -> list[ToolEvent]:
-    return [ContentDelta("".join([piece.text for piece in pieces]), pieces[0].start)] if pieces else []
+        events, self._events = self._events, []
+        return events
 
 
 def _is_begun(text: str, position: int, marker: str) -> bool:
-    """Whether the text ends within `marker`, which begins at `position`."""
+    """Return True if the text ends within `marker`, which begins at `position`."""
     left = len(text) - position
     return left < len(marker) and marker.startswith(text[position:])
-
-
-def _begun_len(text: str, position: int, marker: str) -> int:
-    """Characters at the end of `text`, not before `position`, that are the beginning of `marker`."""
-    longest = min(len(marker) - 1, len(text) - position)
-    return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)

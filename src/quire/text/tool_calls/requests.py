@@ -1,6 +1,6 @@
-"""What a request's `tools` and `tool_choice` mean: text that tells a model of its tools, a schema that forces a call.
+"""`tools` and `tool_choice` of a request: a system prompt that describes tools, and a schema that forces calls.
 
-Both are in the format `GENERIC`, which any model can be told of. Next to read: `formats.py`.
+Both use the format `GENERIC`, which can be described to any model. Next to read: `formats.py`.
 """
 
 import json
@@ -10,25 +10,27 @@ from typing import Any
 from quire.errors import InvalidParameterError
 
 MAX_PARALLEL_CALLS = 16
-"""Of a forced list: a model that does not come to an end must not call for ever."""
+"""Most calls of a forced list: without a limit a model may repeat calls up to `max_tokens`."""
 MAX_DEPTH = 64
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPEN_KEYS = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
+"""Keywords with which parameters may have keys that `properties` does not declare."""
 _VALUE_KEYS = frozenset({"const", "enum", "default", "examples"})
-"""Keywords whose values are no schemas."""
+"""Keywords with values that are no schemas."""
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keywords whose values are schemas by names of their own, which are no keywords."""
+"""Keywords with a mapping from names to schemas; the names are no keywords."""
 
 Tools = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any] | None
 
 
 def tool_names(tools: Tools) -> list[str]:
-    """The names of OpenAI's `tools`, in order. Raises: InvalidParameterError."""
+    """Return the names of OpenAI's `tools`, in order. Raises: InvalidParameterError."""
     return [function["name"] for function in _functions(tools)]
 
 
 def tools_system_prompt(tools: Tools) -> str:
-    """Text for the system message of a model whose chat template knows no tools.
+    """Return the system message that describes tools, for a chat template without tools.
 
     Raises: InvalidParameterError.
     """
@@ -46,11 +48,12 @@ def tools_system_prompt(tools: Tools) -> str:
 def tool_choice_schema(
     tools: Tools, tool_choice: ToolChoice, *, parallel_tool_calls: bool = True
 ) -> dict[str, Any] | None:
-    """The JSON Schema that makes an answer the calls that `tool_choice` demands; None where it demands none.
+    """Return the JSON Schema of the calls that `tool_choice` demands; None if it demands none.
 
     "required" is a list of 1 to 16 calls, or one call as an object with `parallel_tool_calls=False`. A function's name,
     `{"type": "function", "function": {"name": …}}`, is one call of it as an object. "none", "auto" and None demand
-    nothing. Arguments follow the function's `parameters`. To be read with the format `GENERIC`.
+    nothing. Arguments follow the function's `parameters`, with no other keys unless these allow them explicitly. Parse
+    the calls with the format `GENERIC`.
 
     Raises: InvalidParameterError for other values, unknown names and malformed tools.
     """
@@ -78,9 +81,10 @@ def tool_choice_schema(
     ]
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
     schema = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_PARALLEL_CALLS} if is_list else call
-    # Each function's schema is whole under a name of its own, where its references to itself still hold.
+    # Each function's schema is a definition; its references to itself are moved along.
     definitions = {
-        str(index): _moved(function["parameters"], f"#/$defs/{index}") for index, function in enumerate(functions)
+        str(index): _moved(_closed(function["parameters"]), f"#/$defs/{index}")
+        for index, function in enumerate(functions)
     }
     return {**schema, "$defs": definitions}
 
@@ -118,8 +122,13 @@ def _chosen(functions: list[dict[str, Any]], tool_choice: Mapping[str, Any]) -> 
     raise InvalidParameterError("tool_choice", name, f"the name of one of the tools ({names})")
 
 
+def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Forbid undeclared keys, which a model may invent up to `max_tokens`, unless the schema has keywords for them."""
+    return parameters if _OPEN_KEYS & set(parameters) else {**parameters, "additionalProperties": False}
+
+
 def _moved(schema: Any, base: str, depth: int = 0) -> Any:
-    """The schema with its references to itself as seen from where it was put: `#/x` becomes `base/x`."""
+    """Return the schema with its references to itself moved to its new place: `#/x` becomes `base/x`."""
     if depth > MAX_DEPTH:
         raise InvalidParameterError("tools", "a schema", f"nested at most {MAX_DEPTH} levels deep")
     if isinstance(schema, list | tuple):
