@@ -139,7 +139,7 @@ BAD = {
     "mlp width": ({"llama.feed_forward_length": 97}, "ffn_gate.weight"),
     "heads": ({"llama.attention.head_count": 2}, "attn_|shape|metadata"),
     "heads huge": ({"llama.attention.head_count": 2**32 - 1}, "multiple"),
-    "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are no multiple of 3"),
+    "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are not a multiple of 3"),
     "head size odd": ({"llama.attention.key_length": 15}, "odd"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "not a positive number"),
     "theta": ({"llama.rope.freq_base": -1.0}, "not a positive number"),

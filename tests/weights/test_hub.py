@@ -241,7 +241,9 @@ class TestOffline:
             resolve_source("org/model")
         assert "\n" not in str(caught.value)
         make_snapshot(tmp_path / "hub", {"tokenizer.json": b"{}"})
-        with pytest.raises(DownloadError, match=r"lacks its config\.json or its weights"):
+        with pytest.raises(
+            ModelFileError, match=r"'org/model' in .* holds no model: .* run `quire pull org/model` once"
+        ):
             resolve_source("org/model")
 
     def test_the_environment_is_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:

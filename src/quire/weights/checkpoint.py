@@ -1,6 +1,6 @@
-"""A model on disk as configuration and named weights, whatever its format: the same view of GGUF and Hugging Face.
+"""`Checkpoint`: the configuration and the named weights of a model on disk, the same for GGUF and Hugging Face.
 
-Must not know modules, devices or how weights are split. Next to read: `gguf_file.py` or `safetensors_file.py`,
+Must not know modules, devices or tensor parallelism. Next to read: `gguf_file.py` or `safetensors_file.py`,
 then `runtime/loader.py`, which consumes this.
 """
 
@@ -23,7 +23,7 @@ from quire.weights.weight_tensor import MappedTensor, WeightTensor
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything in the files of a model except its tokenizer. Weights are read when asked for."""
+    """The files of a model except its tokenizer. Each weight is read when the loader asks for it."""
 
     files: ModelFiles
     format: str
@@ -35,7 +35,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     """GGUF keys and values; empty for Hugging Face directories."""
     tensors: Mapping[str, WeightTensor]
-    """By Hugging Face name, in the layout Hugging Face's modules expect."""
+    """Weights by Hugging Face name, in the layout of Hugging Face's modules."""
 
     @property
     def num_parameters(self) -> int:

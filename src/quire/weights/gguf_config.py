@@ -83,7 +83,7 @@ class _Metadata:
 
 
 def translate_config(file: GGUFFile) -> dict[str, Any]:
-    """The config.json this model has, or would have, on the Hugging Face hub.
+    """Translate the metadata to the config.json that this model has, or would have, on the Hugging Face hub.
 
     Raises: UnsupportedModelError for another architecture or anything not understood; ModelFileError when a key is
     missing or of the wrong type, or a tensor is missing or of another shape than the metadata says.
@@ -172,7 +172,7 @@ def _check_heads(metadata: _Metadata, config: dict[str, Any]) -> None:
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_size = config["head_dim"]
     if num_heads % num_kv_heads:
-        raise ModelFileError(f"{metadata.path}: {num_heads} query heads are no multiple of {num_kv_heads} KV heads")
+        raise ModelFileError(f"{metadata.path}: {num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if head_size % 2:
         raise ModelFileError(f"{metadata.path}: the head size {head_size} is odd, so RoPE cannot pair its elements")
     for name in ("attention.value_length", "rope.dimension_count"):
@@ -239,7 +239,7 @@ def _add_architecture_fields(file: GGUFFile, metadata: _Metadata, config: dict[s
 
 
 def _check_tensors(file: GGUFFile, config: dict[str, Any]) -> None:
-    """Exactly the tensors of this model, each of the shape that the metadata says."""
+    """Check that the file has exactly the tensors of this model, each of the shape that the metadata give."""
     num_layers = config["num_hidden_layers"]
     if num_layers > len(file.tensors):
         raise ModelFileError(f"{file.path}: {num_layers:,} layers, but only {len(file.tensors)} tensors")
@@ -249,7 +249,9 @@ def _check_tensors(file: GGUFFile, config: dict[str, Any]) -> None:
         if tensor is None:
             raise ModelFileError(f"{file.path}: tensor '{name}' is missing")
         if tensor.shape != shape:
-            raise ModelFileError(f"{file.path}: tensor '{name}' has the shape {tensor.shape}, the metadata say {shape}")
+            raise ModelFileError(
+                f"{file.path}: tensor '{name}' has the shape {tensor.shape}, the metadata give {shape}"
+            )
     for name in file.tensors:
         if name not in expected and name != ROPE_FACTORS:
             where = "in this model" if huggingface_name(name) else "in any supported one"
@@ -309,7 +311,7 @@ def rope_scaling_from_factors(factors: np.ndarray, *, head_size: int, theta: flo
 
 
 def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray:
-    """What Llama 3 scaling divides each rotary frequency by.
+    """The divisors of the rotary frequencies in Llama 3 scaling.
 
     1 for wavelengths below 8192 / 4 tokens, `factor` above 8192 / 1, and 1 / ((1 - s) / factor + s) between, where
     s = (8192 / wavelength - 1) / (4 - 1). Shapes: float64 `[D / 2]`.

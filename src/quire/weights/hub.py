@@ -30,15 +30,6 @@ class HubSource:
     revision: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HubFiles:
-    """A fetched model: a snapshot directory or one GGUF in it."""
-
-    path: Path
-    kind: str
-    commit: str
-
-
 def parse_hub_id(name: str) -> HubSource | None:
     """Parse `org/name[/file.gguf][@revision]`; None when it has another form."""
     match = _HUB_ID.fullmatch(name)
@@ -53,19 +44,20 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, offline: bool = False) -> HubFiles:
-    """Fetch a repository, or the files of it that the cache lacks; without a network, use the cache alone.
+def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, offline: bool = False) -> Path:
+    """Fetch the files of a repository that the cache lacks; without a network, use the cache alone.
 
+    Returns: the directory of the snapshot; its name is the commit.
     Raises: ModelNotFoundError, DownloadError or UnsupportedModelError, each with the next step.
     """
     if offline or is_offline():
-        return _choose(source, _cached(source, "this is offline mode"))
+        return _cached(source, "this is offline mode")
     import huggingface_hub
 
     try:
         names = _list_files(source)
         if names is None:
-            return _choose(source, _cached(source, "the Hugging Face hub cannot be reached"))
+            return _cached(source, "the Hugging Face hub cannot be reached")
         snapshot = huggingface_hub.snapshot_download(
             source.repository,
             revision=source.revision,
@@ -78,7 +70,7 @@ def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, o
         raise
     except Exception as error:
         raise _explain(error, source) from error
-    return _choose(source, Path(snapshot))
+    return Path(snapshot)
 
 
 def _cached(source: HubSource, reason: str) -> Path:
@@ -122,7 +114,7 @@ def _patterns(source: HubSource, names: list[str]) -> list[str]:
     if len(models) == 1:
         return models
     if models:
-        raise _ambiguous(source, models)
+        raise ambiguous(f"'{source.repository}'", f"{source.repository}/FILE", models)
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise UnsupportedModelError(
             f"'{source.repository}' has only PyTorch pickles, which can run code and are never loaded; "
@@ -131,32 +123,10 @@ def _patterns(source: HubSource, names: list[str]) -> list[str]:
     raise ModelNotFoundError(f"'{source.repository}' on the Hugging Face hub holds neither safetensors nor GGUF files")
 
 
-def _choose(source: HubSource, snapshot: Path) -> HubFiles:
-    """The model in a snapshot, which another program may have fetched."""
-    commit = snapshot.name
-    if source.file is not None:
-        path = snapshot / source.file
-        if not path.is_file():
-            raise ModelNotFoundError(f"'{source.repository}' has no file '{source.file}' at revision {commit[:12]}")
-        return HubFiles(path, "gguf", commit)
-    if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors")):
-        return HubFiles(snapshot, "hf", commit)
-    models = sorted(path.name for path in snapshot.glob("*.gguf"))
-    if len(models) == 1:
-        return HubFiles(snapshot / models[0], "gguf", commit)
-    if models:
-        raise _ambiguous(source, models)
-    raise DownloadError(
-        f"the cached copy of '{source.repository}' in {snapshot} lacks its config.json or its weights; "
-        f"run `quire pull {source.repository}` once with a network"
-    )
-
-
-def _ambiguous(source: HubSource, models: list[str]) -> ModelNotFoundError:
+def ambiguous(place: str, form: str, models: list[str]) -> ModelNotFoundError:
+    """The error for a place with several GGUF files; `form` is the name that chooses one."""
     shown = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
-    return ModelNotFoundError(
-        f"'{source.repository}' has {len(models)} GGUF files; choose one as {source.repository}/FILE: {shown}"
-    )
+    return ModelNotFoundError(f"{place} has {len(models)} GGUF files; choose one as {form}: {shown}")
 
 
 def _explain(error: Exception, source: HubSource) -> ModelError:
