@@ -167,7 +167,7 @@ def test_bad_directories(tmp_path: Path) -> None:
         open_directory(tmp_path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_to_a_gguf_is_a_typed_error_or_harmless(
     tiny_gguf: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -192,7 +192,7 @@ def test_any_damage_to_a_gguf_is_a_typed_error_or_harmless(
 
 def test_every_truncation_is_a_typed_error(tiny_gguf: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
-    for length in [*range(0, 4000, 7), len(tiny_gguf) - 1]:
+    for length in [*range(0, 4000, 41), len(tiny_gguf) - 1]:
         path.write_bytes(tiny_gguf[:length])
         with pytest.raises(ModelFileError, match=r"cut\.gguf"):
             open_gguf(path)

@@ -1,13 +1,21 @@
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.gguf_config import translate_config, translate_generation_config
+from quire.weights.gguf_config import (
+    llama3_factors,
+    rope_scaling_from_factors,
+    translate_config,
+    translate_generation_config,
+)
 from quire.weights.gguf_file import read_gguf
-from quire.weights.rope_factors import llama3_factors
 from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 
@@ -131,7 +139,7 @@ BAD = {
     "mlp width": ({"llama.feed_forward_length": 97}, "ffn_gate.weight"),
     "heads": ({"llama.attention.head_count": 2}, "attn_|shape|metadata"),
     "heads huge": ({"llama.attention.head_count": 2**32 - 1}, "multiple"),
-    "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are no multiple of 3"),
+    "kv heads": ({"llama.attention.head_count_kv": 3}, "4 query heads are not a multiple of 3"),
     "head size odd": ({"llama.attention.key_length": 15}, "odd"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "not a positive number"),
     "theta": ({"llama.rope.freq_base": -1.0}, "not a positive number"),
@@ -191,3 +199,32 @@ def test_strange_rope_factors(tmp_path: Path) -> None:
         config_of(tmp_path, TinyModel(tensors={"rope_freqs.weight": np.linspace(1, 2, 8, dtype=np.float32)}))
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
         config_of(tmp_path, TinyModel(tensors={"rope_freqs.weight": np.ones(9, np.float32)}))
+
+
+@pytest.mark.parametrize(("factor", "head_size", "theta"), [(8.0, 128, 500000.0), (32.0, 64, 500000.0), (4.0, 64, 1e4)])
+def test_factors_divide_the_frequencies_of_transformers(factor: float, head_size: int, theta: float) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_theta": theta,
+    }  # fmt: skip
+    config = LlamaConfig(hidden_size=head_size, num_attention_heads=1, head_dim=head_size, rope_parameters=scaling)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1 / theta ** (np.arange(0, head_size, 2) / head_size)
+    factors = llama3_factors(factor, head_size=head_size, theta=theta)
+    assert np.allclose(plain / factors, scaled.double().numpy(), rtol=1e-5)
+
+    recovered = rope_scaling_from_factors(factors.astype(np.float32), head_size=head_size, theta=theta)
+    del scaling["rope_theta"]
+    assert recovered == scaling
+
+
+def test_ones_mean_no_scaling() -> None:
+    assert rope_scaling_from_factors(np.ones(32, np.float32), head_size=64, theta=1e4) is None
+
+
+@pytest.mark.parametrize("bad", [2.0, 0.5, -1.0, 0.0, math.nan, math.inf])
+def test_other_factors_are_refused(bad: float) -> None:
+    factors = llama3_factors(8.0, head_size=64, theta=500000.0).astype(np.float32)
+    factors[3] = bad
+    with pytest.raises(ValueError, match="RoPE factors"):
+        rope_scaling_from_factors(factors, head_size=64, theta=500000.0)

@@ -151,15 +151,6 @@ def test_a_whole_model_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> Non
         assert file.rows(ours).tobytes() == np.ascontiguousarray(tensor.data).tobytes()
 
 
-@pytest.mark.model
-def test_smollm2_reads_as_the_gguf_package_reads_it(smollm2_path: Path) -> None:
-    file, expected = read_gguf(smollm2_path), gguf.GGUFReader(smollm2_path)
-    fields = {key: item.contents() for key, item in expected.fields.items() if not key.startswith("GGUF.")}
-    assert file.metadata == fields
-    assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
-    assert len(file.tensors) == len(expected.tensors) == 272
-
-
 def test_a_file_of_another_kind_says_what_to_pass(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content, said in (

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from quire.errors import DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from quire.weights.checkpoint import open_checkpoint
 from quire.weights.hub import HubSource, fetch_from_hub, is_offline, parse_hub_id
 from quire.weights.model_cache import list_cached, remove_cached
 from quire.weights.sources import resolve_source
@@ -96,7 +97,7 @@ def hub(empty_caches: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield fake
     server.shutdown()
@@ -229,12 +230,20 @@ class TestOffline:
         with pytest.raises(ModelNotFoundError, match="choose one"):
             resolve_source("org/model")
 
+    def test_a_damaged_file_names_the_commands_that_fetch_it_again(self, tmp_path: Path) -> None:
+        make_snapshot(tmp_path / "hub", {"config.json": CONFIG, "model.safetensors": bytes(100)})
+        for name in ("org/model", f"org/model@{COMMIT}"):
+            with pytest.raises(ModelFileError, match=r"`quire rm org/model`, then `quire pull org/model`$"):
+                open_checkpoint(resolve_source(name))
+
     def test_what_is_not_cached(self, tmp_path: Path) -> None:
         with pytest.raises(DownloadError, match=r"offline mode.*quire pull org/model") as caught:
             resolve_source("org/model")
         assert "\n" not in str(caught.value)
         make_snapshot(tmp_path / "hub", {"tokenizer.json": b"{}"})
-        with pytest.raises(DownloadError, match=r"lacks its config\.json or its weights"):
+        with pytest.raises(
+            ModelFileError, match=r"'org/model' in .* holds no model: .* run `quire pull org/model` once"
+        ):
             resolve_source("org/model")
 
     def test_the_environment_is_read_at_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:

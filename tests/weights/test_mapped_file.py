@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelFileError
+from quire.weights import json_file
+from quire.weights.json_file import read_json_object
 from quire.weights.mapped_file import map_file, printable
 
 
@@ -30,3 +32,27 @@ def test_printable_is_one_short_line() -> None:
     assert printable("a\nb\x1b[31m\0") == "a?b?[31m?"
     assert printable("é 世界") == "é 世界"
     assert len(printable("x" * 10_000)) == 301
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b'{"a": 1} x', b"\xff\xfe{}", b'"' + b"\xff" + b'"', b"[" * 200_000, b"9" * 10_000,
+     b'{"a": ' + b"{" * 200_000],
+    ids=["empty", "open", "list", "null", "tail", "utf16", "bytes", "deep", "digits", "deep-object"],
+)  # fmt: skip
+def test_anything_else_is_a_typed_error_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"config\.json") as caught:
+        read_json_object(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(ModelFileError, match="No such file"):
+        read_json_object(path)
+    path.write_text("{}")
+    monkeypatch.setattr(json_file, "MAX_FILE_BYTES", 1)
+    with pytest.raises(ModelFileError, match="at most 1"):
+        read_json_object(path)

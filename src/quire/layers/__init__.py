@@ -1,1 +1,1 @@
-"""What at least three models share: linear, attention, rotary, norms, embedding and head."""
+"""Layers that at least three models share: linear, attention, rotary, norms, embedding, head, and groups of ranks."""

@@ -1,6 +1,6 @@
 """`Attention`: write a step's keys and values to the cache, then attend. The same for every model with a KV cache.
 
-Projections, norms of heads and rotation are the model's. Next to read: `kernels/paged_attention/__init__.py`.
+The model does projections, norms of heads and rotation. Next to read: `kernels/paged_attention/__init__.py`.
 """
 
 import torch
@@ -15,7 +15,7 @@ class Attention(nn.Module):
     """Paged attention of one layer.
 
     Shapes: forward: q [T, H, D]; k, v [T, K, D] -> [T, H, D].
-    Units: window in tokens, the query's own included; None attends to everything before.
+    Units: window in tokens, the query's own included; None attends to all earlier tokens.
     Mutates: the layer's slots of the step in batch.kv_caches.
     """
 

@@ -33,7 +33,7 @@ class Embedding(nn.Module):
 
 
 class VocabParallelEmbedding(Embedding):
-    """A table of token embeddings of which each rank holds some rows.
+    """A table of token embeddings split by rows.
 
     Shapes: forward: ids [T] -> [T, size]; as_head: hidden [S, size] -> [S, V]; weight [rows of this rank, size].
     """
@@ -45,7 +45,7 @@ class VocabParallelEmbedding(Embedding):
         self.partitions = {"weight": Partition(rows=(rows,))}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return row ids[t] for each t: the rank that holds it contributes the row, all others zeros."""
+        """Return row ids[t] for each t: the rank that holds a row contributes it, all other ranks contribute zeros."""
         if self.group.size == 1:
             return super().forward(ids)
         is_absent = (ids < self.rows.start) | (ids >= self.rows.stop)  # [T]
@@ -58,7 +58,10 @@ class VocabParallelEmbedding(Embedding):
 
 
 class VocabParallelHead(Linear):
-    """The output head, of which each rank computes some logits. Shapes: hidden [S, size] -> [S, V]."""
+    """The output head, split by rows: a rank computes the logits of its share of the vocabulary.
+
+    Shapes: hidden [S, size] -> [S, V].
+    """
 
     def __init__(self, vocab_size: int, size: int, group: Group) -> None:
         rows, num_rows = share_vocabulary(vocab_size, group)

@@ -1,4 +1,4 @@
-"""`ForwardBatch`: everything a layer needs to know of a step beside the hidden states. An argument, never a global.
+"""`ForwardBatch`: everything a layer reads of a step beside the hidden states. An argument, never a global.
 
 Built by `runtime/batch.py` from a `SchedulerOutput`; read by `layers/attention.py`.
 Letters: T tokens in the step, R requests, S rows that need logits, N blocks, B tokens per block,
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step's flat ragged batch: no padding; request r owns tokens query_start_loc[r] … query_start_loc[r+1]-1.
+    """Flat ragged batch of a step, without padding: request r owns tokens query_start_loc[r] … query_start_loc[r+1]-1.
 
     Requests with one new token (decodes) come first.
 

@@ -1,8 +1,8 @@
 """`Group`: the ranks that share each layer, and `Partition`: the rows and columns of a weight that one rank holds.
 
-Sizes are those of Megatron's tensor parallelism (Shoeybi 2019). At size 1 every share is the whole and the collectives
-return their argument, so that layers need no second version. It must not know processes or checkpoints: executors
-implement `Group`, `runtime/loader.py` reads the partitions. Next to read: `linear.py`.
+Sizes are those of Megatron's tensor parallelism (Shoeybi 2019). At size 1 every share is the whole and the
+collectives return their argument, so that a layer has one version for all sizes. It must not know processes or
+checkpoints: executors implement `Group`, `runtime/loader.py` reads the partitions. Next to read: `linear.py`.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalGroup:
-    """A rank without a connection to others: enough to build and load its share, and to run a group of size 1."""
+    """A rank without a connection to other ranks: it can build and load its share, and run a group of size 1."""
 
     rank: int = 0
     size: int = 1
@@ -71,7 +71,7 @@ class Share:
         return self.stop - self.start
 
     def __mul__(self, width: int) -> "Share":
-        """Return the share in units of which an item has `width`, as heads to rows."""
+        """Return the share in units that are `width` times as many, as heads to rows."""
         return Share(self.start * width, self.stop * width, self.whole * width)
 
 
@@ -93,7 +93,7 @@ def share_heads(num_heads: int, num_kv_heads: int, group: Group) -> tuple[Share,
         return heads, share("KV heads", num_kv_heads, group)
     if group.size % num_kv_heads:
         raise UnevenSplitError(
-            f"tensor_parallel_size={group.size} is not a multiple of {num_kv_heads} KV heads, which it exceeds"
+            f"tensor_parallel_size={group.size} exceeds {num_kv_heads} KV heads and is not a multiple of them"
         )
     kv_head = group.rank * num_kv_heads // group.size
     return heads, Share(kv_head, kv_head + 1, num_kv_heads)
@@ -122,16 +122,16 @@ class Partition:
 
     @property
     def cuts_columns(self) -> bool:
-        """Whether the rank holds some columns only."""
+        """True if the rank holds some of the columns."""
         return self.columns is not None and self.columns.size < self.columns.whole
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all rows and columns."""
+        """True if the rank holds all rows and columns."""
         return not self.cuts_columns and all(part.size == part.whole for part in self.rows)
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the whole parameter whose share has `shape`."""
+        """The shape of the whole parameter, from the shape of the rank's share."""
         num_rows = sum(part.whole for part in self.rows) if self.rows else shape[0]
         return (num_rows, *(shape[1:] if self.columns is None else (self.columns.whole,)))
 

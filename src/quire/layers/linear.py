@@ -1,6 +1,6 @@
-"""`Linear` and its column- and row-parallel versions: dense layers whose product is the `linear` kernel.
+"""`Linear` and its column- and row-parallel versions: dense layers on the `linear` kernel.
 
-A merged projection is one layer with stacked rows; which stored tensors are stacked is the model's `stacked_params`.
+A merged projection is one layer with stacked rows; the model's `stacked_params` name the stored tensors of its parts.
 Next to read: `group.py` for shares, then `attention.py`.
 """
 
@@ -31,7 +31,7 @@ class Linear(nn.Module):
 
 
 class ColumnParallelLinear(Linear):
-    """A linear layer of which each rank computes some outputs: its share of every part, as of queries, keys and values.
+    """A linear layer split by outputs: a rank computes its share of each part, as of queries, keys and values.
 
     Shapes: x [T, input_size] -> [T, sum of the shares' sizes].
     """
@@ -43,7 +43,7 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """A linear layer of which each rank multiplies some inputs; the sum over the ranks is the result.
+    """A linear layer split by inputs: a rank multiplies its share of them, and all ranks sum their results.
 
     Rank 0 adds the bias. Shapes: x [T, inputs.size] -> [T, output_size].
     """

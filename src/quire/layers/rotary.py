@@ -20,7 +20,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Which angles. `kind` and its factors are Hugging Face's `rope_type` "default", "linear" and "llama3".
+    """The angles of a rotation. `kind` is Hugging Face's `rope_type`: "default", "linear" or "llama3".
 
     Units: original_context_len in tokens.
     """
@@ -35,9 +35,9 @@ class RopeConfig:
     def frequencies(self, head_size: int) -> torch.Tensor:
         """Angle per position of each pair: theta^(-2i / D), then scaled.
 
-        "linear" divides all by `factor` (Chen 2023). "llama3" divides only the low ones: wavelengths above
-        original_context_len / low_frequency_factor in full, below original_context_len / high_frequency_factor not
-        at all, between them in proportion (Dubey 2024).
+        "linear" divides all by `factor` (Chen 2023). "llama3" divides the low frequencies only: those with wavelengths
+        above original_context_len / low_frequency_factor fully, those below original_context_len /
+        high_frequency_factor not at all, and those between in proportion (Dubey 2024).
         Shapes: -> [D/2]. Dtypes: fp32.
         """
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size
@@ -53,7 +53,7 @@ class RopeConfig:
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotation of each position. A model with other angles passes other frequencies, or overrides `forward`.
+    """Cosines and sines of each position. A model with other angles passes other frequencies or overrides `forward`.
 
     Shapes: frequencies [D/2]; forward: positions [T] -> cos, sin [T, D].
     Dtypes: positions int64; the rest fp32, whatever type the model is cast to.

@@ -1,1 +1,1 @@
-"""One file per architecture, named by `model_type`, readable top to bottom. Start at `llama.py`."""
+"""Model architectures: a file for each, named by `model_type`, readable top to bottom. Start at `llama.py`."""

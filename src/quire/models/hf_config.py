@@ -1,8 +1,8 @@
 """`HFConfigReader`: a model's `config.json` read field by field, so that no field is overlooked.
 
-A model reads the fields it honours and requires the value of those it cannot vary; `finish` refuses what is left: a
-field nobody read might change the mathematics. Understands the spellings of transformers 4 and 5. null means absent.
-Next to read: `llama.py`, whose `Config` uses it.
+A model reads the fields it honours and requires the value of fields it cannot vary; `finish` refuses every other
+field, because it might change the mathematics. Understands the spellings of transformers 4 and 5. null means absent.
+Next to read: `LlamaConfig` in `llama.py`.
 """
 
 import math
@@ -14,10 +14,10 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest
 
 IGNORED_FIELDS = frozenset(
     {
-        # who wrote the file, and for which program
+        # origin of the file, and the programs it is for
         "architectures", "model_type", "auto_map", "transformers_version", "_name_or_path", "_commit_hash",
         "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
-        # how others compute, store and train it
+        # computing, storing and training in other programs
         "dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "tf_legacy_loss", "attn_implementation",
         "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "cache_implementation",
         "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "initializer_range",
@@ -39,11 +39,11 @@ IGNORED_FIELDS = frozenset(
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
-"""More is a corrupted file; building so many would look like a hang."""
+"""A config with more is corrupted; building that many layers would look like a hang."""
 
 
 class HFConfigReader:
-    """One config's fields, and which of them have been read.
+    """The fields of a config, and a note of those that have been read.
 
     All methods raise ModelFileError where a value is missing, of the wrong type or out of range.
     """
@@ -56,7 +56,7 @@ class HFConfigReader:
             self.require(name, False)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, be it null."""
+        """True if the field is there, also if it is null."""
         return name in self._fields
 
     def raw(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class HFConfigReader:
         return default if value is None else value
 
     def choice(self, name: str, default: str, supported: Sequence[str]) -> str:
-        """One of the supported values. Raises: UnsupportedModelError for another."""
+        """Read a choice between the supported values. Raises: UnsupportedModelError for another."""
         value = self.raw(name)
         if value is not None and value not in supported:
             raise UnsupportedModelError(
@@ -106,7 +106,7 @@ class HFConfigReader:
         return default if value is None else str(value)
 
     def require(self, name: str, value: Any) -> None:
-        """The only value that can be computed. Raises: UnsupportedModelError for another."""
+        """Check a field that Quire computes with one value only. Raises: UnsupportedModelError for another."""
         found = self.raw(name)
         if found is not None and found != value:
             raise UnsupportedModelError(
@@ -122,7 +122,7 @@ class HFConfigReader:
         return head_size
 
     def strings(self, name: str, length: int) -> list[str] | None:
-        """A list of so many strings, or None if absent."""
+        """A list of `length` strings, or None if absent."""
         value = self.raw(name)
         if value is None:
             return None
@@ -131,7 +131,7 @@ class HFConfigReader:
         return value
 
     def finish(self) -> None:
-        """Raises: UnsupportedModelError naming a field nobody read that is neither null nor known as harmless."""
+        """Check that every field was read, is null or is known as harmless. Raises: UnsupportedModelError naming it."""
         for name, value in self._fields.items():
             if name not in self._read and name not in IGNORED_FIELDS and value is not None:
                 raise UnsupportedModelError(
@@ -142,7 +142,7 @@ class HFConfigReader:
 
 
 def attention_specs(windows: Sequence[int | None], num_kv_heads: int, head_size: int) -> list[CacheSpec]:
-    """What each layer keeps in the KV cache, from its window. `dtype_bytes` is 1: `resolve` fills in the real one."""
+    """The KV cache of each layer, from its window. `dtype_bytes` is 1: `resolve` fills in the real one."""
     return [PagedKV(num_kv_heads, head_size, 1, window) for window in windows]
 
 

@@ -27,7 +27,7 @@ from quire.models.hf_rope import read_rope
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and variants. `windows`: per layer how many tokens it attends to, its own included; None: all."""
+    """Sizes and variants. `windows`: tokens that each layer attends to, the query's own included; None: all."""
 
     vocab_size: int
     hidden_size: int
@@ -55,7 +55,7 @@ class LlamaConfig:
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """The fields; a variant changes or adds some."""
+        """Read the fields; a variant changes or adds some."""
         hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
         num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
         num_kv_heads = reader.integer("num_key_value_heads", num_heads)
@@ -82,7 +82,7 @@ class LlamaConfig:
         }
 
     def kv_specs(self) -> list[CacheSpec]:
-        """What each layer keeps in the KV cache."""
+        """The KV cache of each layer."""
         return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 
 

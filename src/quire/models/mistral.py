@@ -10,7 +10,7 @@ from quire.models.hf_config import HFConfigReader
 from quire.models.llama import LlamaConfig, LlamaForCausalLM
 
 DEFAULT_WINDOW = 4096
-"""Where a config does not mention `sliding_window`; null, as in later releases, means none."""
+"""The window of a config without `sliding_window`; null, as in later releases, means none."""
 
 
 @dataclass(frozen=True, kw_only=True)

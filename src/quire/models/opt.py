@@ -76,7 +76,7 @@ class OPTConfig:
         return config
 
     def kv_specs(self) -> list[CacheSpec]:
-        """What each layer keeps in the KV cache."""
+        """The KV cache of each layer."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
 

@@ -13,7 +13,7 @@ from quire.models.llama import LlamaConfig, LlamaForCausalLM
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
-"""So many lower layers attend to everything where `use_sliding_window` is set and nothing else is said."""
+"""The number of lower layers without a window, for a config that sets `use_sliding_window` and not this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Qwen2Config(LlamaConfig):
 
 
 def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer its window: as `layer_types` says; else the layers from `max_window_layers` on have one."""
+    """The window of each layer: by `layer_types`, or else the layers from `max_window_layers` on have one."""
     uses_windows = reader.flag("use_sliding_window", False)
     window = reader.optional_integer("sliding_window") or DEFAULT_WINDOW
     first = reader.optional_integer("max_window_layers", minimum=0)

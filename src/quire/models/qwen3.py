@@ -17,7 +17,7 @@ from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM
 from quire.models.qwen2 import read_windows
 
 DEFAULT_HEAD_SIZE = 128
-"""Qwen3's, where a config does not say `head_dim`; it is not hidden size / heads."""
+"""Qwen3's head size for a config without `head_dim`; it is not hidden size / heads."""
 
 
 @dataclass(frozen=True, kw_only=True)

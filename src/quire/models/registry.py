@@ -21,7 +21,7 @@ from quire.layers.group import SINGLE
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 NOT_MODELS = ("_", "hf_", "registry")
-"""Beginnings of the names of files here that are no models."""
+"""Prefixes of the files here that are not models."""
 ENTRY_POINT_GROUP = "quire.models"
 ModelClass = Any
 """A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
@@ -86,7 +86,7 @@ class ModelRegistry:
         generation_config: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> ModelConfig:
-        """What the engine must know of a model. `overrides` replace fields of `hf_config` first.
+        """Make the `ModelConfig` of a model. `overrides` replace fields of `hf_config` first.
 
         Raises: UnsupportedModelError, ModelFileError.
         """
@@ -114,12 +114,12 @@ class ModelRegistry:
 
 
 def model_types() -> list[str]:
-    """The model files of this package; imports none."""
+    """The model types that have a file in this package, without importing it."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
 
 
 def count_parameters(model_class: ModelClass, config: Any) -> int:
-    """How many values the model's weights have, tied ones once; allocates none of them."""
+    """Count the values of the model's weights, tied ones once, without allocating them."""
     with torch.device("meta"):
         model = model_class(config, SINGLE)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -140,7 +140,7 @@ def _scan() -> dict[str, ModelClass]:
 
 
 def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
-    """The names in `architectures`, or without that field what the model type's file has."""
+    """The names in `architectures`, or without that field the architectures of the model type's file."""
     names = hf_config.get("architectures")
     if not names:
         names = list(_architectures_in(str(hf_config.get("model_type"))))
@@ -181,7 +181,7 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model recommends, under the names of `SamplingParams`. Raises: ModelFileError for a bad value."""
+    """The model's own sampling values, under the names of `SamplingParams`. Raises: ModelFileError for a bad value."""
     values = {name: generation_config.get(name) for name in MODEL_DEFAULTS}
     values["max_tokens"] = generation_config.get("max_new_tokens")
     given = {name: value for name, value in values.items() if value is not None}
@@ -197,7 +197,7 @@ def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _token_ids(name: str, generation_config: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Token ids of this field; generation_config.json has the last word, as in Transformers."""
+    """Token ids of this field; generation_config.json overrides config.json, as in Transformers."""
     value = generation_config.get(name)
     value = hf_config.get(name) if value is None else value
     ids = [] if value is None else value if isinstance(value, list) else [value]

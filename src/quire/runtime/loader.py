@@ -46,7 +46,7 @@ def load_model(
     """Build this rank's share of the model of `config.model.hf_config` and fill it.
 
     Returns: a module in eval mode whose parameters need no gradient.
-    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`, or for a group whose size does not fit the model;
+    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`, or for a group that does not fit the model;
     UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
     check_environment()
@@ -129,9 +129,9 @@ def partitions_of(model: nn.Module) -> dict[str, Partition]:
 
 
 def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantization_block: int = 1) -> list[Placement]:
-    """Where each stored tensor goes. Every parameter must be covered exactly, and every tensor used or ignored.
+    """Plan the place of each stored tensor. Tensors must cover every parameter exactly and be used or ignored.
 
-    `quantization_block`: columns that will share a scale, so that ranks cannot be parted between them.
+    `quantization_block`: the columns that will share a scale; a rank must hold all of them.
     Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
     """
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)

@@ -1,4 +1,4 @@
-"""Sizes of the number formats that weights are stored in: how many weights one block holds, and in how many bytes.
+"""Number formats of stored weights: the weights and the bytes of a block.
 
 Formats have GGUF's names; safetensors' F32, F16 and BF16 are the same. Must not import torch: readers of file headers
 need only these sizes. Next to read: `dequantize.py`, which decodes the blocks.

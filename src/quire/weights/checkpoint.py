@@ -1,6 +1,6 @@
-"""A model on disk as configuration and named weights, whatever its format: the same view of GGUF and Hugging Face.
+"""`Checkpoint`: the configuration and the named weights of a model on disk, the same for GGUF and Hugging Face.
 
-Must not know modules, devices or how weights are split. Next to read: `gguf_file.py` or `safetensors_file.py`,
+Must not know modules, devices or tensor parallelism. Next to read: `gguf_file.py` or `safetensors_file.py`,
 then `runtime/loader.py`, which consumes this.
 """
 
@@ -15,6 +15,7 @@ from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.json_file import read_json_object
 from quire.weights.mapped_file import printable
+from quire.weights.model_cache import list_cached
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import MappedTensor, WeightTensor
@@ -22,7 +23,7 @@ from quire.weights.weight_tensor import MappedTensor, WeightTensor
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything in the files of a model except its tokenizer. Weights are read when asked for."""
+    """The files of a model except its tokenizer. Each weight is read when the loader asks for it."""
 
     files: ModelFiles
     format: str
@@ -34,7 +35,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     """GGUF keys and values; empty for Hugging Face directories."""
     tensors: Mapping[str, WeightTensor]
-    """By Hugging Face name, in the layout Hugging Face's modules expect."""
+    """Weights by Hugging Face name, in the layout of Hugging Face's modules."""
 
     @property
     def num_parameters(self) -> int:
@@ -52,12 +53,17 @@ def open_checkpoint(files: ModelFiles, *, with_tensors: bool = True) -> Checkpoi
 
     `with_tensors=False` leaves `tensors` empty, for models with random weights: a directory then needs no weight files.
 
-    Raises: ModelFileError for missing, truncated or contradictory files; UnsupportedModelError for what Quire would
-    compute wrongly.
+    Raises: ModelFileError for missing, truncated or contradictory files; UnsupportedModelError for models that Quire
+    would compute wrongly.
     """
-    if files.kind == "gguf":
-        return _open_gguf(files, with_tensors=with_tensors)
-    return _open_directory(files, with_tensors=with_tensors)
+    open_files = _open_gguf if files.kind == "gguf" else _open_directory
+    try:
+        return open_files(files, with_tensors=with_tensors)
+    except ModelFileError as error:
+        cached = [] if files.origin == "local" else list_cached()
+        for name in (model.name for model in cached if model.path.parent in files.path.parents):
+            raise ModelFileError(f"{error}: `quire rm {name}`, then `quire pull {name}`") from error
+        raise
 
 
 def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:

@@ -17,7 +17,6 @@ from quire.errors import ModelFileError, UnsupportedModelError, nearest
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
 from quire.weights.mapped_file import printable
-from quire.weights.rope_factors import rope_scaling_from_factors
 
 SUPPORTED_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NULL_TOKEN_ID = 0xFFFFFFFF
@@ -29,6 +28,13 @@ _UNDERSTOOD_KEYS = frozenset({
     "expert_used_count",
 })  # fmt: skip
 _HARMLESS_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
+LOW_FREQ_FACTOR = 1.0
+HIGH_FREQ_FACTOR = 4.0
+ORIGINAL_CONTEXT_LEN = 8192
+"""Meta's values for RoPE; every published Llama 3.x has them, and only `factor` varies: 8 in 3.1, 32 in 3.2."""
+_FACTOR_TOLERANCE = 1e-4
+"""Relative; converters compute the factors in fp32 with other orders of operations."""
+
 _SAMPLING_DEFAULTS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -77,7 +83,7 @@ class _Metadata:
 
 
 def translate_config(file: GGUFFile) -> dict[str, Any]:
-    """The config.json this model has, or would have, on the Hugging Face hub.
+    """Translate the metadata to the config.json that this model has, or would have, on the Hugging Face hub.
 
     Raises: UnsupportedModelError for another architecture or anything not understood; ModelFileError when a key is
     missing or of the wrong type, or a tensor is missing or of another shape than the metadata says.
@@ -166,7 +172,7 @@ def _check_heads(metadata: _Metadata, config: dict[str, Any]) -> None:
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_size = config["head_dim"]
     if num_heads % num_kv_heads:
-        raise ModelFileError(f"{metadata.path}: {num_heads} query heads are no multiple of {num_kv_heads} KV heads")
+        raise ModelFileError(f"{metadata.path}: {num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if head_size % 2:
         raise ModelFileError(f"{metadata.path}: the head size {head_size} is odd, so RoPE cannot pair its elements")
     for name in ("attention.value_length", "rope.dimension_count"):
@@ -233,7 +239,7 @@ def _add_architecture_fields(file: GGUFFile, metadata: _Metadata, config: dict[s
 
 
 def _check_tensors(file: GGUFFile, config: dict[str, Any]) -> None:
-    """Exactly the tensors of this model, each of the shape that the metadata says."""
+    """Check that the file has exactly the tensors of this model, each of the shape that the metadata give."""
     num_layers = config["num_hidden_layers"]
     if num_layers > len(file.tensors):
         raise ModelFileError(f"{file.path}: {num_layers:,} layers, but only {len(file.tensors)} tensors")
@@ -243,7 +249,9 @@ def _check_tensors(file: GGUFFile, config: dict[str, Any]) -> None:
         if tensor is None:
             raise ModelFileError(f"{file.path}: tensor '{name}' is missing")
         if tensor.shape != shape:
-            raise ModelFileError(f"{file.path}: tensor '{name}' has the shape {tensor.shape}, the metadata say {shape}")
+            raise ModelFileError(
+                f"{file.path}: tensor '{name}' has the shape {tensor.shape}, the metadata give {shape}"
+            )
     for name in file.tensors:
         if name not in expected and name != ROPE_FACTORS:
             where = "in this model" if huggingface_name(name) else "in any supported one"
@@ -278,3 +286,37 @@ def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     shapes |= {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
+
+
+def rope_scaling_from_factors(factors: np.ndarray, *, head_size: int, theta: float) -> dict[str, Any] | None:
+    """The `rope_scaling` whose divisors of the rotary frequencies are `factors`; None when they are all 1.
+
+    Shapes: factors fp32 `[D / 2]`. Raises: ValueError when no Llama 3 scaling gives them.
+    """
+    if not np.all(np.isfinite(factors)):
+        raise ValueError("the RoPE factors are not finite numbers")
+    if np.all(factors == 1):
+        return None
+    factor = float(str(np.float32(factors.max())))
+    expected = llama3_factors(factor, head_size=head_size, theta=theta)
+    if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
+        raise ValueError("these RoPE factors are not those of Llama 3 scaling, the only kind supported")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LOW_FREQ_FACTOR,
+        "high_freq_factor": HIGH_FREQ_FACTOR,
+        "original_max_position_embeddings": ORIGINAL_CONTEXT_LEN,
+    }
+
+
+def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray:
+    """The divisors of the rotary frequencies in Llama 3 scaling.
+
+    1 for wavelengths below 8192 / 4 tokens, `factor` above 8192 / 1, and 1 / ((1 - s) / factor + s) between, where
+    s = (8192 / wavelength - 1) / (4 - 1). Shapes: float64 `[D / 2]`.
+    """
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_size, 2) / head_size)
+    smooth = (ORIGINAL_CONTEXT_LEN / wavelengths - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return np.asarray(1 / ((1 - smooth) / factor + smooth))

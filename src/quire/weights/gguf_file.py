@@ -48,7 +48,7 @@ _OTHER_MAGICS = (
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One tensor of the file. `shape` is in torch order: rows first, the contiguous dimension last."""
+    """A tensor of the file. `shape` is in torch order: rows first, the contiguous dimension last."""
 
     name: str
     shape: tuple[int, ...]
@@ -204,7 +204,7 @@ class _HeaderReader:
         return items
 
     def _read_strings(self, key: str, count: int) -> list[str]:
-        """Vocabularies are most of a header, so this loop does nothing but slice: 30 ms for 98,000 strings."""
+        """Read strings with a minimal loop, because vocabularies are most of a header: 30 ms for 98,000 strings."""
         pieces = []
         position, size, mapping, unpack = self.position, self.size, self.mapping, _U64.unpack_from
         try:
@@ -245,7 +245,7 @@ class _HeaderReader:
         return tensors
 
     def _read_tensor_info(self, index: int, alignment: int) -> GGUFTensor:
-        """With the offset still relative to the start of the tensor data."""
+        """Read a tensor's description; its offset is relative to the start of the tensor data."""
         name = self.read_string(f"the name of tensor {index}", limit_bytes=MAX_KEY_BYTES)
         num_dimensions = self.read_u32(f"the number of dimensions of '{name}'")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -257,11 +257,11 @@ class _HeaderReader:
             self.fail(f"tensor '{name}' has the shape {shape}, with a zero in it")
         if shape[-1] % block_format.block_len:
             self.fail(
-                f"tensor '{name}' has rows of {shape[-1]:,} weights, which are no whole blocks of "
-                f"{block_format.block_len} as {block_format.name} needs"
+                f"tensor '{name}' has rows of {shape[-1]:,} weights, which are not whole {block_format.name} blocks of "
+                f"{block_format.block_len}"
             )
         if offset % alignment:
-            self.fail(f"tensor '{name}' is at offset {offset:,}, which is no multiple of the alignment {alignment}")
+            self.fail(f"tensor '{name}' is at offset {offset:,}, which is not a multiple of the alignment {alignment}")
         num_bytes = math.prod(shape[:-1]) * row_bytes(block_format, shape[-1])
         return GGUFTensor(name, shape, block_format, offset, num_bytes)
 

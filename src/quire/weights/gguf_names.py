@@ -41,13 +41,13 @@ def huggingface_name(gguf_name: str) -> str | None:
 
 
 def is_rotary_projection(gguf_name: str) -> bool:
-    """Whether the rows of this tensor are the query or key heads that RoPE rotates."""
+    """True if the rows of this tensor are the query or key heads that RoPE rotates."""
     match = _LAYER_TENSOR.fullmatch(gguf_name)
     return match is not None and match.group(2) in ("attn_q", "attn_k")
 
 
 def rotary_row_order(num_rows: int, head_size: int) -> np.ndarray:
-    """Where each row of q or k, in Hugging Face's order, is stored in a "llama" GGUF.
+    """The stored position of each row of q or k, in Hugging Face's order, in a "llama" GGUF.
 
     Row h D + s D/2 + j (head h, half s, pair j) is stored at h D + 2 j + s. Shapes: int64 `[num_rows]`.
     """

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub, through huggingface_hub: its cache, its credentials, its offline mode.
+"""Models of the Hugging Face hub, through huggingface_hub: its cache, its credentials, its offline mode, its resume.
 
-Fetches what Quire reads and nothing else: configuration, tokenizer, safetensors or one GGUF; never pickles, never
-code. Must not know what is in the files. Next to read: `sources.py`.
+Fetches only files that Quire reads: configuration, tokenizer, safetensors or one GGUF; never pickles, never code.
+Must not know what is in the files. Next to read: `sources.py`.
 """
 
 import os
@@ -14,15 +14,11 @@ from quire.errors import DownloadError, ModelError, ModelNotFoundError, Unsuppor
 from quire.weights.model_cache import cache_write_error, find_hub_snapshot, hub_cache_directory
 from quire.weights.progress import Progress, ignore_progress
 
-DIRECTORY_PATTERNS = (
-    "*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt",
-)  # fmt: skip
+DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 LIST_TIMEOUT_S = 10
-SUBDIRECTORY_PATTERNS = ("*/*.json", "*/*.safetensors", "*/*.model")
+SUBDIRECTORY_PATTERNS = ["*/*.json", "*/*.safetensors", "*/*.model"]
 """Not fetched: other formats and precisions of the same model."""
-_HUB_ID = re.compile(
-    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII
-)  # fmt: skip
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +28,6 @@ class HubSource:
     repository: str
     file: str | None = None
     revision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HubFiles:
-    """What was fetched: a snapshot directory or one GGUF in it."""
-
-    path: Path
-    kind: str
-    commit: str
 
 
 def parse_hub_id(name: str) -> HubSource | None:
@@ -53,54 +40,54 @@ def parse_hub_id(name: str) -> HubSource | None:
 
 
 def is_offline() -> bool:
-    """Whether the environment says HF_HUB_OFFLINE."""
+    """Read HF_HUB_OFFLINE from the environment."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, offline: bool = False) -> HubFiles:
-    """Fetch a repository, or what of it is missing in the cache; without a network, what the cache has.
+def fetch_from_hub(source: HubSource, *, progress: Progress = ignore_progress, offline: bool = False) -> Path:
+    """Fetch the files of a repository that the cache lacks; without a network, use the cache alone.
 
-    Raises: ModelNotFoundError, DownloadError or UnsupportedModelError, each with what to do.
+    Returns: the directory of the snapshot; its name is the commit.
+    Raises: ModelNotFoundError, DownloadError or UnsupportedModelError, each with the next step.
     """
     if offline or is_offline():
-        return _choose(source, _cached(source, "this is offline mode"))
+        return _cached(source, "this is offline mode")
     import huggingface_hub
 
     try:
         names = _list_files(source)
         if names is None:
-            return _choose(source, _cached(source, "the Hugging Face hub cannot be reached"))
+            return _cached(source, "the Hugging Face hub cannot be reached")
         snapshot = huggingface_hub.snapshot_download(
             source.repository,
             revision=source.revision,
             cache_dir=hub_cache_directory(),
             allow_patterns=_patterns(source, names),
-            ignore_patterns=None if source.file else list(SUBDIRECTORY_PATTERNS),
+            ignore_patterns=None if source.file else SUBDIRECTORY_PATTERNS,
             tqdm_class=_progress_bar_class(f"downloading {source.repository}", progress),
         )
     except ModelError:
         raise
     except Exception as error:
         raise _explain(error, source) from error
-    return _choose(source, Path(snapshot))
+    return Path(snapshot)
 
 
-def _cached(source: HubSource, why: str) -> Path:
+def _cached(source: HubSource, reason: str) -> Path:
     snapshot = find_hub_snapshot(source.repository, source.revision or "main")
     if snapshot is None:
-        revision = f" at revision {source.revision}" if source.revision else ""
         wanted = source.repository + (f"@{source.revision}" if source.revision else "")
         raise DownloadError(
-            f"'{source.repository}'{revision} is not in the cache {hub_cache_directory()}, and {why}; run `quire pull "
-            f"{wanted}` once with a network, or pass the path of a local model"
+            f"'{wanted}' is not in the cache {hub_cache_directory()}, and {reason}; run `quire pull {wanted}` once "
+            "with a network, or pass the path of a local model"
         )
     return snapshot
 
 
 def _list_files(source: HubSource) -> list[str] | None:
-    """The files of the repository; None when the hub cannot be reached or is ill.
+    """The files of the repository; None when the hub cannot be reached or fails.
 
-    Raises: whatever huggingface_hub raises for a refusal.
+    Raises: the errors of huggingface_hub for a refusal.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -118,16 +105,16 @@ def _list_files(source: HubSource) -> list[str] | None:
 
 
 def _patterns(source: HubSource, names: list[str]) -> list[str]:
-    """What to fetch of a repository with these files."""
+    """The patterns of the files to fetch from a repository with these files."""
     if source.file is not None:
         return [source.file]
     if any(re.fullmatch(r"model[^/]*\.safetensors", name) for name in names):
-        return list(DIRECTORY_PATTERNS)
+        return DIRECTORY_PATTERNS
     models = [name for name in names if name.endswith(".gguf")]
     if len(models) == 1:
         return models
     if models:
-        raise _ambiguous(source, models)
+        raise ambiguous(f"'{source.repository}'", f"{source.repository}/FILE", models)
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise UnsupportedModelError(
             f"'{source.repository}' has only PyTorch pickles, which can run code and are never loaded; "
@@ -136,32 +123,10 @@ def _patterns(source: HubSource, names: list[str]) -> list[str]:
     raise ModelNotFoundError(f"'{source.repository}' on the Hugging Face hub holds neither safetensors nor GGUF files")
 
 
-def _choose(source: HubSource, snapshot: Path) -> HubFiles:
-    """The model in a snapshot, which may have been fetched by another program and for other reasons."""
-    commit = snapshot.name
-    if source.file is not None:
-        path = snapshot / source.file
-        if not path.is_file():
-            raise ModelNotFoundError(f"'{source.repository}' has no file '{source.file}' at revision {commit[:12]}")
-        return HubFiles(path, "gguf", commit)
-    if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors")):
-        return HubFiles(snapshot, "hf", commit)
-    models = sorted(path.name for path in snapshot.glob("*.gguf"))
-    if len(models) == 1:
-        return HubFiles(snapshot / models[0], "gguf", commit)
-    if models:
-        raise _ambiguous(source, models)
-    raise DownloadError(
-        f"the cached copy of '{source.repository}' in {snapshot} lacks its config.json or its weights; "
-        f"run `quire pull {source.repository}` once with a network"
-    )
-
-
-def _ambiguous(source: HubSource, models: list[str]) -> ModelNotFoundError:
+def ambiguous(place: str, form: str, models: list[str]) -> ModelNotFoundError:
+    """The error for a place with several GGUF files; `form` is the name that chooses one."""
     shown = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
-    return ModelNotFoundError(
-        f"'{source.repository}' has {len(models)} GGUF files; choose one as {source.repository}/FILE: {shown}"
-    )
+    return ModelNotFoundError(f"{place} has {len(models)} GGUF files; choose one as {form}: {shown}")
 
 
 def _explain(error: Exception, source: HubSource) -> ModelError:

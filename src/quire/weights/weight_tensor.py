@@ -1,6 +1,6 @@
-"""One named weight of a checkpoint, decoded only when asked for. Must not know where names come from.
+"""A named weight of a checkpoint, which is decoded when the loader asks for it. It must not know models.
 
-Next to read: `checkpoint.py`, which hands these out.
+Next to read: `checkpoint.py`, which makes them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WeightTensor(Protocol):
-    """What the loader sees of a weight."""
+    """A weight as the loader sees it."""
 
     @property
     def name(self) -> str:
@@ -24,11 +24,11 @@ class WeightTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In torch order."""
+        """The shape in torch's order."""
 
     @property
     def format(self) -> str:
-        """How it is stored: "F32", "BF16", "Q4_1", …"""
+        """The stored format: "F32", "BF16", "Q4_1", …"""
 
     @property
     def num_bytes(self) -> int:

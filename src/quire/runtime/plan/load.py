@@ -1,4 +1,4 @@
-"""`plan_model`: a checkpoint to a program and its packed weights, without the model ever existing as tensors.
+"""`plan_model`: a checkpoint to a program and its packed weights, without a model of tensors in between.
 
 The model's code is traced with parameters on the meta device; stored weights go straight into the kernels' layout.
 Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
@@ -54,7 +54,7 @@ def plan_model(
 def plan_weights(
     config: EngineConfig, checkpoint: Checkpoint, model: nn.Module
 ) -> tuple[PackedWeights, list[Placement]]:
-    """Memory for the packed weights of a model, and what `fill` must put there."""
+    """Allocate the packed weights of a model, and plan the tensors that `fill` puts there."""
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)

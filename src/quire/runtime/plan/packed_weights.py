@@ -33,7 +33,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
-    """Where and how a parameter [N, I] is packed."""
+    """The format and the offset of a packed parameter [N, I]."""
 
     format: WeightFormat
     offset: int
@@ -93,7 +93,7 @@ class PackedWeights:
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
     def format_of(self, parameter: nn.Parameter) -> WeightFormat:
-        """How a matrix is packed."""
+        """The format of a packed matrix."""
         return self._matrices[self._names[id(parameter)]].format
 
     def weight(self, parameter: nn.Parameter) -> Weight:
@@ -102,7 +102,7 @@ class PackedWeights:
         return Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
 
     def vector_address(self, parameter: nn.Parameter | None) -> int:
-        """Where the fp32 values of a vector lie; 0 for None."""
+        """The address of the fp32 values of a vector; 0 for None."""
         return 0 if parameter is None else self._vectors[self._names[id(parameter)]].data_ptr()
 
     def put(self, name: str, tensor: WeightTensor, first_row: int) -> None:
