@@ -259,9 +259,12 @@ class BlockManager:
                 replaced.append((index, written))
         keeps_states = False
         if self.state_groups:
-            keeps_states = start > 0 and (num_drafts > 0 or self._wants_checkpoint(request, num_needed))
-            num_needed += sum(not owned.tables[index] for index in self.state_groups)
-            replaced += [(index, 0) for index in self.state_groups if keeps_states or self._is_needed(owned, index)]
+            keeps_states = num_drafts > 0 or self._wants_checkpoint(request, num_needed)
+            for index in self.state_groups:
+                if not (table := owned.tables[index]):
+                    num_needed += 1
+                elif keeps_states or self.pool.reference_counts[table[0]] > 1 or self.cache.holds(table[0]):
+                    replaced.append((index, 0))
         num_needed += len(replaced)
         if num_needed == 0:
             return ()
@@ -273,7 +276,7 @@ class BlockManager:
         sources = {index: owned.tables[index][at] for index, at in replaced}
         transfers = [self._replace(request.request_id, owned, index, at, taken.pop()) for index, at in replaced]
         if keeps_states:
-            states = {index: sources.pop(index) for index in self.state_groups}
+            states = {index: sources.pop(index) for index in self.state_groups if index in sources}
             owned.kept_states.append(KeptState(start, states, start + num_tokens if num_drafts else None))
         for source_id in sources.values():
             self._release(source_id)
@@ -368,15 +371,15 @@ class BlockManager:
 
     # --- States ---------------------------------------------------------------------------------
 
-    def _is_needed(self, owned: OwnedBlocks, group_index: int) -> bool:
-        """Whether another request or the prefix cache needs the state that the next step would overwrite."""
-        table = owned.tables[group_index]
-        return bool(table) and (self.pool.reference_counts[table[0]] > 1 or self.cache.holds(table[0]))
-
     def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
         """Whether the state before the next step is a checkpoint that the prefix cache lacks and has room for."""
         start, interval = request.num_computed_tokens, self._checkpoint_interval
-        if interval is None or start % interval or num_needed + len(self.state_groups) > self.pool.num_free:
+        if (
+            interval is None
+            or start == 0
+            or start % interval
+            or num_needed + len(self.state_groups) > self.pool.num_free
+        ):
             return False
         chain, at = self._chain(request), start // self._block_size - 1
         chain.extend(request, at + 1, self._block_size)
@@ -386,7 +389,8 @@ class BlockManager:
         """Register kept states whose tokens are computed as checkpoints, and release them."""
         while owned.kept_states and owned.kept_states[0].position < request.num_computed_tokens:
             kept = owned.kept_states.pop(0)
-            if self._checkpoint_interval is not None and kept.position % self._checkpoint_interval == 0:
+            interval = self._checkpoint_interval
+            if interval is not None and kept.position > 0 and kept.position % interval == 0:
                 chain, at = self._chain(request), kept.position // self._block_size - 1
                 chain.extend(request, at + 1, self._block_size)
                 for index, block_id in kept.block_ids.items():
