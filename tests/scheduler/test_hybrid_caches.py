@@ -22,8 +22,8 @@ from tests.scheduler.builders import make_config, make_request
 
 VOCAB_SIZE = 6
 MAX_MODEL_LEN = 48
-NUM_SCHEDULES = 500
-NUM_SPECULATIONS = 500
+NUM_SCHEDULES = 150
+NUM_SPECULATIONS = 100
 BASES = [[random.Random(seed).randrange(VOCAB_SIZE) for _ in range(30)] for seed in range(2)]
 
 
@@ -199,8 +199,10 @@ def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
     for seed in range(NUM_SCHEDULES):
         run_schedule(seed, counts)
     # The generator must reach everything that it is for.
-    expected = {"hits": 100, "hits of states": 300, "preempted": 500, "forked": 300, "aborted": 300, "given back": 50,
-                "transfers": 2000, "steps": 5000, "reads": 10**6}  # fmt: skip
+    expected = {
+        "hits": 30, "hits of states": 100, "preempted": 40, "forked": 150, "aborted": 150, "given back": 60,
+        "transfers": 4000, "steps": 4000, "reads": 200_000,
+    }  # fmt: skip
     assert {name: counts[name] for name, least in expected.items() if counts[name] < least} == {}
 
 
@@ -292,8 +294,8 @@ def test_rejected_drafts_are_taken_back_in_all_kinds_of_cache() -> None:
     counts: Counter[str] = Counter()
     for seed in range(NUM_SPECULATIONS):
         Speculation(seed, counts).run()
-    assert counts["rejected"] > 5000
-    assert 1000 < counts["restored"] < counts["rejected"]
+    assert counts["rejected"] > 600
+    assert 400 < counts["restored"] < counts["rejected"]
 
 
 STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), RecurrentState(8, 8)))

@@ -259,7 +259,7 @@ class BlockManager:
                 replaced.append((index, written))
         keeps_states = False
         if self.state_groups:
-            keeps_states = num_drafts > 0 or self._wants_checkpoint(request, num_needed)
+            keeps_states = num_drafts > 0 or self._wants_checkpoint(request, num_needed + len(replaced))
             for index in self.state_groups:
                 if not (table := owned.tables[index]):
                     num_needed += 1
@@ -374,12 +374,8 @@ class BlockManager:
     def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
         """Whether the state before the next step is a checkpoint that the prefix cache lacks and has room for."""
         start, interval = request.num_computed_tokens, self._checkpoint_interval
-        if (
-            interval is None
-            or start == 0
-            or start % interval
-            or num_needed + len(self.state_groups) > self.pool.num_free
-        ):
+        has_room = num_needed + len(self.state_groups) <= self.pool.num_free
+        if interval is None or start == 0 or start % interval or not has_room:
             return False
         chain, at = self._chain(request), start // self._block_size - 1
         chain.extend(request, at + 1, self._block_size)
