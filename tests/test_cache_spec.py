@@ -91,7 +91,7 @@ def test_three_states_per_full_layer_get_blocks_that_fill_the_page_of_a_state() 
     assert shape.waste() < 0.1
     assert len(shape.groups) <= 16
     intervals = {group.spec.checkpoint_interval for group in shape.groups if isinstance(group.spec, RecurrentState)}
-    # 36 states take the bytes of 3,200 tokens; a hit should not recompute so many.
+    # 36 states take the bytes of 3,200 tokens; a hit should recompute fewer.
     assert intervals == {960}
     assert 960 % block_size == 0
 

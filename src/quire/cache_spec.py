@@ -125,7 +125,7 @@ class LatentKV(TokenCache, frozen=True, tag=True):
 
 
 class RecurrentState(msgspec.Struct, frozen=True, tag=True):
-    """One state of fixed size per request, which every token replaces (linear attention, SSM): opaque bytes.
+    """State of fixed size per request, which every token replaces (linear attention, SSM): opaque bytes.
 
     The block table has one entry: the state after all computed tokens. The state before the first token is zero, so
     that the step that computes position 0 must not read the page. The prefix cache keeps copies (checkpoints) at
@@ -146,11 +146,11 @@ class RecurrentState(msgspec.Struct, frozen=True, tag=True):
         return -(-self.state_bytes // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES
 
     def table_len(self, num_tokens: int, block_size: int) -> int:
-        """One entry from the first token on."""
+        """Entries of a block table: one from the first token on."""
         return min(1, num_tokens)
 
     def first_needed(self, position: int, block_size: int) -> int:
-        """The one entry is always needed."""
+        """Return 0: the entry is always needed."""
         return 0
 
     def first_of_hit(self, num_tokens: int, block_size: int) -> int:
@@ -175,7 +175,7 @@ class RecurrentState(msgspec.Struct, frozen=True, tag=True):
 
 
 CacheSpec = PagedKV | LatentKV | RecurrentState
-"""What one layer keeps in the cache."""
+"""The kinds of cache that a layer can have."""
 
 
 @dataclass(frozen=True, slots=True)

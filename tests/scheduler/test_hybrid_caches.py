@@ -56,7 +56,7 @@ class Pages:
                 page[position % self.block_size] = (index, position, tokens[position])
 
     def read(self, tables: Sequence[Sequence[int]], tokens: list[int], start: int, end: int) -> None:
-        """Check all that tokens start … end - 1 attend to."""
+        """Check every entry that tokens start … end - 1 attend to."""
         for index, (spec, table) in enumerate(zip(self.specs, tables, strict=True)):
             if spec.is_state:
                 self._check(table[0], "state", (index, hash(tuple(tokens[:end]))))
@@ -207,7 +207,7 @@ def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
 
 
 class Speculation:
-    """Sequences on a `BlockManager` alone, whose steps carry drafts of which some are rejected."""
+    """Sequences on a `BlockManager` alone. Their steps carry drafts, and some drafts are rejected."""
 
     def __init__(self, seed: int, counts: Counter[str]) -> None:
         self.rng = random.Random(seed)

@@ -34,7 +34,7 @@ class KeptState:
 
 @dataclass(slots=True)
 class OwnedBlocks:
-    """One sequence's block tables, and how much of each the executor has not yet seen."""
+    """Block tables of one sequence, and how much of each the executor has not yet seen."""
 
     tables: list[list[int]]
     changed_from: list[int]
@@ -125,7 +125,7 @@ class BlockManager:
         )
 
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
-        """Whether all known tokens of a request without blocks fit now, beside `num_reserved` blocks promised away."""
+        """Return True if all known tokens of a request without blocks fit now, beside `num_reserved` blocks."""
         needed = len(self.state_groups) if hit.num_blocks else 0  # checkpoints are copied
         for index, table in enumerate(hit.tables):
             needed += self._missing(index, request.num_tokens, len(table), table.count(NULL_BLOCK_ID))
@@ -372,7 +372,7 @@ class BlockManager:
     # --- States ---------------------------------------------------------------------------------
 
     def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
-        """Whether the state before the next step is a checkpoint that the prefix cache lacks and has room for."""
+        """Return True if the state before the next step is a checkpoint that the prefix cache lacks and can hold."""
         start, interval = request.num_computed_tokens, self._checkpoint_interval
         has_room = num_needed + len(self.state_groups) <= self.pool.num_free
         if interval is None or start == 0 or start % interval or not has_room:
@@ -382,7 +382,7 @@ class BlockManager:
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
     def _settle_states(self, request: Request, owned: OwnedBlocks) -> None:
-        """Register kept states whose tokens are computed as checkpoints, and release them."""
+        """Register kept states as checkpoints once a step has computed tokens behind them, and release them."""
         while owned.kept_states and owned.kept_states[0].position < request.num_computed_tokens:
             kept = owned.kept_states.pop(0)
             interval = self._checkpoint_interval
