@@ -7,6 +7,7 @@ copied or given back too early makes a read differ. No tensors.
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,14 @@ from quire.errors import CapacityError, EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager, OwnedBlocks
 from quire.scheduler.integrity import check_blocks
+from quire.scheduler.recording import RecordingScheduler, replay
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult, Transfer
 from tests.scheduler.builders import make_config, make_request
 
 VOCAB_SIZE = 6
 MAX_MODEL_LEN = 48
+STATE = RecurrentState(8, checkpoint_interval=8)
 NUM_SCHEDULES = 150
 NUM_SPECULATIONS = 100
 BASES = [[random.Random(seed).randrange(VOCAB_SIZE) for _ in range(30)] for seed in range(2)]
@@ -206,6 +209,21 @@ def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
     assert {name: counts[name] for name, least in expected.items() if counts[name] < least} == {}
 
 
+def test_recorded_schedule_of_a_hybrid_model_replays_identically(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    groups = (CacheGroup((0,), PagedKV(1, 1, 1, 5)), CacheGroup((1,), LatentKV(2, 1, 1)), CacheGroup((2, 3), STATE))
+    config = make_config(kv_cache_groups=groups, num_blocks=60, max_num_batched_tokens=20)
+    with RecordingScheduler(config, tmp_path / "steps.jsonl") as scheduler:
+        executor = HybridExecutor(config)
+        for index in range(8):
+            scheduler.add_request(random_request(rng, f"r{index}"))
+        while scheduler.has_unfinished:
+            output = scheduler.schedule()
+            scheduler.update(output, executor.execute(output, rng))
+    outputs = replay(tmp_path / "steps.jsonl")
+    assert {item.group_index for output in outputs for item in output.transfers} == {0, 1, 2}
+
+
 class Speculation:
     """Sequences on a `BlockManager` alone. Their steps carry drafts, and some drafts are rejected."""
 
@@ -298,7 +316,7 @@ def test_rejected_drafts_are_taken_back_in_all_kinds_of_cache() -> None:
     assert 400 < counts["restored"] < counts["rejected"]
 
 
-STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), RecurrentState(8, 8)))
+STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), STATE))
 
 
 def started(config: SchedulerConfig, num_tokens: int) -> tuple[BlockManager, Request]:
@@ -346,6 +364,18 @@ def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
         (transfer,) = [item for item in compute(blocks, other, 4) if item.group_index == 1]
         assert transfer.source_ids == (checkpoint,)
         assert blocks.owned[other.request_id].tables[1] == list(transfer.target_ids) != [checkpoint]
+
+
+def test_hit_fits_only_if_the_copy_of_its_checkpoint_does() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL, num_blocks=7), 12)
+    compute(blocks, request, 8)
+    compute(blocks, request, 1)
+    blocks.forget("a")
+    # Of six pages two hold the blocks of the hit and one its checkpoint.
+    for num_tokens, fits in ((16, True), (17, False)):
+        other = make_request("b", request.prompt_token_ids[:9] + [1] * (num_tokens - 9))
+        assert blocks.find_prefix(other).num_tokens == 8
+        assert blocks.fits(other, blocks.find_prefix(other), 0) is fits
 
 
 def test_pool_without_a_spare_page_makes_no_checkpoint() -> None:

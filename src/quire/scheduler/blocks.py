@@ -79,7 +79,7 @@ class BlockManager:
         self._specs = [group.spec for group in config.kv_cache_groups]
         self.state_groups = [index for index, spec in enumerate(self._specs) if spec.is_state]
         self.token_groups = [index for index, spec in enumerate(self._specs) if not spec.is_state]
-        self._has_windows = any(spec.window is not None for spec in self._specs)
+        self._window_groups = [index for index, spec in enumerate(self._specs) if spec.window is not None]
         self._checkpoint_interval: int | None = None
         # Prompts that may not be split cannot stop at a checkpoint.
         if config.enable_prefix_caching and config.enable_chunked_prefill:
@@ -187,10 +187,6 @@ class BlockManager:
             num_blocks = min(gaps)
         return num_blocks
 
-    def _first_needed(self, position: int) -> list[int]:
-        """Per group: the first table entry that tokens from `position` on read."""
-        return [spec.first_needed(position, self._block_size) for spec in self._specs]
-
     def _chain(self, request: Request) -> PrefixChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
@@ -236,7 +232,8 @@ class BlockManager:
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
-        self._own(request.request_id, hit.tables, self._first_needed(hit.num_tokens), hit.num_blocks)
+        num_left_behind = [spec.first_needed(hit.num_tokens, self._block_size) for spec in self._specs]
+        self._own(request.request_id, hit.tables, num_left_behind, hit.num_blocks)
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -246,7 +243,7 @@ class BlockManager:
         """
         owned = self.owned[request.request_id]
         start = request.num_computed_tokens
-        if self._has_windows:
+        if self._window_groups:
             self._leave_behind(owned, start)
         table_len = -(-(start + num_tokens) // self._block_size)
         replaced: list[tuple[int, int]] = []
@@ -415,7 +412,8 @@ class BlockManager:
         return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
     def _leave_behind(self, owned: OwnedBlocks, position: int) -> None:
-        for index, first in enumerate(self._first_needed(position)):
+        for index in self._window_groups:
+            first = self._specs[index].first_needed(position, self._block_size)
             table, done = owned.tables[index], owned.num_left_behind[index]
             if first <= done:
                 continue
