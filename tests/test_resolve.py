@@ -1,4 +1,4 @@
-"""`resolve` as a table: what is chosen, why, and every error, whose advice is followed and must work."""
+"""`resolve` as a table: choices with reasons, and every error. The tests follow the advice of each error."""
 
 import re
 from dataclasses import replace
@@ -171,9 +171,11 @@ def test_max_model_len(context: int, chosen: int | None, expected: int) -> None:
         (CPU, {}, 256 * 8 + 1),
         # 4 sequences of 8192 tokens are more than 64 of 256.
         (CPU, {"max_num_seqs": 64}, 4 * 256 + 1),
-        # All that 4 sequences of 64 tokens, or one of 8192, can use.
+        # Room for 4 sequences of 64 tokens, or for one of 8192.
         (CPU, {"max_num_seqs": 4, "max_model_len": 64}, 4 * 2 + 1),
         (CPU, {"max_num_seqs": 1}, 256 + 1),
+        (CPU, {"max_num_seqs": 64, "max_model_len": 2112}, 64 * 66 + 1),
+        (CPU, {"max_model_len": 2112}, 256 * 8 + 1),
         # The most that is taken unasked.
         (CPU, {"max_num_seqs": 2000}, MAX_DEFAULT_CPU_KV_BYTES // BLOCK_BYTES),
         # Half of the memory left after the weights.

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -27,10 +27,10 @@ MAX_BLOCK_FACTOR = 32
 """Blocks of models with states are at most this many times the default."""
 
 
-class TokenCache(msgspec.Struct, frozen=True):
-    """Base of the kinds that keep bytes for every token, in blocks of `block_size` tokens.
+class CacheKind(msgspec.Struct, frozen=True):
+    """Base of the kinds, with the arithmetic of those that keep every token, in blocks of `block_size` tokens.
 
-    The kinds are tagged structs because msgspec cannot decode a union of dataclasses.
+    Kinds are tagged structs: msgspec, which carries configurations to other processes, decodes no union of dataclasses.
     """
 
     is_state: ClassVar[bool] = False
@@ -41,9 +41,18 @@ class TokenCache(msgspec.Struct, frozen=True):
         return None
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of scales beside the values."""
+        return 0
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in one layer."""
-        raise NotImplementedError
+        """Bytes of one token in one layer; 0 if the cache does not grow with tokens."""
+        return 0
+
+    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> Self:
+        """Return the same cache with values of another type."""
+        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block in one layer."""
@@ -74,7 +83,7 @@ class TokenCache(msgspec.Struct, frozen=True):
         return min(whole, (self.window + max_num_batched_tokens - 3) // block_size + 2)
 
 
-class PagedKV(TokenCache, frozen=True, tag=True):
+class PagedKV(CacheKind, frozen=True, tag=True):
     """Keys and values per head: two planes.
 
     Fields:
@@ -97,12 +106,8 @@ class PagedKV(TokenCache, frozen=True, tag=True):
         """Shape of one layer's values in one block: [2, B, K, D], plane 0 keys, plane 1 values."""
         return (2, block_size, self.num_kv_heads, self.head_size)
 
-    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "PagedKV":
-        """The same cache in another format."""
-        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
 
-
-class LatentKV(TokenCache, frozen=True, tag=True):
+class LatentKV(CacheKind, frozen=True, tag=True):
     """Compressed keys and values of all heads with one rotary part (MLA): one plane."""
 
     rank: int
@@ -119,13 +124,9 @@ class LatentKV(TokenCache, frozen=True, tag=True):
         """Shape of one layer's values in one block: [B, rank + rotary size]."""
         return (block_size, self.rank + self.rotary_size)
 
-    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "LatentKV":
-        """The same cache in another format."""
-        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
 
-
-class RecurrentState(msgspec.Struct, frozen=True, tag=True):
-    """One state of fixed size per request, which every token replaces (linear attention, SSM): opaque bytes.
+class RecurrentState(CacheKind, frozen=True, tag=True):
+    """State of fixed size per request, which every token replaces (linear attention, SSM): opaque bytes.
 
     The block table has one entry: the state after all computed tokens. The state before the first token is zero, so
     that the step that computes position 0 must not read the page. The prefix cache keeps copies (checkpoints) at
@@ -136,25 +137,21 @@ class RecurrentState(msgspec.Struct, frozen=True, tag=True):
     checkpoint_interval: int | None = None
 
     is_state: ClassVar[bool] = True
-    window: ClassVar[None] = None
-    bytes_per_token: ClassVar[int] = 0
-    scale_bytes: ClassVar[int] = 0
-    dtype_bytes: ClassVar[int] = 1
+
+    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> Self:
+        """Return the state itself: the KV cache type does not apply to it."""
+        return self
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of the state in one layer, aligned; the block size does not matter."""
         return -(-self.state_bytes // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES
 
     def table_len(self, num_tokens: int, block_size: int) -> int:
-        """One entry from the first token on."""
+        """Entries of a block table: one from the first token on."""
         return min(1, num_tokens)
 
-    def first_needed(self, position: int, block_size: int) -> int:
-        """The one entry is always needed."""
-        return 0
-
     def first_of_hit(self, num_tokens: int, block_size: int) -> int:
-        """A hit needs the checkpoint at its end alone, which is cached under the hit's last block."""
+        """Index of the hit's last block: the checkpoint at its end is cached under it, and no other is needed."""
         return max(0, num_tokens // block_size - 1)
 
     def held_blocks(self, num_tokens: int, block_size: int) -> int:
@@ -169,13 +166,9 @@ class RecurrentState(msgspec.Struct, frozen=True, tag=True):
         """Shape of one layer's bytes in one page."""
         return (self.state_bytes,)
 
-    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "RecurrentState":
-        """The state keeps its own format: the KV cache type does not apply to it."""
-        return self
-
 
 CacheSpec = PagedKV | LatentKV | RecurrentState
-"""What one layer keeps in the cache."""
+"""The kinds of cache that a layer can have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the user chose (`EngineOptions`) and what will run (`EngineConfig`), with the reason for each decision.
+"""Configuration: the user's choices (`EngineOptions`), and the engine that runs (`EngineConfig`) with reasons.
 
 `resolve` is pure: the same options, hardware and model give the same config, and nothing writes to a config
 afterwards. Command-line flags, their help, the docs table and Python keyword arguments are all made from the
@@ -67,22 +67,28 @@ class EngineOptions:
         "auto", "KV cache type; auto is the compute type", choices=("auto", "float32", "bfloat16", "float16", "int8")
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all")
-    kv_cache_memory_bytes: int | None = option(None, "memory for the KV cache, in bytes")
+    kv_cache_memory_bytes: int | None = option(
+        None, "memory for the KV cache; unset, on CPUs: 256 tokens per sequence or 4 full contexts, at most 4 GiB"
+    )
     num_blocks_override: int | None = option(None, "number of KV blocks, instead of from memory")
     enable_prefix_caching: bool = option(True, "share KV blocks of equal prefixes")
     enable_chunked_prefill: bool = option(True, "split prompts over several steps")
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
     max_long_partial_prefills: int = option(1, "of these, prompts above long_prefill_token_threshold")
-    long_prefill_token_threshold: int = option(0, "longer prompts are long: at most so many tokens a step; 0: off")
+    long_prefill_token_threshold: int = option(
+        0, "prompts above this length get at most this many tokens a step; 0: off"
+    )
     performance_mode: str = option(
-        "throughput", "interactivity, on CPUs: prompts take small shares of steps in which others generate",
+        "throughput", "interactivity, on CPUs: short prefill chunks while other requests decode",
         choices=PERFORMANCE_MODES,
     )  # fmt: skip
     max_decode_rounds: int = option(
-        8, "tokens that requests may get in one step, while nobody else could start or has stop strings; 1: off"
+        8, "most tokens to decode per request in one step; 1 while a request waits or uses stop strings; 1: off"
     )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
-    sjf_ageing_tokens_per_s: float = option(100.0, "sjf: a waiting prompt counts as so many tokens shorter per second")
+    sjf_ageing_tokens_per_s: float = option(
+        100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second"
+    )
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
     tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
@@ -110,7 +116,7 @@ class EngineOptions:
                 raise ConfigError(f"unknown option '{name}'{nearest(name, known)}")
         if model is not None:
             kwargs["model"] = model
-        # Paths are what programs have at hand; everything below knows text.
+        # Programs pass paths; the code below expects text.
         return cls(
             **{name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in kwargs.items()}
         )
@@ -118,23 +124,23 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the machine has, as found by `runtime/hardware.py`."""
+    """The machine, as found by `runtime/hardware.py`."""
 
     device: str
     """"cpu" or "cuda:N"."""
     total_memory_bytes: int
     available_memory_bytes: int
     has_fast_bfloat16: bool
-    """Whether bf16 matrix products are at least as fast as fp32 ones."""
+    """True if bf16 matrix products are at least as fast as fp32 ones."""
     num_threads: int
     name: str = ""
     memory_limit: str = ""
-    """What keeps the available memory below that of the machine, for messages: "cgroup", "RLIMIT_AS, ulimit -v"."""
+    """Limit below the memory of the machine, for messages: "cgroup", "RLIMIT_AS, ulimit -v"."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the engine must know of a model; the mathematics is in the model's own `Config`.
+    """Facts about a model that the engine needs; the mathematics is in the model's own `Config`.
 
     Made by `models/registry.py` from `hf_config`.
     """
@@ -150,18 +156,18 @@ class ModelConfig:
     context_len: int
     num_parameters: int
     cache_specs: tuple[CacheSpec, ...]
-    """What each layer keeps in the cache, with `dtype_bytes` 1; `resolve` fills in the real one."""
+    """Kind of cache of each layer, with `dtype_bytes` 1; `resolve` fills in the real one."""
     stored_bytes: int | None = None
     """Size of the weights where quantised ones stay so; None if there is no file."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What generation_config.json recommends, under the names of `SamplingParams`."""
+    """Recommendations of generation_config.json, under the names of `SamplingParams`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What `Scheduler` and `BlockManager` obey. All lengths in tokens."""
+    """Settings of `Scheduler` and `BlockManager`. All lengths in tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -176,9 +182,9 @@ class SchedulerConfig:
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
     prefill_tokens_per_decode: int | None = None
-    """Of a step in which requests generate, prompts get at least so many tokens for each, or fill 12; None: all."""
+    """Tokens that prompts get at least, per decoding request of a step, or as many as fill 12; None: no limit."""
     max_decode_rounds: int = 1
-    """Where all requests generate and nobody else could start, a step may sample so many tokens for each."""
+    """Most tokens to decode per request in one step; 1 when a request waits or uses stop strings."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
@@ -186,7 +192,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One thing `resolve` chose, and why."""
+    """A value that `resolve` chose, and the reason."""
 
     name: str
     value: str
@@ -195,7 +201,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What will run. Printed with its decisions at start, never written again."""
+    """The engine that runs. Printed with its decisions at start, never written again."""
 
     options: EngineOptions
     model: ModelConfig
@@ -206,9 +212,9 @@ class EngineConfig:
     scheduler: SchedulerConfig
     decisions: tuple[Decision, ...]
     uses_plan: bool = False
-    """Whether the model runs as a native plan; else op by op in PyTorch."""
+    """True: the model runs as a native plan; False: op by op in PyTorch."""
     keeps_stored_weights: bool = False
-    """Whether a plan computes with quantised weights as they are stored; else they become the compute dtype."""
+    """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
 
     @property
     def weight_bytes(self) -> int:

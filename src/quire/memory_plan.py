@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import PoolShape
-from quire.config import DTYPES, Decision, EngineOptions, Hardware, ModelConfig
+from quire.config import DEFAULT_MAX_NUM_SEQS, DTYPES, Decision, EngineOptions, Hardware, ModelConfig
 from quire.errors import MemoryCapacityError
 
 CPU_RESERVE_BYTES = 64 * 2**20
@@ -17,9 +17,7 @@ GPU_RESERVE_BYTES = 512 * 2**20
 """CUDA context, cuBLAS workspaces and allocator fragmentation."""
 
 PROMPT_LOGPROB_ROWS = 256
-"""Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
-
-
+"""Prompt positions with logits at the same time: those of 2,000 positions × 128k vocabulary in fp32 take 1 GB."""
 MAX_DEFAULT_CPU_KV_BYTES = 4 * 2**30
 """A machine that is also used for other things should not lose more than this unasked."""
 DEFAULT_TOKENS_PER_SEQUENCE = 256
@@ -27,6 +25,7 @@ DEFAULT_TOKENS_PER_SEQUENCE = 256
 generated tokens, of which half are there at a time), some of which share a prompt."""
 DEFAULT_NUM_CONTEXTS = 4
 """Sequences of full length for which there is room at least."""
+_MORE = "; --kv-cache-memory-bytes for more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype:
 
 
 def _cpu_step_bytes(options: EngineOptions, model: ModelConfig, num_tokens: int) -> int:
-    # All in fp32. A plan, whose buffers share memory by lifetime, takes about half of what is counted per token.
+    # All in fp32. The buffers of a plan share memory by lifetime and take about half of this estimate per token.
     per_token = 2 * model.hidden_size + max(_attention_width(model), 2 * _mlp_size(model))
     # Logits, and as much again in the sampler.
     per_row = 2 * model.vocab_size
@@ -128,23 +127,27 @@ def plan_blocks(
 
 
 def _default_kv_bytes(options: EngineOptions, memory: Memory, shape: PoolShape, model_len: int) -> tuple[int, str]:
-    """KV memory when none was chosen: bytes and the reason."""
+    """KV memory when none was chosen: bytes and the reason.
+
+    Room for all sequences at full length if the user named their number and length. Else most of it would stay unused:
+    room for sequences of usual length, and for a few of full length.
+    """
     if memory.hardware.device != "cpu":
         share = f"gpu_memory_utilization={options.gpu_memory_utilization}"
         return memory.left, f"what {share} leaves after weights and activations"
     num_seqs, typical = options.max_num_seqs, min(model_len, DEFAULT_TOKENS_PER_SEQUENCE)
-    usual = (
-        (num_seqs * shape.peak_blocks(typical), f"room for {num_seqs} sequences of {typical} tokens"),
-        (DEFAULT_NUM_CONTEXTS * shape.peak_blocks(model_len), f"room for {DEFAULT_NUM_CONTEXTS} of {model_len} tokens"),
-    )
-    more = "; --kv-cache-memory-bytes for more"
-    num_blocks, reason = max(usual, key=lambda choice: choice[0])
-    choices = (
+    choices = [
         (num_seqs * shape.peak_blocks(model_len), f"room for {num_seqs} sequences of {model_len} tokens"),
-        (num_blocks, reason + more),
         (memory.left // 2 // shape.block_bytes - 1, "half of the memory left after the weights"),
-        (MAX_DEFAULT_CPU_KV_BYTES // shape.block_bytes - 1, "the most that is taken unasked" + more),
-    )
+        (MAX_DEFAULT_CPU_KV_BYTES // shape.block_bytes - 1, "the most that is taken unasked" + _MORE),
+    ]
+    if options.max_model_len is None or num_seqs == DEFAULT_MAX_NUM_SEQS:
+        usual = (
+            (num_seqs * shape.peak_blocks(typical), f"room for {num_seqs} sequences of {typical} tokens{_MORE}"),
+            (DEFAULT_NUM_CONTEXTS * shape.peak_blocks(model_len),
+             f"room for {DEFAULT_NUM_CONTEXTS} sequences of {model_len} tokens{_MORE}"),
+        )  # fmt: skip
+        choices.insert(1, max(usual, key=lambda choice: choice[0]))
     num_blocks, reason = min(choices, key=lambda choice: choice[0])
     return (num_blocks + 1) * shape.block_bytes, reason
 

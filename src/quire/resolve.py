@@ -1,15 +1,14 @@
-"""`resolve`: from what the user chose, the machine and the model to what will run, each decision with its reason.
+"""`resolve`: makes the engine's configuration from the user's options, the machine and the model, with reasons.
 
 Pure: it reads no file, no environment and no clock, so every rule here is a row of a table in its test. It must not
 know tensors or torch. An error names the numbers and a setting that fits, and that setting does resolve.
 Next to read: `config.py` for the fields, `memory_plan.py` for the KV cache; `runtime/hardware.py` finds `Hardware`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from quire.byte_sizes import format_bytes
-from quire.cache_spec import CacheSpec, PoolShape, fit_block_size, make_groups
+from quire.cache_spec import PoolShape, fit_block_size, make_groups
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
@@ -29,21 +28,21 @@ from quire.errors import ConfigError, MemoryCapacityError
 from quire.memory_plan import Memory, WantedLen, fit_model_len, plan_blocks, split_memory
 
 PLAN_BLOCK_MULTIPLE = 16
-"""Native attention reads keys of so many tokens at once."""
+"""Native attention reads the keys of this many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
 def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> EngineConfig:
-    """Decide everything that was left open.
+    """Decide every option that the user left open.
 
     Raises: ConfigError for options that contradict each other or the model; MemoryCapacityError for what does not fit.
     """
     _check_options(options)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
-    block_size = _resolve_block_size(options, device, model.cache_specs, decisions)
+    block_size = _resolve_block_size(options, device, model, decisions)
     uses_plan = _resolve_execution(options, device, block_size, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
@@ -123,7 +122,7 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
 
 
 def _resolve_execution(options: EngineOptions, device: str, block_size: int, decisions: list[Decision]) -> bool:
-    """Whether the model runs as a native plan."""
+    """Return True if the model runs as a native plan."""
     reasons = {
         "on a GPU kernels are launched one by one": device != "cpu",
         "enforce_eager was chosen": options.enforce_eager,
@@ -164,11 +163,12 @@ def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decisi
     return kv_dtype
 
 
-def _resolve_block_size(
-    options: EngineOptions, device: str, cache_specs: Sequence[CacheSpec], decisions: list[Decision]
-) -> int:
+def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig, decisions: list[Decision]) -> int:
     default = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
-    block_size, reason = fit_block_size(cache_specs, default), f"default on {device.split(':')[0]}"
+    # The KV type is not decided yet, since plans and thus types depend on the block size: 16 bit unless chosen.
+    dtype = canonical_dtype(options.dtype) if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    specs = [spec.stored_as(KV_DTYPES[dtype or "bfloat16"], 0) for spec in model.cache_specs]
+    block_size, reason = fit_block_size(specs, default), f"default on {device.split(':')[0]}"
     if options.block_size is not None:
         block_size, reason = options.block_size, "chosen"
     elif block_size != default:

@@ -58,7 +58,7 @@ def test_enough_sequences_for_the_largest_concurrency(engines: list[FakeEngine])
 
 
 def test_a_row_longer_than_the_context_is_refused_with_numbers(engines: list[FakeEngine]) -> None:
-    result = call("bench", "-p", "4K", "-n", "2")
+    result = call("bench", "-p", "4K", "-n", "2", "--max-model-len", "2048")
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "pp4096 needs a context of 4097 tokens, max_model_len is 2048" in result.stderr

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from quire.cache_spec import CacheGroup, PagedKV
+from quire.cache_spec import CacheGroup, LatentKV, PagedKV, RecurrentState
+from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
+from quire.types import Tier, Transfer
 from tests.fakes import device_copy
 from tests.runtime.builders import make_config
 
@@ -55,13 +57,34 @@ def test_copies_of_one_step_read_before_they_write() -> None:
     cache.transfer([])
 
 
+def test_each_kind_of_cache_has_its_view_and_moves_alone() -> None:
+    latent, state = LatentKV(6, 2, 4), RecurrentState(70)
+    cache = make_cache(CacheGroup((0,), FULL), CacheGroup((1,), latent), CacheGroup((2, 3), state))
+    assert [tuple(view.shape) for view in cache.kv_caches] == [(6, 2, 3, 2, 4), (6, 3, 8), (6, 70), (6, 70)]
+    assert [view.dtype for view in cache.kv_caches] == [torch.float32, torch.float32, torch.uint8, torch.uint8]
+    # States are aligned; the page is as long as the largest group.
+    assert cache.layer_addresses[3] - cache.layer_addresses[2] == 128
+    assert cache.block_stride_bytes == max(FULL.block_bytes(3), 2 * 128)
+    for layer in (2, 3):
+        cache.kv_caches[layer][1] = layer
+    cache.transfer([Transfer(2, Tier.DEVICE, (1, 1), Tier.DEVICE, (4, 5))])
+    for layer in (2, 3):
+        assert (cache.kv_caches[layer][4:] == layer).all()
+
+
+@pytest.mark.parametrize("tiers", [(Tier.HOST, Tier.DEVICE), (Tier.DEVICE, Tier.DISK)])
+def test_transfer_to_another_tier_is_refused(tiers: tuple[Tier, Tier]) -> None:
+    with pytest.raises(EngineError, match=f"from {tiers[0].value} to {tiers[1].value} was scheduled"):
+        make_cache(CacheGroup((0,), FULL)).transfer([Transfer(0, tiers[0], (1,), tiers[1], (2,))])
+
+
 def test_the_null_block_is_zero() -> None:
     assert (make_cache(CacheGroup((0, 1), FULL)).pool[0] == 0).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_cuda() -> None:
+def test_blocks_are_copied_on_cuda() -> None:
     group = CacheGroup((0, 1), FULL)
     cache = CacheEngine(make_config(kv_cache_groups=(group,), num_blocks=6, block_size=3, device="cuda:0"))
     cache.pool[1].fill_(7)

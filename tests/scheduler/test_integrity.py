@@ -1,23 +1,26 @@
-"""The audit finds each kind of damage."""
+"""Audit of blocks: each kind of damage is found."""
 
 from collections.abc import Callable
 
 import pytest
 
+from quire.cache_spec import CacheGroup, RecurrentState
 from quire.errors import EngineError
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.integrity import check_blocks
-from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.builders import make_config, make_groups, make_request
 
 
 def busy_manager() -> BlockManager:
-    blocks = BlockManager(make_config(windows=(None, 5)))
+    groups = (*make_groups((None, 5)), CacheGroup((2,), RecurrentState(8, 16)))
+    blocks = BlockManager(make_config(kv_cache_groups=groups))
     for name in "ab":
         request = make_request(name, 20)
         blocks.admit(request, blocks.find_prefix(request))
-        assert blocks.allocate(request, 20) is not None
-        request.num_computed_tokens = 20
+        assert blocks.allocate(request, 16) is not None
+        request.num_computed_tokens = 16
         blocks.register(request)
+        assert blocks.allocate(request, 4) is not None  # in a copy of the state
     blocks.forget("b")
     return blocks
 
@@ -27,7 +30,7 @@ def lose_a_block(blocks: BlockManager) -> None:
 
 
 def share_without_counting(blocks: BlockManager) -> None:
-    blocks.owned["a"].tables[0][1] = blocks.owned["a"].tables[1][1]
+    blocks.owned["a"].tables[0][-1] = blocks.owned["a"].tables[1][-1]
 
 
 def own_a_free_block(blocks: BlockManager) -> None:
@@ -55,6 +58,27 @@ def repeat_a_block(blocks: BlockManager) -> None:
     table[1] = table[0]
 
 
+def use_a_block_in_two_groups(blocks: BlockManager) -> None:
+    table, other, _ = blocks.owned["a"].tables
+    blocks.pool.share(table[0])
+    blocks.pool.release(other[-1], holds_prefix=True)
+    other[-1] = table[0]
+
+
+def cache_a_block_for_another_group(blocks: BlockManager) -> None:
+    table = blocks.owned["a"].tables[0]
+    blocks.cache.forget(table[0])
+    blocks.cache.register(1, b"digest", b"content", table[0])
+
+
+def keep_two_states(blocks: BlockManager) -> None:
+    blocks.owned["a"].tables[2] += blocks.pool.take(1)
+
+
+def lose_a_kept_state(blocks: BlockManager) -> None:
+    blocks.owned["a"].kept_states.clear()
+
+
 def misfile_a_prefix(blocks: BlockManager) -> None:
     key = next(iter(blocks.cache._block_ids))
     blocks.cache._block_ids[key] += 1
@@ -68,12 +92,26 @@ DAMAGE: list[tuple[Callable[[BlockManager], None], str]] = [
     (take_for_nobody, "referenced blocks are not 100"),
     (punch_a_hole, "null blocks are not the first 0"),
     (repeat_a_block, "a block stands twice"),
+    (use_a_block_in_two_groups, r"is used by groups \[0, 1\]"),
+    (cache_a_block_for_another_group, r"is used by groups \[0, 1\]"),
+    (keep_two_states, "more than one state"),
+    (lose_a_kept_state, "has 1 references and 0 owners"),
     (misfile_a_prefix, "is found as"),
 ]
 
 
-def test_a_sound_manager_passes() -> None:
+def test_manager_without_damage_passes() -> None:
     check_blocks(busy_manager())
+
+
+def test_detached_blocks_count_as_owned() -> None:
+    blocks = busy_manager()
+    owned = blocks.detach("a")
+    with pytest.raises(EngineError, match="references and 0 owners"):
+        check_blocks(blocks)
+    check_blocks(blocks, [owned])
+    blocks.release(owned)
+    assert blocks.reset_prefix_cache()
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=[damage.__name__ for damage, _ in DAMAGE])

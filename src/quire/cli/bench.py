@@ -85,7 +85,8 @@ def bench_command(
         raise click.UsageError("nothing to measure: --n-prompt and --n-gen are both 0")
     engine_values = chosen_engine_options(values)
     most_streams = max(case.num_streams for case in cases)
-    engine_values.setdefault("max_num_seqs", max(EngineOptions.max_num_seqs, most_streams))
+    engine_values.setdefault("max_num_seqs", most_streams)
+    engine_values.setdefault("max_model_len", max(case.len_needed for case in cases))
     model = words[0] if words else split_arguments((), engine_values, what="model").model
     options = EngineOptions.from_kwargs(**{**engine_values, "model": model, "enable_prefix_caching": False})
     if most_streams > options.max_num_seqs:

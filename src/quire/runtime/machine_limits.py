@@ -1,7 +1,7 @@
-"""What this machine can do at best, measured: how fast it reads memory, how fast it multiplies matrices.
+"""Measured limits of this machine: speed of reading memory, speed of matrix products.
 
-A speed is quoted as a share of these. They are what PyTorch reaches here with the engine's threads, not the maker's
-figures. Must not know models: `cli/bench_limits.py` turns limits into tokens per second.
+Benchmarks quote speeds as shares of these limits: what PyTorch reaches here with the engine's threads, not the
+manufacturer's figures. Must not know models: `cli/bench_limits.py` turns limits into tokens per second.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""Block numbers: who owns how many references, and which block is handed out next. Knows no requests and no hashes.
+"""Block numbers: the references of each block, and the order of reuse. Knows no requests and no hashes.
 
-The free list is ordered by usefulness: blocks whose content nobody can ask for again lie at the front and are
-reused first, blocks that still hold a cached prefix lie behind them, least recently used first.
+The free list is ordered by usefulness: blocks without a cached prefix lie at the front and are reused first, blocks
+that still hold a cached prefix lie behind them, least recently used first.
 Next to read: `prefix_cache.py`, then `blocks.py`, which combines the two.
 """
 
@@ -12,7 +12,7 @@ from quire.types import NULL_BLOCK_ID
 
 
 class BlockPool:
-    """Blocks 1 … num_blocks - 1; block 0 is the null block and belongs to nobody."""
+    """Blocks 1 … num_blocks - 1; block 0 is the null block and has no owner."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -27,11 +27,11 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody references; some may still hold a cached prefix."""
+        """Blocks without references; some may still hold a cached prefix."""
         return len(self._free)
 
     def is_free(self, block_id: int) -> bool:
-        """Whether nobody references the block."""
+        """Return True if the block has no references."""
         return self.reference_counts[block_id] == 0
 
     def take(self, count: int) -> list[int]:

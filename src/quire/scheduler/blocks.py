@@ -34,7 +34,7 @@ class KeptState:
 
 @dataclass(slots=True)
 class OwnedBlocks:
-    """One sequence's block tables, and how much of each the executor has not yet seen."""
+    """Block tables of one sequence, and how much of each the executor has not yet seen."""
 
     tables: list[list[int]]
     changed_from: list[int]
@@ -79,7 +79,7 @@ class BlockManager:
         self._specs = [group.spec for group in config.kv_cache_groups]
         self.state_groups = [index for index, spec in enumerate(self._specs) if spec.is_state]
         self.token_groups = [index for index, spec in enumerate(self._specs) if not spec.is_state]
-        self._has_windows = any(spec.window is not None for spec in self._specs)
+        self._window_groups = [index for index, spec in enumerate(self._specs) if spec.window is not None]
         self._checkpoint_interval: int | None = None
         # Prompts that may not be split cannot stop at a checkpoint.
         if config.enable_prefix_caching and config.enable_chunked_prefill:
@@ -125,7 +125,7 @@ class BlockManager:
         )
 
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
-        """Whether all known tokens of a request without blocks fit now, beside `num_reserved` blocks promised away."""
+        """Return True if all known tokens of a request without blocks fit now, beside `num_reserved` blocks."""
         needed = len(self.state_groups) if hit.num_blocks else 0  # checkpoints are copied
         for index, table in enumerate(hit.tables):
             needed += self._missing(index, request.num_tokens, len(table), table.count(NULL_BLOCK_ID))
@@ -187,10 +187,6 @@ class BlockManager:
             num_blocks = min(gaps)
         return num_blocks
 
-    def _first_needed(self, position: int) -> list[int]:
-        """Per group: the first table entry that tokens from `position` on read."""
-        return [spec.first_needed(position, self._block_size) for spec in self._specs]
-
     def _chain(self, request: Request) -> PrefixChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
@@ -236,7 +232,8 @@ class BlockManager:
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
-        self._own(request.request_id, hit.tables, self._first_needed(hit.num_tokens), hit.num_blocks)
+        num_left_behind = [spec.first_needed(hit.num_tokens, self._block_size) for spec in self._specs]
+        self._own(request.request_id, hit.tables, num_left_behind, hit.num_blocks)
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -246,7 +243,7 @@ class BlockManager:
         """
         owned = self.owned[request.request_id]
         start = request.num_computed_tokens
-        if self._has_windows:
+        if self._window_groups:
             self._leave_behind(owned, start)
         table_len = -(-(start + num_tokens) // self._block_size)
         replaced: list[tuple[int, int]] = []
@@ -259,9 +256,12 @@ class BlockManager:
                 replaced.append((index, written))
         keeps_states = False
         if self.state_groups:
-            keeps_states = start > 0 and (num_drafts > 0 or self._wants_checkpoint(request, num_needed))
-            num_needed += sum(not owned.tables[index] for index in self.state_groups)
-            replaced += [(index, 0) for index in self.state_groups if keeps_states or self._is_needed(owned, index)]
+            keeps_states = num_drafts > 0 or self._wants_checkpoint(request, num_needed + len(replaced))
+            for index in self.state_groups:
+                if not (table := owned.tables[index]):
+                    num_needed += 1
+                elif keeps_states or self.pool.reference_counts[table[0]] > 1 or self.cache.holds(table[0]):
+                    replaced.append((index, 0))
         num_needed += len(replaced)
         if num_needed == 0:
             return ()
@@ -273,7 +273,7 @@ class BlockManager:
         sources = {index: owned.tables[index][at] for index, at in replaced}
         transfers = [self._replace(request.request_id, owned, index, at, taken.pop()) for index, at in replaced]
         if keeps_states:
-            states = {index: sources.pop(index) for index in self.state_groups}
+            states = {index: sources.pop(index) for index in self.state_groups if index in sources}
             owned.kept_states.append(KeptState(start, states, start + num_tokens if num_drafts else None))
         for source_id in sources.values():
             self._release(source_id)
@@ -368,25 +368,22 @@ class BlockManager:
 
     # --- States ---------------------------------------------------------------------------------
 
-    def _is_needed(self, owned: OwnedBlocks, group_index: int) -> bool:
-        """Whether another request or the prefix cache needs the state that the next step would overwrite."""
-        table = owned.tables[group_index]
-        return bool(table) and (self.pool.reference_counts[table[0]] > 1 or self.cache.holds(table[0]))
-
     def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
-        """Whether the state before the next step is a checkpoint that the prefix cache lacks and has room for."""
+        """Return True if the state before the next step is a checkpoint that the prefix cache lacks and can hold."""
         start, interval = request.num_computed_tokens, self._checkpoint_interval
-        if interval is None or start % interval or num_needed + len(self.state_groups) > self.pool.num_free:
+        has_room = num_needed + len(self.state_groups) <= self.pool.num_free
+        if interval is None or start == 0 or start % interval or not has_room:
             return False
         chain, at = self._chain(request), start // self._block_size - 1
         chain.extend(request, at + 1, self._block_size)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
     def _settle_states(self, request: Request, owned: OwnedBlocks) -> None:
-        """Register kept states whose tokens are computed as checkpoints, and release them."""
+        """Register kept states as checkpoints once a step has computed tokens behind them, and release them."""
         while owned.kept_states and owned.kept_states[0].position < request.num_computed_tokens:
             kept = owned.kept_states.pop(0)
-            if self._checkpoint_interval is not None and kept.position % self._checkpoint_interval == 0:
+            interval = self._checkpoint_interval
+            if interval is not None and kept.position > 0 and kept.position % interval == 0:
                 chain, at = self._chain(request), kept.position // self._block_size - 1
                 chain.extend(request, at + 1, self._block_size)
                 for index, block_id in kept.block_ids.items():
@@ -415,7 +412,8 @@ class BlockManager:
         return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
     def _leave_behind(self, owned: OwnedBlocks, position: int) -> None:
-        for index, first in enumerate(self._first_needed(position)):
+        for index in self._window_groups:
+            first = self._specs[index].first_needed(position, self._block_size)
             table, done = owned.tables[index], owned.num_left_behind[index]
             if first <= done:
                 continue

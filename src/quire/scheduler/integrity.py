@@ -37,13 +37,13 @@ def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list
     pool = blocks.pool
     counts = Counter(block_id for owned in owners for block_id in owned.block_ids())
     problems = [
-        f"block {block_id} has {pool.reference_counts[block_id]} references and {counts[block_id]} owners"
-        for block_id in range(pool.num_blocks)
-        if pool.reference_counts[block_id] != counts[block_id]
+        f"block {block_id} has {count} references and {counts[block_id]} owners"
+        for block_id, count in enumerate(pool.reference_counts)
+        if count != counts.get(block_id, 0)
     ]
     free_ids = pool.free_ids()
     for block_id in free_ids:
-        if block_id == NULL_BLOCK_ID or counts[block_id]:
+        if block_id == NULL_BLOCK_ID or block_id in counts:
             problems.append(f"block {block_id} is free and owned")
     num_cached = sum(blocks.cache.holds(block_id) for block_id in free_ids)
     num_plain = len(free_ids) - num_cached

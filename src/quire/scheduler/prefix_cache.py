@@ -71,7 +71,7 @@ class PrefixCache:
         return len(self._entries)
 
     def holds(self, block_id: int) -> bool:
-        """Whether the block can be found by its prefix."""
+        """Return True if the block can be found by its prefix."""
         return block_id in self._entries
 
     def find(self, group_index: int, digest: bytes, content: bytes) -> int | None:

@@ -1,0 +1,430 @@
+"""Hybrid models (full attention, windows, latent, recurrent state) in random schedules, with memory that is kept.
+
+`Pages` holds the content of every page and checks each read of a step: a block that is shared wrongly, stale, not
+copied or given back too early makes a read differ. No tensors.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from quire.cache_spec import CacheGroup, CacheSpec, LatentKV, PagedKV, RecurrentState
+from quire.config import SchedulerConfig
+from quire.errors import CapacityError, EngineError
+from quire.events import EventKind, EventLog
+from quire.scheduler.blocks import BlockManager, OwnedBlocks
+from quire.scheduler.integrity import check_blocks
+from quire.scheduler.recording import RecordingScheduler, replay
+from quire.scheduler.scheduler import Scheduler
+from quire.types import Request, RequestResult, SchedulerOutput, StepResult, Transfer
+from tests.scheduler.builders import make_config, make_request
+
+VOCAB_SIZE = 6
+MAX_MODEL_LEN = 48
+STATE = RecurrentState(8, checkpoint_interval=8)
+NUM_SCHEDULES = 150
+NUM_SPECULATIONS = 100
+BASES = [[random.Random(seed).randrange(VOCAB_SIZE) for _ in range(30)] for seed in range(2)]
+
+
+class Pages:
+    """Content of the pool: per page what was written at each offset, or the state that replaced all of it."""
+
+    def __init__(self, specs: Sequence[CacheSpec], block_size: int) -> None:
+        self.specs = specs
+        self.block_size = block_size
+        self.content: dict[int, dict[object, object]] = {}
+        self.num_reads = 0
+
+    def transfer(self, transfers: Sequence[Transfer]) -> None:
+        read = [dict(self.content[source]) for item in transfers for source in item.source_ids]
+        targets = [target for item in transfers for target in item.target_ids]
+        assert len(set(targets)) == len(targets)
+        self.content.update(zip(targets, read, strict=True))
+
+    def write(self, tables: Sequence[Sequence[int]], tokens: list[int], start: int, end: int) -> None:
+        """Compute positions start … end - 1 in all layers. States are read here: they are replaced at once."""
+        for index, (spec, table) in enumerate(zip(self.specs, tables, strict=True)):
+            if spec.is_state:
+                if start:
+                    self._check(table[0], "state", (index, hash(tuple(tokens[:start]))))
+                self.content[table[0]] = {"state": (index, hash(tuple(tokens[:end])))}
+                continue
+            for position in range(start, end):
+                page = self.content.setdefault(table[position // self.block_size], {})
+                page.pop("state", None)
+                page[position % self.block_size] = (index, position, tokens[position])
+
+    def read(self, tables: Sequence[Sequence[int]], tokens: list[int], start: int, end: int) -> None:
+        """Check every entry that tokens start … end - 1 attend to."""
+        for index, (spec, table) in enumerate(zip(self.specs, tables, strict=True)):
+            if spec.is_state:
+                self._check(table[0], "state", (index, hash(tuple(tokens[:end]))))
+                continue
+            for position in range(0 if spec.window is None else max(0, start - spec.window + 1), end):
+                block_id, offset = table[position // self.block_size], position % self.block_size
+                self._check(block_id, offset, (index, position, tokens[position]))
+
+    def _check(self, block_id: int, key: object, expected: object) -> None:
+        self.num_reads += 1
+        found = self.content.get(block_id, {}).get(key)
+        assert block_id != 0, "the null block is read"
+        assert found == expected, f"page {block_id} holds {found}, not {expected}"
+
+
+class HybridExecutor:
+    """Executes schedules on `Pages`."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pages = Pages([group.spec for group in config.kv_cache_groups], config.block_size)
+        self.tokens: dict[str, list[int]] = {}
+        self.seeds: dict[str, int] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+
+    def execute(self, output: SchedulerOutput, rng: random.Random) -> StepResult:
+        for request_id in (*output.finished_ids, *output.preempted_ids):
+            del self.tokens[request_id], self.tables[request_id]
+        self.pages.transfer(output.transfers)
+        for new in output.new_requests:
+            self.tokens[new.request_id], self.seeds[new.request_id] = list(new.token_ids), new.seed
+            self.tables[new.request_id] = [[] for _ in self.pages.specs]
+        for item in output.scheduled:
+            self.tokens[item.request_id] += item.new_token_ids
+            for table, update in zip(self.tables[item.request_id], item.block_table_updates, strict=True):
+                table[update.start :] = update.block_ids
+        shares = [(item.request_id, item.num_computed_tokens, item.num_tokens) for item in output.scheduled]
+        sampling = [item.request_id for item in output.scheduled if item.samples]
+        results = self._round(shares, sampling)
+        for _ in range(rng.randrange(output.max_rounds)):
+            for result in results[-len(sampling) :]:
+                self.tokens[result.request_id].append(result.token_id or 0)
+            shares = [(request_id, start + count, 1) for request_id, start, count in shares]
+            results += self._round(shares, sampling)
+        num_rounds = len(results) // max(1, len(sampling))
+        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
+
+    def _round(self, shares: list[tuple[str, int, int]], sampling: list[str]) -> list[RequestResult]:
+        for compute in (self.pages.write, self.pages.read):
+            for request_id, start, count in shares:
+                if count:
+                    compute(self.tables[request_id], self.tokens[request_id], start, start + count)
+        return [RequestResult(name, next_token(self.tokens[name], self.seeds[name])) for name in sampling]
+
+
+def next_token(tokens: list[int], seed: int) -> int:
+    return hash((seed, *tokens)) % VOCAB_SIZE
+
+
+def random_groups(rng: random.Random, block_size: int) -> tuple[CacheGroup, ...]:
+    interval = block_size * rng.choice([1, 2, 3])
+    kinds: list[CacheSpec] = [
+        PagedKV(1, 1, 1), PagedKV(1, 1, 1, window=rng.choice([1, 3, 7])), LatentKV(2, 1, 1),
+        RecurrentState(8, interval), RecurrentState(16, interval),
+    ]  # fmt: skip
+    chosen = rng.sample(kinds, rng.choice([1, 2, 3, 4, 5]))
+    return tuple(CacheGroup((index,), spec) for index, spec in enumerate(chosen))
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    block_size = rng.choice([1, 2, 3, 4])
+    groups = random_groups(rng, block_size)
+    return make_config(
+        max_num_seqs=rng.randrange(2, 8),
+        max_num_batched_tokens=rng.choice([4, 9, 30, MAX_MODEL_LEN]),
+        max_model_len=MAX_MODEL_LEN,
+        block_size=block_size,
+        num_blocks=6 + len(groups) * rng.choice([40, 44, 60]) // block_size,
+        kv_cache_groups=groups,
+        max_num_partial_prefills=rng.randrange(1, 3),
+        max_decode_rounds=rng.choice([1, 4]),
+        enable_prefix_caching=rng.random() < 0.9,
+        policy=rng.choice(["fcfs", "priority"]),
+    )
+
+
+def random_request(rng: random.Random, name: str) -> Request:
+    prompt = rng.choice(BASES)[: rng.randrange(24)] + rng.choices(range(VOCAB_SIZE), k=rng.randrange(1, 4))
+    return make_request(name, prompt, rng.randrange(1, 20), n=rng.choice([1, 1, 1, 2]), seed=rng.randrange(99),
+                        priority=rng.randrange(3), hash_extras=(rng.choice(["", "", "salt"]),))  # fmt: skip
+
+
+def run_schedule(seed: int, counts: Counter[str]) -> None:
+    """One random schedule to its end: arrivals, aborts at any moment, give-backs of unused blocks."""
+    rng = random.Random(seed)
+    config = random_config(rng)
+    events = EventLog(100_000)
+    scheduler, executor = Scheduler(config, events), HybridExecutor(config)
+    accepted: list[Request] = []
+    waiting = [random_request(rng, f"r{index}") for index in range(7)]
+    while waiting or scheduler.has_unfinished:
+        while waiting and rng.random() < 0.7:
+            request = waiting.pop()
+            try:
+                scheduler.add_request(request)
+                accepted += [request, *request.siblings]
+            except CapacityError:
+                counts["refused"] += 1
+        output = scheduler.schedule()
+        if rng.random() < 0.06 and accepted:
+            counts["aborted"] += len(scheduler.abort([rng.choice(accepted).request_id]))
+            scheduler.check_integrity()
+        if output.scheduled:
+            scheduler.update(output, executor.execute(output, rng))
+        for request_id in list(scheduler.blocks.owned):
+            request = scheduler.get(request_id)
+            if request is not None and rng.random() < 0.1:
+                held = scheduler.blocks.num_free
+                assert scheduler.blocks.truncate(request_id, request.num_computed_tokens) == request.num_computed_tokens
+                counts["given back"] += scheduler.blocks.num_free - held
+        scheduler.check_integrity()
+        counts["steps"] += 1
+        counts["transfers"] += len(output.transfers)
+        assert counts["steps"] < 4000 * (seed + 1), "no progress"
+    assert scheduler.reset_prefix_cache(), "a block did not come home"
+    for request in accepted:
+        tokens = list(request.prompt_token_ids)
+        for token_id in request.output_token_ids:
+            assert token_id == next_token(tokens, request.seed)
+            tokens.append(token_id)
+        assert request.status.finish_reason == "abort" or len(request.output_token_ids) == request.max_tokens
+        has_states = any(group.spec.is_state for group in config.kv_cache_groups)
+        counts["hits of states" if has_states else "hits"] += request.num_cached_tokens > 0
+    counts["preempted"] += len(events.of(EventKind.PREEMPT))
+    counts["forked"] += sum("." in request.request_id for request in accepted)
+    counts["reads"] += executor.pages.num_reads
+
+
+def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(NUM_SCHEDULES):
+        run_schedule(seed, counts)
+    # The generator must reach everything that it is for.
+    expected = {
+        "hits": 30, "hits of states": 100, "preempted": 40, "forked": 150, "aborted": 150, "given back": 60,
+        "transfers": 4000, "steps": 4000, "reads": 200_000,
+    }  # fmt: skip
+    assert {name: counts[name] for name, least in expected.items() if counts[name] < least} == {}
+
+
+def test_recorded_schedule_of_a_hybrid_model_replays_identically(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    groups = (CacheGroup((0,), PagedKV(1, 1, 1, 5)), CacheGroup((1,), LatentKV(2, 1, 1)), CacheGroup((2, 3), STATE))
+    config = make_config(kv_cache_groups=groups, num_blocks=60, max_num_batched_tokens=20)
+    with RecordingScheduler(config, tmp_path / "steps.jsonl") as scheduler:
+        executor = HybridExecutor(config)
+        for index in range(8):
+            scheduler.add_request(random_request(rng, f"r{index}"))
+        while scheduler.has_unfinished:
+            output = scheduler.schedule()
+            scheduler.update(output, executor.execute(output, rng))
+    outputs = replay(tmp_path / "steps.jsonl")
+    assert {item.group_index for output in outputs for item in output.transfers} == {0, 1, 2}
+
+
+class Speculation:
+    """Sequences on a `BlockManager` alone. Their steps carry drafts, and some drafts are rejected."""
+
+    def __init__(self, seed: int, counts: Counter[str]) -> None:
+        self.rng = random.Random(seed)
+        self.counts = counts
+        block_size = self.rng.choice([1, 2, 4])
+        groups = random_groups(self.rng, block_size)
+        config = make_config(block_size=block_size, kv_cache_groups=groups, num_blocks=120, max_num_batched_tokens=16)
+        self.blocks = BlockManager(config)
+        self.pages = Pages([group.spec for group in groups], block_size)
+        self.requests: dict[str, Request] = {}
+        self.detached: list[OwnedBlocks] = []
+
+    def run(self) -> None:
+        for index in range(40):
+            move = self.rng.choice([self._start, self._fork, self._end, *[self._step] * 7])
+            move(f"r{index}")
+            for request in list(self.requests.values()):
+                if self.rng.random() < 0.6:
+                    self._step(request.request_id)
+            check_blocks(self.blocks, self.detached)
+        for name in list(self.requests):
+            self._end(name)
+        for owned in self.detached:
+            self.blocks.release(owned)
+        assert self.blocks.reset_prefix_cache()
+
+    def _start(self, name: str) -> None:
+        request = random_request(self.rng, name)
+        hit = self.blocks.find_prefix(request)
+        if self.blocks.fits(request, hit, 20):
+            request.num_computed_tokens = hit.num_tokens
+            self.blocks.admit(request, hit)
+            self.requests[name] = request
+
+    def _fork(self, name: str) -> None:
+        if self.requests:
+            parent = self.rng.choice(list(self.requests.values()))
+            child = make_request(name, parent.prompt_token_ids, hash_extras=parent.hash_extras)
+            child.output_token_ids = list(parent.output_token_ids)
+            child.num_computed_tokens = parent.num_computed_tokens
+            self.blocks.fork(parent.request_id, child)
+            self.requests[name] = child
+
+    def _end(self, name: str) -> None:
+        if self.requests:
+            name = self.rng.choice(list(self.requests))
+            del self.requests[name]
+            self.detached.append(self.blocks.detach(name))
+            self.blocks.forget(name)
+        if len(self.detached) > 1:
+            self.blocks.release(self.detached.pop(0))
+
+    def _step(self, name: str) -> None:
+        request = self.requests.get(name)
+        if request is None or request.num_tokens > 40:
+            return
+        start = request.num_computed_tokens
+        num_left = request.num_tokens - start
+        num_tokens = self.blocks.chunk_limit(request, min(16, num_left))
+        num_drafts = self.rng.choice([0, 1, 3]) if num_left == 1 else 0
+        transfers = self.blocks.allocate(request, num_tokens + num_drafts, num_drafts)
+        if transfers is None:
+            self._end(name)
+            return
+        self.pages.transfer(transfers)
+        known = request.prompt_token_ids + request.output_token_ids
+        drafts = self.rng.choices(range(VOCAB_SIZE), k=num_drafts)
+        end = start + num_tokens + num_drafts
+        for compute in (self.pages.write, self.pages.read):
+            compute(self.blocks.owned[name].tables, known + drafts, start, end)
+        if num_tokens == num_left:
+            accepted = drafts[: self.rng.randint(0, num_drafts)]
+            request.output_token_ids += [*accepted, self.rng.randrange(VOCAB_SIZE)]
+            num_computed = self.blocks.truncate(name, start + num_tokens + len(accepted))
+            self.counts["rejected"] += len(accepted) < num_drafts
+            self.counts["restored"] += num_computed < start + num_tokens + len(accepted)
+            request.num_computed_tokens = num_computed
+        else:
+            request.num_computed_tokens = start + num_tokens
+        self.blocks.register(request)
+
+
+def test_rejected_drafts_are_taken_back_in_all_kinds_of_cache() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(NUM_SPECULATIONS):
+        Speculation(seed, counts).run()
+    assert counts["rejected"] > 600
+    assert 400 < counts["restored"] < counts["rejected"]
+
+
+STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), STATE))
+
+
+def started(config: SchedulerConfig, num_tokens: int) -> tuple[BlockManager, Request]:
+    blocks, request = BlockManager(config), make_request("a", num_tokens)
+    blocks.admit(request, blocks.find_prefix(request))
+    return blocks, request
+
+
+def compute(blocks: BlockManager, request: Request, num_tokens: int) -> tuple[Transfer, ...]:
+    transfers = blocks.allocate(request, num_tokens)
+    assert transfers is not None
+    request.num_computed_tokens += num_tokens
+    blocks.register(request)
+    check_blocks(blocks)
+    return transfers
+
+
+def test_checkpoint_is_the_page_that_the_next_step_leaves() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
+    assert blocks.chunk_limit(request, 20) == 8
+    assert compute(blocks, request, 8) == ()
+    state = blocks.owned["a"].tables[1][0]
+    assert blocks.chunk_limit(request, 12) == 8
+    (transfer,) = compute(blocks, request, 4)
+    assert (transfer.source_ids, transfer.target_ids) == ((state,), tuple(blocks.owned["a"].tables[1]))
+    assert compute(blocks, request, 4) == ()
+    # The hit ends at the checkpoint, not at the 16 tokens of full attention: those have no checkpoint yet.
+    other = make_request("b", request.prompt_token_ids)
+    assert blocks.find_prefix(other).num_tokens == 8
+    assert blocks.find_prefix(other).tables[1] == [state]
+
+
+def test_hit_continues_in_a_copy_of_the_checkpoint() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
+    for num_tokens in (8, 8, 4):
+        compute(blocks, request, num_tokens)
+    blocks.forget("a")
+    others = [make_request(name, request.prompt_token_ids) for name in "bc"]
+    for other in others:
+        hit = blocks.find_prefix(other)
+        assert hit.num_tokens == 16
+        (checkpoint,) = hit.tables[1]
+        other.num_computed_tokens = 16
+        blocks.admit(other, hit)
+        (transfer,) = [item for item in compute(blocks, other, 4) if item.group_index == 1]
+        assert transfer.source_ids == (checkpoint,)
+        assert blocks.owned[other.request_id].tables[1] == list(transfer.target_ids) != [checkpoint]
+
+
+def test_hit_fits_only_if_the_copy_of_its_checkpoint_does() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL, num_blocks=7), 12)
+    compute(blocks, request, 8)
+    compute(blocks, request, 1)
+    blocks.forget("a")
+    # Of six pages two hold the blocks of the hit and one its checkpoint.
+    for num_tokens, fits in ((16, True), (17, False)):
+        other = make_request("b", request.prompt_token_ids[:9] + [1] * (num_tokens - 9))
+        assert blocks.find_prefix(other).num_tokens == 8
+        assert blocks.fits(other, blocks.find_prefix(other), 0) is fits
+
+
+def test_pool_without_a_spare_page_makes_no_checkpoint() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL, num_blocks=5), 12)
+    compute(blocks, request, 8)
+    assert compute(blocks, request, 4) == ()
+    assert blocks.num_free == 0
+
+
+def test_prompts_that_may_not_be_split_have_no_checkpoints() -> None:
+    config = make_config(kv_cache_groups=STATE_AND_FULL, enable_chunked_prefill=False, max_num_batched_tokens=256)
+    blocks, request = started(config, 20)
+    assert blocks.chunk_limit(request, 20) == 20
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2])
+def test_state_returns_to_before_the_step_unless_all_drafts_are_accepted(num_accepted: int) -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 6)
+    compute(blocks, request, 5)
+    before = blocks.owned["a"].tables[1][0]
+    assert blocks.allocate(request, 3, num_drafts=2) is not None
+    assert blocks.owned["a"].tables[1][0] != before
+    computed = blocks.truncate("a", 6 + num_accepted)
+    assert computed == (8 if num_accepted == 2 else 5)
+    assert (blocks.owned["a"].tables[1][0] == before) == (num_accepted < 2)
+    request.num_computed_tokens = computed
+    blocks.register(request)
+    check_blocks(blocks)
+    blocks.forget("a")
+    assert blocks.reset_prefix_cache()
+
+
+def test_truncation_behind_cached_tokens_is_refused() -> None:
+    blocks, request = started(make_config(), 12)
+    compute(blocks, request, 9)
+    with pytest.raises(EngineError, match="behind 7: they are cached"):
+        blocks.truncate("a", 7)
+    blocks, request = started(make_config(windows=(3,), enable_prefix_caching=False), 12)
+    compute(blocks, request, 9)
+    compute(blocks, request, 1)
+    with pytest.raises(EngineError, match="cannot go back to 2 tokens: its window moved on"):
+        blocks.truncate("a", 2)
+
+
+def test_failed_request_leaves_no_checkpoint() -> None:
+    blocks, request = started(make_config(kv_cache_groups=STATE_AND_FULL), 20)
+    for num_tokens in (8, 8, 4):
+        compute(blocks, request, num_tokens)
+    blocks.forget_prefixes("a")
+    blocks.forget("a")
+    assert blocks.find_prefix(make_request("b", request.prompt_token_ids)).num_tokens == 0
+    assert len(blocks.cache) == 0
