@@ -5,7 +5,7 @@ import gc
 
 import psutil
 
-from quire.server.gate.keys import KeyRing
+from quire.server.keys import KeyRing
 from tests.server.served import serving
 
 NUM_WARM_UP = 150

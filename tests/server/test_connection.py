@@ -4,11 +4,11 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 
 from quire.server import connection as limits
-from quire.server.delivery import Delivery
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
@@ -17,6 +17,12 @@ HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 def post(body: bytes, *headers: bytes, path: bytes = CHAT.encode()) -> bytes:
     lines = [b"POST " + path + b" HTTP/1.1", b"Host: localhost", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def refused_as(data: bytes, status: int, code: str) -> None:
@@ -100,7 +106,7 @@ def test_as_many_headers_as_allowed_pass() -> None:
 
 
 def test_a_body_in_tiny_chunks_is_refused() -> None:
-    chunks = b"1\r\na\r\n" * (limits.MAX_CHUNKS + 1)
+    chunks = b"1\r\na\r\n" * (limits.MAX_FRAMING_BYTES // 5)
     refused_as(post(chunks, b"Transfer-Encoding: chunked"), 400, "too_many_chunks")
 
 
@@ -238,83 +244,122 @@ def test_an_upgrade_is_answered_as_an_ordinary_request() -> None:
     asyncio.run(main())
 
 
-async def _unread(served: Served, max_tokens: int) -> socket.socket:
-    """A client that asks for a stream and never reads it."""
+async def unread(served: Served, data: bytes) -> socket.socket:
+    """A client that sends requests and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", served.port))
-    body = json.dumps(chat_body(stream=True, max_tokens=max_tokens, n=8, ignore_eos=True)).encode()
-    await loop.sock_sendall(client, post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json"))
+    await loop.sock_sendall(client, data)
     return client
 
 
-@pytest.fixture
-def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that waited for each reader who was cut off."""
-    found = []
-    cut = Delivery._cut
+async def seconds_until_cut(served: Served, client: socket.socket, chunk_bytes: int, limit_s: float) -> float | None:
+    """Read so many bytes every 20 ms. Returns: when the connection was reset; None within the limit."""
+    start_s = time.monotonic()
+    while time.monotonic() < start_s + limit_s:
+        await asyncio.sleep(0.02)
+        if client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return time.monotonic() - start_s
+        try:
+            client.recv(chunk_bytes)
+        except BlockingIOError:
+            continue
+        except ConnectionError:
+            return time.monotonic() - start_s
+    return None
 
-    def counted(delivery: Delivery) -> None:
-        found.append(delivery._transport.get_write_buffer_size())
-        cut(delivery)
 
-    monkeypatch.setattr(Delivery, "_cut", counted)
-    return found
+LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8
+"""Answers that the kernel's buffers do not hold."""
 
 
-def test_a_reader_who_takes_nothing_is_cut_and_others_are_not_kept_waiting(cuts: list[int]) -> None:
+def test_reader_of_finished_answers_is_cut_unless_it_makes_progress() -> None:
+    async def main() -> None:
+        with quick(TAKE_TIMEOUT_S=0.4, KEEP_ALIVE_S=60) as connection:
+            async with serving(connection=connection) as served:
+                stuck, steady = await unread(served, LARGE), await unread(served, LARGE)
+                times = await asyncio.gather(
+                    seconds_until_cut(served, stuck, 1, 20), seconds_until_cut(served, steady, 1 << 14, 1.5)
+                )
+                assert times[0] is not None
+                assert times[1] is None
+                stuck.close()
+                steady.close()
+
+    asyncio.run(main())
+
+
+def test_reader_that_pauses_a_stream_is_cut_and_others_are_served() -> None:
     scheduler = {"max_model_len": 1024, "num_blocks": 4000, "max_num_seqs": 64}
 
     async def main() -> None:
-        with quick(WRITE_TIMEOUT_S=1.0, TAKE_TIMEOUT_S=0.1) as connection:
+        body = json.dumps(chat_body(stream=True, max_tokens=900, n=8, ignore_eos=True)).encode()
+        request = post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json")
+        with quick(WRITE_TIMEOUT_S=1.0) as connection:
             async with serving(connection=connection, scheduler=scheduler) as served:
-                clients = [await _unread(served, 900) for _ in range(2)]
+                clients = [await unread(served, request) for _ in range(2)]
                 for _ in range(5):
                     answer = await served.chat(stream=True)
                     assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
                     here = served.server.server_state.connections
                     assert max((item.transport.get_write_buffer_size() for item in here), default=0) < 128 << 10
+                await until(lambda: not served.server.server_state.connections)
                 await served.until_idle()
-                assert len(cuts) == 2
-                assert min(cuts) > 0
                 for client in clients:
+                    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     client.close()
 
     asyncio.run(main())
 
 
-def test_idle_connections_do_not_hinder_others() -> None:
+def test_many_idle_connections_leave_others_served() -> None:
     async def main() -> None:
         async with serving() as served:
             idle = [await served.connect() for _ in range(200)]
             assert all([(await served.chat()).status == 200 for _ in range(4)])
             for _, writer in idle:
                 writer.close()
-            for _ in range(100):
-                if not served.server.server_state.connections:
-                    break
-                await asyncio.sleep(0.02)
-            assert not served.server.server_state.connections
+            await until(lambda: not served.server.server_state.connections)
 
     asyncio.run(main())
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
+def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
+    async def main() -> None:
+        with quick(MAX_CONNECTIONS=3) as connection:
+            async with serving(connection=connection) as served:
+                here = served.server.server_state.connections
+                pairs = [await served.connect() for _ in range(3)]
+                await until(lambda: len(here) == 3)
+                assert (await served.answer("GET", "/version")).status == 200
+                await until(lambda: len(here) == 2)
+                for _, writer in pairs:
+                    writer.write(HEAD)  # from now on a request is under way
+                await until(lambda: not any(item.is_idle for item in here))
+                assert (await served.answer("GET", "/version")).status == 200
+                busy = (await served.connect())[1]
+                busy.write(HEAD)
+                await until(lambda: len(here) == 3 and not any(item.is_idle for item in here))
+                answer = Answer(await served.raw(HEAD + b"\r\n"))
+                assert (answer.status, answer.code) == (503, "too_many_connections")
+                for writer in [busy, *(writer for _, writer in pairs)]:
+                    writer.close()
+
+    asyncio.run(main())
+
+
+def test_limit_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (1024, 1024))
 
     async def main() -> None:
         async with serving() as served:
-            held = [await served.connect() for _ in range(3)]
-            for _ in range(100):
-                if len(served.server.server_state.connections) == 3:
-                    break
-                await asyncio.sleep(0.01)
-            answer = Answer(await served.raw(HEAD + b"\r\n"))
-            assert (answer.status, answer.code) == (503, "too_many_connections")
-            for _, writer in held:
-                writer.close()
+            _, writer = await served.connect()
+            await until(lambda: bool(served.server.server_state.connections))
+            (connection,) = served.server.server_state.connections
+            assert connection._max_connections() == 1024 - limits.SPARE_FILES
+            writer.close()
 
     asyncio.run(main())
 

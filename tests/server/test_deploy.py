@@ -15,7 +15,7 @@ import yaml
 
 from quire.config import EngineOptions
 from quire.engine.process.messages import Statistics
-from quire.server.gate.headers import OPEN_PATHS
+from quire.server.gate import OPEN_PATHS
 from quire.server.options import ServerOptions
 from tests.server.gate.test_gate import ROUTES
 from tests.server.served import make_state

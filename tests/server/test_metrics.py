@@ -5,7 +5,7 @@ import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.server.gate.keys import KeyRing
+from quire.server.keys import KeyRing
 from quire.server.metrics import MAX_ROUTES
 from tests.server.served import CHAT, Served, make_state, serving
 

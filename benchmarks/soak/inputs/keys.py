@@ -12,8 +12,8 @@ from benchmarks.soak.inputs.comparison import welch
 from benchmarks.soak.inputs.plain_http import Answer, Client, connected
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import serving
-from quire.server.gate.headers import OPEN_PATHS
-from quire.server.gate.keys import VARIABLE, KeyRing
+from quire.server.gate import OPEN_PATHS
+from quire.server.keys import VARIABLE, KeyRing
 from quire.server.openapi import ENDPOINTS
 
 MIN_P = 0.01

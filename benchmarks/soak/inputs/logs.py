@@ -10,7 +10,7 @@ from benchmarks.soak.inputs.log_cases import HEADERS, LONGEST, PATHS, SECRET, VA
 from benchmarks.soak.inputs.plain_http import connected
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
-from quire.server.gate.keys import VARIABLE
+from quire.server.keys import VARIABLE
 
 PROMPT = "a prompt that nobody may read"
 WAIT_S = 5.0

@@ -11,7 +11,7 @@ from benchmarks.soak.inputs.comparison import kolmogorov_smirnov
 from benchmarks.soak.inputs.plain_http import Client, connected
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import serving
-from quire.server.gate.keys import VARIABLE
+from quire.server.keys import VARIABLE
 
 MIN_P = 0.01
 NUM_WORDS = 64

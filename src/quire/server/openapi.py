@@ -72,8 +72,8 @@ ENDPOINTS = (
     Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer, errors=(503,),
              is_open=True),
     Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
-    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
-    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
+    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
     Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, errors=WITHOUT_BODY, media_type="text/plain"),
     Endpoint("get", "/openapi.json", "This description", None, None, errors=WITHOUT_BODY),
 )  # fmt: skip

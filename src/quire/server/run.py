@@ -21,7 +21,7 @@ from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.app import make_app
 from quire.server.connection import Connection
-from quire.server.gate import wrap
+from quire.server.gate import Gate
 from quire.server.logs import use_format
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
@@ -101,7 +101,7 @@ class _Service:
         self._supervisor = Supervisor(engine_options, self._on_engine_lost)
         self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
         config = uvicorn.Config(
-            wrap(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            Gate(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False,
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip

@@ -2,7 +2,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.server.gate.keys import KeyRing
+from quire.server.keys import KeyRing
 from tests.server.served import serving
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.server.gate import keys as keys_module
-from quire.server.gate.keys import KeyRing, check_exposure
+from quire.server import keys as keys_module
+from quire.server.keys import KeyRing, check_exposure
 from quire.server.options import ServerOptions
 
 SECRET = "sk-very-secret"
