@@ -1,30 +1,36 @@
 import asyncio
+import contextlib
 import json
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from quire.server.gate import QUEUED_PATHS
 from quire.server.keys import KeyRing
-from tests.server.served import CHAT, Answer, Served, chat_body, serving
+from tests.server.served import CHAT, Served, chat_body, serving
 from tests.server.test_metrics import samples, value
 
 
-async def fill(served: Served) -> "list[asyncio.Task[Answer]]":
-    """One request that runs slowly and one that waits fill seats and queue."""
-    served.executor.in_step = lambda step: time.sleep(0.01)
-    tasks = [asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True)) for _ in range(2)]
-    for _ in range(500):
-        if served.server_requests() == 2:
-            return tasks
-        await asyncio.sleep(0.01)
-    raise AssertionError("the places are not taken")
+@contextlib.asynccontextmanager
+async def full(headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Served]:
+    """A server whose seat and queue are taken: one request runs slowly, one waits; both are answered in the end."""
+    async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1, **options) as served:
+        served.executor.in_step = lambda step: time.sleep(0.01)
+        chats = [served.chat(headers=headers, max_tokens=100, ignore_eos=True) for _ in range(2)]
+        tasks = [asyncio.create_task(chat) for chat in chats]
+        async with asyncio.timeout(20):
+            while served.server_requests() < 2:
+                await asyncio.sleep(0.005)
+        yield served
+        served.executor.in_step = lambda step: None
+        assert [answer.status for answer in await asyncio.gather(*tasks)] == [200, 200]
 
 
 def test_full_queue_refuses_before_the_body_is_read() -> None:
     async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
-            tasks = await fill(served)
+        async with full() as served:
             for path in sorted(QUEUED_PATHS):
                 # The body is neither complete nor JSON.
                 answer = await served.answer("POST", path, headers={"Content-Length": "1000"}, body=b"{no JSON")
@@ -37,23 +43,15 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
             found = await samples(served)
             assert value(found, "quire_http_requests_total", method="POST", route=CHAT, status="429") == 1
             assert value(found, "quire_refused_requests_total", reason="queue_full") == len(QUEUED_PATHS)
-            assert [answer.status for answer in await asyncio.gather(*tasks)] == [200, 200]
-            assert (await served.answer("POST", CHAT, body=b"{no JSON")).status == 400
 
     asyncio.run(main())
 
 
 def test_client_without_a_key_gets_401_though_the_queue_is_full() -> None:
     async def main() -> None:
-        async with serving(keys=KeyRing({"k": None}), scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
-            served.executor.in_step = lambda step: time.sleep(0.01)
-            key = {"Authorization": "Bearer k"}
-            tasks = [asyncio.create_task(served.chat(headers=key, max_tokens=100, ignore_eos=True)) for _ in range(2)]
-            while served.server_requests() < 2:
-                await asyncio.sleep(0.01)
+        async with full({"Authorization": "Bearer k"}, keys=KeyRing({"k": None})) as served:
             assert (await served.chat()).status == 401
-            assert (await served.chat(headers=key)).status == 429
-            await asyncio.gather(*tasks)
+            assert (await served.chat(headers={"Authorization": "Bearer k"})).status == 429
 
     asyncio.run(main())
 
@@ -61,9 +59,7 @@ def test_client_without_a_key_gets_401_though_the_queue_is_full() -> None:
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_connection_is_kept_or_closed_after_a_refusal_as_asked(is_kept: bool) -> None:
     async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
-            tasks = await fill(served)
-
+        async with full() as served:
             body = json.dumps(chat_body()).encode()
             connection = b"keep-alive" if is_kept else b"close"
             head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n" % (CHAT.encode(), connection)
@@ -78,7 +74,6 @@ def test_connection_is_kept_or_closed_after_a_refusal_as_asked(is_kept: bool) ->
                 async with asyncio.timeout(10):
                     assert await reader.read() == b""
             writer.close()
-            await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
@@ -90,10 +85,7 @@ def head(method: bytes, path: bytes, *headers: bytes) -> bytes:
 def test_refusal_has_the_headers_of_every_answer() -> None:
     async def main() -> None:
         page = "https://app.example"
-        async with serving(
-            scheduler={"max_num_seqs": 1}, max_queued_requests=1, requests_per_minute=50, allowed_origins=(page,)
-        ) as served:
-            tasks = await fill(served)
+        async with full(requests_per_minute=50, allowed_origins=(page,)) as served:
             answer = await served.chat(headers={"X-Request-Id": "mine-7", "Origin": page})
             assert (answer.status, answer.code) == (429, "queue_full")
             assert answer.json["error"]["type"] == "rate_limit_error"
@@ -109,21 +101,18 @@ def test_refusal_has_the_headers_of_every_answer() -> None:
             preflight = {"Origin": page, "Access-Control-Request-Method": "POST"}
             assert (await served.answer("OPTIONS", CHAT, headers=preflight)).status == 200
             assert (await served.answer("GET", CHAT)).status == 405
-            await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
 
 def test_answers_to_pipelined_requests_keep_their_order() -> None:
     async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
-            tasks = await fill(served)
+        async with full() as served:
             version, refused = head(b"GET", b"/version"), head(b"POST", CHAT.encode(), b"Content-Length: 2") + b"{}"
             data = await served.raw(
                 refused + version + refused + refused + head(b"GET", b"/version", b"Connection: close")
             )
             assert [piece[:3] for piece in data.split(b"HTTP/1.1 ")[1:]] == [b"429", b"200", b"429", b"429", b"200"]
-            await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
@@ -131,8 +120,7 @@ def test_answers_to_pipelined_requests_keep_their_order() -> None:
 @pytest.mark.parametrize("expects", [(), (b"Expect: 100-continue",)])
 def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple[bytes, ...]) -> None:
     async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, max_queued_requests=1) as served:
-            tasks = await fill(served)
+        async with full() as served:
             reader, writer = await served.connect()
             writer.write(head(b"POST", CHAT.encode(), b"Content-Length: 2000000", *expects))
             async with asyncio.timeout(10):
@@ -143,7 +131,6 @@ def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple[bytes
             async with asyncio.timeout(10):
                 assert await reader.read() == b""
             writer.close()
-            await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
