@@ -27,9 +27,10 @@ of 4 MiB needs 32 KiB."""
 MAX_PIPELINED = 16
 SOCKET_BUFFER_BYTES = 96 << 10
 """The kernel doubles it: less than 256 KiB wait for a slow reader."""
-ACCEPTED_AT_ONCE = 128
-"""Connections that the event loop accepts before it looks at them; more wait in the kernel."""
-SPARE_FILES = ACCEPTED_AT_ONCE + 64
+ACCEPTED_AT_ONCE = 32
+"""Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
+SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
+"""Files that connections leave free: it takes four iterations from one that is accepted to the one closed for it."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing drops what the kernel still holds for a client that does not read."""
 
