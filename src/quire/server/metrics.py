@@ -1,6 +1,6 @@
-"""The server's metrics, in Prometheus's text format.
+"""Metrics of the server in Prometheus's text format.
 
-Labels have few values, whatever clients send. Next to read: `metrics_engine.py`, `routes/metrics.py`.
+No label takes its value from a client. Next to read: `metrics_engine.py`, `routes/metrics.py`.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from quire.engine.process.messages import Histogram
 from quire.engine.process.statistics import LATENCY_BOUNDS_S
 from quire.server.admission import Admission, statistics_of
 from quire.server.metrics_engine import add_histogram, engine_metrics
-from quire.server.metrics_vllm import vllm_metrics
 from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
 
@@ -31,7 +30,7 @@ LAG_EVERY_S = 0.25
 
 
 class Metrics(Collector):
-    """All that `/metrics` shows. For one event loop."""
+    """The content of `/metrics`. For one event loop."""
 
     def __init__(self, options: ServerOptions, model_name: str, supervisor: Supervisor, admission: Admission) -> None:
         self._options = options
@@ -47,13 +46,13 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return generate_latest(self._registry)
 
-    # --- What the gate tells --------------------------------------------------------------------
+    # --- Calls of the gate ----------------------------------------------------------------------
 
     def http_request(self, method: str, route: str | None, status: int, duration_s: float) -> None:
-        """One request is over. `route`: the template of its path; None if the gate refused it, or nothing has it."""
+        """Count a request. `route`: the template of its path; None if the gate refused it or no route matched."""
         name = route or "none"
         if name not in self._http_s and len(self._http_s) >= MAX_ROUTES:
             name = "other"
@@ -64,7 +63,7 @@ class Metrics(Collector):
         histogram.add(LATENCY_BOUNDS_S, duration_s)
 
     def watch_loop(self) -> None:
-        """Measure from now on how late the running event loop is. Calling it again does nothing."""
+        """Measure from now on how late the running event loop is. A second call does nothing."""
         if self._lag_timer is None:
             self._measure_lag(asyncio.get_running_loop(), None)
 
@@ -75,22 +74,20 @@ class Metrics(Collector):
         next_s = now_s + LAG_EVERY_S
         self._lag_timer = loop.call_at(next_s, self._measure_lag, loop, next_s)
 
-    # --- What Prometheus asks -------------------------------------------------------------------
+    # --- Calls of Prometheus's client -----------------------------------------------------------
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric as it is now."""
-        statistics = statistics_of(self._supervisor)
+        """Return every metric as it is now."""
+        vllm_model_name = self._model_name if self._options.metrics_names == "vllm" else None
         yield from self._server_metrics()
-        yield from engine_metrics(statistics)
-        if self._options.metrics_names == "vllm":
-            yield from vllm_metrics(statistics, self._model_name)
+        yield from engine_metrics(statistics_of(self._supervisor), vllm_model_name)
 
     def _server_metrics(self) -> Iterable[Metric]:
         build = GaugeMetricFamily("quire_build_info", "Version and model", labels=["version", "model"])
         build.add_metric([__version__, self._model_name], 1)
         yield build
         is_ready = self._supervisor.is_ready
-        yield GaugeMetricFamily("quire_engine_up", "Whether the engine can compute", value=is_ready)
+        yield GaugeMetricFamily("quire_engine_up", "1 while the engine takes requests", value=is_ready)
         deaths = self._supervisor.num_deaths
         yield CounterMetricFamily("quire_engine_deaths", "Engine processes that ended unexpectedly", value=deaths)
         yield GaugeMetricFamily(
@@ -98,7 +95,7 @@ class Metrics(Collector):
             "Completions in the server, waiting or running",
             value=self._admission.num_requests,
         )
-        refused = CounterMetricFamily("quire_refused_requests", "Requests that were sent away", labels=["reason"])
+        refused = CounterMetricFamily("quire_refused_requests", "Refused requests", labels=["reason"])
         for reason, number in {**dict.fromkeys(REFUSALS, 0), **self._admission.num_refused}.items():
             refused.add_metric([reason], number)
         yield refused
@@ -106,7 +103,9 @@ class Metrics(Collector):
         for labels, number in self._http.items():
             requests.add_metric(list(labels), number)
         yield requests
-        durations = HistogramMetricFamily("quire_http_request_seconds", "Until the last byte", labels=["route"])
+        durations = HistogramMetricFamily(
+            "quire_http_request_seconds", "Until the last byte of the answer", labels=["route"]
+        )
         for route, histogram in self._http_s.items():
             add_histogram(durations, [route], LATENCY_BOUNDS_S, histogram)
         yield durations
