@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.process.messages import Histogram, Statistics
 from quire.server.keys import KeyRing
-from quire.server.metrics import MAX_ROUTES
-from quire.server.metrics_engine import add_histogram, engine_metrics
+from quire.server.metrics import MAX_ROUTES, add_histogram, engine_metrics
 from tests.server.served import CHAT, Served, make_state, serving
 
 

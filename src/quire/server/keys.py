@@ -17,8 +17,6 @@ from quire.server.caller import Caller
 from quire.server.options import ServerOptions
 
 VARIABLE = "QUIRE_API_KEY"
-MAX_KEYS = 10_000
-MAX_KEY_FILE_BYTES = 4 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _SALT_OF = b"quire prefix cache of one key"
@@ -57,8 +55,6 @@ class KeyRing:
                 if names.get(key) is not None:
                     raise ConfigError(f"api_key_file={options.api_key_file!r} has one key twice")
                 names[key] = name
-        if len(names) > MAX_KEYS:
-            raise ConfigError(f"{len(names)} API keys: at most {MAX_KEYS}")
         return cls(names)
 
     def __len__(self) -> int:
@@ -77,8 +73,8 @@ class KeyRing:
 def _read_file(path: Path) -> list[tuple[str, str | None]]:
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_KEY_FILE_BYTES:
-            raise ConfigError(f"api_key_file={str(path)!r} is not a file of at most {MAX_KEY_FILE_BYTES} bytes")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"api_key_file={str(path)!r} is not a file")
         if status.st_uid == os.getuid() and status.st_mode & stat.S_IROTH:
             raise ConfigError(f"api_key_file={str(path)!r} can be read by everybody: run chmod o-r on it")
         lines = path.read_text(encoding="ascii").splitlines()
