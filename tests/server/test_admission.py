@@ -247,6 +247,7 @@ def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
                 await asyncio.sleep(0.005)
             answer = await served.chat(stream=stream)
             assert (answer.status, answer.code) == (503, "queue_timeout")
+            served.executor.in_step = slowly(0)
             assert (await first).json["usage"]["completion_tokens"] == 60
             await served.until_idle()
             assert (await served.chat()).status == 200

@@ -9,10 +9,10 @@ from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
 from quire.server.app import make_app
-from quire.server.caller import ANONYMOUS, SCOPE_KEY
+from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, bearer_token
 from quire.server.keys import KeyRing
-from quire.server.request_record import current_record
+from quire.server.request_record import RequestRecord, current_record, set_current_record
 from tests.server.served import CHAT, Answer, ThreadedEngineClient, chat_body, make_state, serving
 
 KEY = "correct-horse-battery-staple"
@@ -445,3 +445,28 @@ def test_draining_server_refuses_work_and_answers_probes() -> None:
                 assert (await served.answer("GET", path)).status == expected
 
     asyncio.run(main())
+
+
+def test_each_task_finds_the_record_of_its_request() -> None:
+    async def inner() -> RequestRecord | None:
+        return current_record()
+
+    async def work(name: str) -> str:
+        set_current_record(RequestRecord(name, "GET", "/"))
+        await asyncio.sleep(0)
+        record = await asyncio.create_task(inner())
+        assert record is not None
+        return record.request_id
+
+    async def main() -> None:
+        names = [f"r{number}" for number in range(20)]
+        assert await asyncio.gather(*map(work, names)) == names
+
+    asyncio.run(main())
+    assert current_record() is None
+
+
+def test_salt_of_a_request_is_added_to_that_of_its_key() -> None:
+    caller = Caller("ann", "key's ")
+    assert caller.identity(None) == {"priority": 0, "client_id": "ann", "cache_salt": "key's "}
+    assert caller.identity(-3, "own") == {"priority": -3, "client_id": "ann", "cache_salt": "key's own"}

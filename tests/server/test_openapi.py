@@ -34,5 +34,5 @@ def test_every_error_has_openais_shape() -> None:
         assert endpoint.is_open or "401" in answers
 
 
-def test_nothing_of_the_machine_is_in_it() -> None:
+def test_document_names_no_path_of_this_machine() -> None:
     assert str(ROOT) not in text()
