@@ -13,10 +13,14 @@ CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 # those to PyPI's of the same version.
 TORCH_INDEX ?=
 
+# Test processes that run at once; files stay whole, so that fixtures of a module are made once.
+JOBS ?= 2
+FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py
+
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:
 
-.PHONY: run test lint check format bench soak faults inputs docs clean help
+.PHONY: run test test-fast lint check format bench soak faults inputs docs clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,7 +30,10 @@ run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
-	QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest $(ARGS)
+	QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
+	$(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""What `peers.py`, `quality.py` and `served.py` have in common: options, and where results go."""
+"""Options and result files that `peers.py`, `quality.py` and `served.py` share."""
 
 import argparse
 import datetime
@@ -13,7 +13,7 @@ from typing import Any
 from quire.runtime.hardware import count_threads, read_cpu_info
 
 RESULTS = Path(__file__).parent / "results"
-PEERS = (("llama-cpp", "LLAMA_CPP"), ("vllm", "VLLM"), ("openvino", "OPENVINO"))
+PEERS = (("llama-cpp", "LLAMA_CPP"), ("vllm", "VLLM"))
 
 
 def add_shared_options(parser: argparse.ArgumentParser, sides: Sequence[str], *, what: str) -> None:
@@ -45,7 +45,7 @@ def finish_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | Non
 
 
 def cpu_name() -> str:
-    """What the CPU calls itself."""
+    """Return the CPU's name."""
     return read_cpu_info().name or "unknown CPU"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventLog
@@ -82,11 +82,11 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def make_config(num_streams: int, num_steps: int) -> EngineConfig:
-    groups = (KVCacheGroup((0,), KVCacheSpec(1, 8, 4)),)
+    groups = (CacheGroup((0,), PagedKV(1, 8, 4)),)
     max_model_len = PROMPT_LEN + num_steps + 16
     model = ModelConfig(
         architecture="none", hf_config={}, vocab_size=256, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1,
-        head_size=8, context_len=max_model_len, num_parameters=1, kv_cache_groups=groups,
+        head_size=8, context_len=max_model_len, num_parameters=1, cache_specs=(),
     )  # fmt: skip
     scheduler = SchedulerConfig(
         max_num_seqs=num_streams,

@@ -1,4 +1,4 @@
-"""What a comparison found: a table as it comes, and the JSON that `README.md` describes. Measures nothing itself.
+"""Report of a comparison: a table row by row, and the JSON that `README.md` describes. Measures nothing itself.
 
 Next to read: `peers.py`.
 """
@@ -25,13 +25,13 @@ NOISY_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a side in a case."""
+    """Result of a side's turn in a case."""
 
     tokens_per_s: list[float]
     cpu_elsewhere: float
     """Share of the machine's CPU time that went to others."""
     token_ids: list[list[int]]
-    """What each stream generated."""
+    """Tokens that each stream generated."""
 
 
 class Report:
@@ -111,7 +111,7 @@ class Report:
         self._line(["start (s)", *(f"{side['start_s']:.1f}" for side in self._sides), ""])
 
     def row(self, case: BenchCase) -> None:
-        """One case, all sides."""
+        """Report a case of all sides."""
         result = self._result(case)
         cells = [case.name]
         for name in self._names:

@@ -46,7 +46,7 @@ def parse_case(name: str) -> BenchCase:
 
 
 def measure_turn(side: SideProcess, case: BenchCase, prompts: list[list[int]]) -> Turn:
-    """One turn of a side. Raises: SideError."""
+    """Measure a side's turn. Raises: SideError."""
     samples: list[float] = []
     answering_s, elsewhere_s, measured_s = side.answering_s, side.cpu_elsewhere_s, 0.0
     while not samples or (measured_s < MIN_TURN_S and len(samples) < MAX_SAMPLES_PER_TURN):

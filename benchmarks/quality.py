@@ -1,4 +1,4 @@
-"""How far an engine's logits are from the exact model's: mean KL(reference ‖ side) and top-1 agreement over a text.
+"""Distance of an engine's logits from the exact model's: mean KL(reference ‖ side) and top-1 agreement over a text.
 
     python -m benchmarks.quality [--sides quire,llama.cpp] [--windows 6] [--text FILE …]
 
@@ -49,7 +49,7 @@ class Comparison:
         self._num_surprises = 0
 
     def add(self, reference: np.ndarray, side: np.ndarray, token_ids: Sequence[int]) -> None:
-        """One window. Shapes: reference, side [T, V] logits of the T token ids. Raises: ValueError."""
+        """Add a window. Shapes: reference, side [T, V] logits of the T token ids. Raises: ValueError."""
         if reference.shape != side.shape:
             raise ValueError(f"logits of shape {side.shape} where the reference has {reference.shape}")
         for first in range(0, len(reference), CHUNK_ROWS):
@@ -63,7 +63,7 @@ class Comparison:
         self.num_positions += len(reference)
 
     def as_json(self) -> dict[str, Any]:
-        """What is quoted."""
+        """Return the figures to quote."""
         kl = np.concatenate(self._kl)
         return {
             "num_positions": self.num_positions,
@@ -113,7 +113,7 @@ def logits_of(
 def compare(
     name: str, models: Models, windows: Sequence[list[int]], references: Sequence[Path], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """One side's row. Raises: Skipped, SideError."""
+    """Measure a side and return its row. Raises: Skipped, SideError."""
     comparison = Comparison()
     found = logits_of(name, models, windows, references[0].parent, arguments)
     answers: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""What serving costs, and what peers' servers do: the same closed loop of clients for all, by turns.
+"""Cost of serving, beside peers' servers: the same closed loop of clients for all, by turns.
 
     python -m benchmarks.served [--sides quire,llama.cpp,vllm] [--clients 1,8,32] [--turns 3] [--generate 128]
 
-The engine offline comes first: the others' shares are of its speed. All answer the same conversations, so many at
-once; when one ends, the next begins. Client, server and engine share the machine, as they do for a user; servers that
-wait for their turn are stopped. Then, idle: time to the first token of one request, and of Quire's first ten after a
-start. Peers that are not found are named with the reason. Next to read: `served_sides.py`; results: `README.md`.
+The offline engine comes first: shares are of its speed. All sides answer the same conversations in closed loops.
+Client, server and engine share the machine; servers that wait for their turn are stopped. Then, idle: time to the first
+token of one request, and of Quire's first ten after a start. Missing peers are named with the reason.
+Next to read: `served_sides.py`; results: `README.md`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Report:
         print(f"without {name}: {reason}", file=sys.stderr)
 
     def case(self, num_clients: int, turns: dict[str, list[LoadResult]]) -> None:
-        """All sides have had all turns with so many clients. The first side is what shares are of."""
+        """Report all sides at a number of clients; shares are of the first side."""
         if not self.rows:
             print("clients  side            tok/s  of offline  Quire÷it  TTFT ms p50/p95/p99     ITL ms p50/p95/p99")
         speeds = {name: statistics.median(turn.tokens_per_s for turn in found) for name, found in turns.items()}
@@ -84,7 +84,7 @@ def only(side: Side, sides: Sequence[Side]) -> Iterator[Side]:
 
 
 def measure_case(sides: list[Side], num_clients: int, turns: Sequence[list[Body]], report: Report) -> None:
-    """All turns with so many clients. A side that fails is reported and leaves. Mutates: `sides`."""
+    """Measure all turns with `num_clients` clients. A side that fails is reported and leaves. Mutates: `sides`."""
     found: dict[str, list[LoadResult]] = {side.name: [] for side in sides}
     for turn, bodies in enumerate(turns):
         first = turn % len(sides)

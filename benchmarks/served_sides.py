@@ -1,4 +1,4 @@
-"""Who answers conversations: the engine in this process, Quire's server, and the servers of peers.
+"""Sides that answer conversations: the engine in this process, Quire's server, and the servers of peers.
 
 Each is set up as one would serve this model with it on these cores; `settings` says how. All get the same bodies and
 return what each client saw. Next to read: `served.py`, `server_process.py`.
@@ -39,7 +39,7 @@ class Offline:
         self._num_asked = 0
 
     def measure(self, num_clients: int, bodies: Sequence[Body]) -> LoadResult:
-        """Answer them, so many at once."""
+        """Answer them, `num_clients` at once."""
         engine = self._engine
         waiting = iter(bodies)
         answers: dict[str, Answer] = {}
@@ -75,7 +75,7 @@ class Offline:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a server is started. `url` and `ready_path` as `ServerProcess` takes them."""
+    """Command and address of a server. `url` and `ready_path` as `ServerProcess` takes them."""
 
     name: str
     command: Sequence[str]

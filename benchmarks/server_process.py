@@ -1,7 +1,7 @@
 """A server in a process of its own: started, watched from outside, stopped for a while, signalled, ended.
 
-Quire's says by itself where it listens, once it is ready; of others the address is known and asked. Whoever wants to
-talk with it builds on this: `soak/server.py`, `served_sides.py`, `tests/server/serving.py`.
+Quire's server prints its address when it is ready; other servers are polled at a known address. Used by
+`soak/server.py`, `served_sides.py` and `tests/server/serving.py`.
 """
 
 import contextlib
@@ -14,11 +14,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 START_S = 120.0
 POLL_S = 0.02
+FAULTS = Path(__file__).parents[1] / "tests" / "faults"
+"""Its `sitecustomize.py` lets an engine fail on purpose if `QUIRE_FAULTS` is set."""
 _KEYS = ("QUIRE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
@@ -43,7 +46,7 @@ class ServerProcess:
         began_s = time.monotonic()
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**inherited, **(environment or {})},
+            env={**inherited, "PYTHONPATH": str(FAULTS), **(environment or {})},
         )  # fmt: skip
         self.lines: list[str] = []
         self.url = url
@@ -59,12 +62,12 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What it wrote so far."""
+        """Everything written to stderr so far."""
         return "".join(self.lines)
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """True while the process runs."""
         return self.process.poll() is None
 
     def _read(self) -> None:

@@ -29,7 +29,7 @@ class SideError(Exception):
 
 @dataclass(frozen=True)
 class SideSpec:
-    """What to start. `name` as the table shows it: "llama.cpp:kv=q8_0"."""
+    """Command of a side. `name` as the table shows it: "llama.cpp:kv=q8_0"."""
 
     name: str
     command: tuple[str, ...]
@@ -39,7 +39,7 @@ class SideSpec:
 
 
 class SideProcess:
-    """One running side. A context manager: leaving it ends the process."""
+    """Handle of a running side. A context manager: leaving it ends the process."""
 
     def __init__(self, spec: SideSpec, log: Path) -> None:
         self.spec = spec

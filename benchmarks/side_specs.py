@@ -1,6 +1,6 @@
 """From a side's name to the process that runs it: which interpreter, which model format, which options.
 
-    quire · llama.cpp · vllm · openvino · transformers, each with `:key=value` any number of times.
+    quire · llama.cpp · vllm · transformers, each with `:key=value` any number of times.
     model=gguf|bf16|PATH chooses the weights, env.NAME=VALUE sets a variable, everything else is the side's own option.
 
 Next to read: `sides/`, where the options are described.
@@ -23,7 +23,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
-DEFAULT_SIDES = ("quire", "llama.cpp", "llama.cpp:kv=q8_0", "vllm", "openvino", "transformers")
+DEFAULT_SIDES = ("quire", "llama.cpp", "llama.cpp:kv=q8_0", "vllm", "transformers")
 IMPORT_TIMEOUT_S = 120
 
 
@@ -45,7 +45,6 @@ KINDS = {
     "quire": Kind("benchmarks.sides.quire", "quire", None, "gguf"),
     "llama.cpp": Kind("benchmarks.sides.llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
     "vllm": Kind("benchmarks.sides.vllm", "vllm", "vllm_python", "bf16"),
-    "openvino": Kind("benchmarks.sides.openvino", "openvino_genai", "openvino_python", "gguf"),
     "transformers": Kind("benchmarks.sides.transformers", "transformers", None, "bf16"),
 }
 
@@ -77,7 +76,7 @@ class Models:
 
 
 def make_spec(name: str, models: Models, interpreters: Mapping[str, Any]) -> SideSpec:
-    """What to start for a side. Raises: Skipped."""
+    """Return the command of a side. Raises: Skipped."""
     base, *settings = name.split(":")
     kind = KINDS.get(base)
     if kind is None:

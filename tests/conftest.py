@@ -1,6 +1,7 @@
 """Fixtures shared by all tests. The real model is fetched once per machine and only by tests marked `model`."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-torch", action="store_true", help="make every import of torch an error")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-torch"):
+        sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

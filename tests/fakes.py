@@ -20,7 +20,9 @@ from quire.types import (
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
+    Tier,
     TokenLogprobs,
+    Transfer,
 )
 
 NextToken = Callable[[str, list[int]], int]
@@ -29,6 +31,11 @@ _MASK = (1 << 64) - 1
 
 class FakeExecutorError(AssertionError):
     """The scheduler asked for something that a real executor would compute wrongly."""
+
+
+def device_copy(group_index: int, source_id: int, target_id: int) -> Transfer:
+    """A transfer of one block within the device."""
+    return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
 
 def chain(digest: int, token_id: int) -> int:
@@ -207,14 +214,19 @@ class FakeExecutor:
                 self._owners[block_id] += sign
 
     def _copy_blocks(self, output: SchedulerOutput) -> None:
-        targets = [copy.target_id for copy in output.copies]
+        copies = [
+            (item.group_index, source_id, target_id)
+            for item in output.transfers
+            for source_id, target_id in zip(item.source_ids, item.target_ids, strict=True)
+        ]
+        targets = [target_id for _, _, target_id in copies]
         self._need(len(set(targets)) == len(targets), f"two copies into one block: {targets}")
-        for copy in output.copies:
-            source = self._blocks.get(copy.source_id)
-            self._need(NULL_BLOCK_ID not in (copy.source_id, copy.target_id), "the null block is copied")
-            self._need(source is not None and source.group_index == copy.group_index, f"nothing to copy for {copy}")
+        for group_index, source_id, target_id in copies:
+            source = self._blocks.get(source_id)
+            self._need(NULL_BLOCK_ID not in (source_id, target_id), "the null block is copied")
+            self._need(source is not None and source.group_index == group_index, f"nothing to copy from {source_id}")
             assert source is not None
-            self._blocks[copy.target_id] = _Block(
+            self._blocks[target_id] = _Block(
                 source.group_index, source.index, source.tokens.copy(), source.digests.copy()
             )
 

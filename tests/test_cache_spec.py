@@ -2,14 +2,14 @@
 
 import pytest
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec, PoolShape
+from quire.cache_spec import CacheGroup, PagedKV, PoolShape
 
-FULL = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=2)
-WINDOW = KVCacheSpec(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)
+FULL = PagedKV(num_kv_heads=2, head_size=8, dtype_bytes=2)
+WINDOW = PagedKV(num_kv_heads=1, head_size=8, dtype_bytes=2, window=128)
 
 
 def test_sliding_window_needs_only_window_and_chunk() -> None:
-    shape = PoolShape((KVCacheGroup((0,), WINDOW),), block_size=16, max_num_batched_tokens=64)
+    shape = PoolShape((CacheGroup((0,), WINDOW),), block_size=16, max_num_batched_tokens=64)
     assert shape.peak_blocks(16) == 1
     assert shape.peak_blocks(10_000) == shape.peak_blocks(20_000) == 13
     assert shape.longest_sequence(13, 20_000) == 20_000
@@ -17,7 +17,7 @@ def test_sliding_window_needs_only_window_and_chunk() -> None:
 
 
 def test_groups_add_up() -> None:
-    shape = PoolShape((KVCacheGroup((0, 2), FULL), KVCacheGroup((1,), WINDOW)), 16, 64)
+    shape = PoolShape((CacheGroup((0, 2), FULL), CacheGroup((1,), WINDOW)), 16, 64)
     assert shape.peak_blocks(10_000) == 625 + 13
     assert shape.block_bytes == 16 * 2 * FULL.bytes_per_token
 
@@ -26,7 +26,7 @@ def test_groups_add_up() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 16, 33])
 def test_the_peak_of_a_window_is_the_most_over_all_alignments(window: int, chunk: int) -> None:
     block_size = 16
-    shape = PoolShape((KVCacheGroup((0,), KVCacheSpec(1, 8, 2, window)),), block_size, chunk)
+    shape = PoolShape((CacheGroup((0,), PagedKV(1, 8, 2, window)),), block_size, chunk)
     needed = [
         (start + chunk - 1) // block_size - max(0, start - window + 1) // block_size + 1
         for start in range(200, 200 + block_size)
@@ -35,4 +35,4 @@ def test_the_peak_of_a_window_is_the_most_over_all_alignments(window: int, chunk
 
 
 def test_nothing_fits_in_no_blocks() -> None:
-    assert PoolShape((KVCacheGroup((0,), FULL),), 16, 64).longest_sequence(0, 100) == 0
+    assert PoolShape((CacheGroup((0,), FULL),), 16, 64).longest_sequence(0, 100) == 0

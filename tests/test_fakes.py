@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from quire.sampling_params import SamplingParams
-from quire.types import BlockCopy, BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
-from tests.fakes import FakeExecutor, FakeExecutorError, chain_all, token_after
+from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
+from tests.fakes import FakeExecutor, FakeExecutorError, chain_all, device_copy, token_after
 from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request
 
 
@@ -20,7 +20,7 @@ def item(name: str, start: int, num: int, update: tuple[int, tuple[int, ...]], *
 
 
 def output(*scheduled: ScheduledRequest, **fields: object) -> SchedulerOutput:
-    values: dict[str, object] = {"new_requests": (), "copies": (), "preempted_ids": (), "finished_ids": ()}
+    values: dict[str, object] = {"new_requests": (), "transfers": (), "preempted_ids": (), "finished_ids": ()}
     return SchedulerOutput(1, scheduled=scheduled, **{**values, **fields})  # type: ignore[arg-type]
 
 
@@ -59,8 +59,8 @@ def test_the_next_token_depends_on_all_tokens() -> None:
         (output(item("a", 5, 1, (2, ()))), "tokens up to 6 are not known"),
         (output(item("a", 5, 1, (2, ()), new_token_ids=(9,), samples=False)), "samples=False"),
         (output(item("a", 5, 0, (2, ()))), "without tokens"),
-        (replace(SECOND, copies=(BlockCopy(0, 7, 8),)), "nothing to copy"),
-        (replace(SECOND, copies=(BlockCopy(0, 1, 8), BlockCopy(0, 2, 8))), "two copies into one block"),
+        (replace(SECOND, transfers=(device_copy(0, 7, 8),)), "nothing to copy"),
+        (replace(SECOND, transfers=(device_copy(0, 1, 8), device_copy(0, 2, 8))), "two copies into one block"),
         (output(item("b", 4, 1, (0, (1, 2))), new_requests=(OTHER,)), "writes block 2 shared by 2"),
         (output(item("b", 4, 1, (0, (3, 4))), new_requests=(OTHER,)), "never written"),
         (

@@ -7,22 +7,28 @@ from typing import Any
 import pytest
 
 from quire.byte_sizes import format_bytes
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV, RecurrentState
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.resolve import CPU_BLOCK_SIZE, MAX_DEFAULT_CPU_KV_BYTES, resolve
-from quire.step_memory import bytes_beside
+from quire.memory_plan import (
+    CPU_RESERVE_BYTES,
+    GPU_RESERVE_BYTES,
+    MAX_DEFAULT_CPU_KV_BYTES,
+    PROMPT_LOGPROB_ROWS,
+    bytes_beside,
+)
+from quire.resolve import CPU_BLOCK_SIZE, resolve
 
 GIB = 2**30
 CPU = Hardware("cpu", 64 * GIB, 48 * GIB, has_fast_bfloat16=True, num_threads=8, name="a CPU")
 OLD_CPU = replace(CPU, has_fast_bfloat16=False)
 GPU = Hardware("cuda:0", 80 * GIB, 79 * GIB, has_fast_bfloat16=True, num_threads=8, name="a GPU")
 OLD_GPU = replace(GPU, has_fast_bfloat16=False)
-FULL = KVCacheGroup(tuple(range(30)), KVCacheSpec(num_kv_heads=3, head_size=64, dtype_bytes=1))
+FULL = (PagedKV(num_kv_heads=3, head_size=64, dtype_bytes=1),) * 30
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM", hf_config={"intermediate_size": 1536}, vocab_size=49152, hidden_size=576,
     num_layers=30, num_heads=9, num_kv_heads=3, head_size=64, context_len=8192, num_parameters=135_000_000,
-    kv_cache_groups=(FULL,),
+    cache_specs=FULL,
 )  # fmt: skip
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 2 * 32
 """bfloat16, 32 tokens."""
@@ -161,11 +167,16 @@ def test_max_model_len(context: int, chosen: int | None, expected: int) -> None:
 @pytest.mark.parametrize(
     ("hardware", "options", "num_blocks"),
     [
-        # 48 GiB are available, sequences of 8192 tokens would need more: the cap holds.
-        (CPU, {}, MAX_DEFAULT_CPU_KV_BYTES // BLOCK_BYTES),
-        # All that 4 sequences of 64 tokens can use, and the null block.
+        # 256 sequences of 256 tokens, and the null block.
+        (CPU, {}, 256 * 8 + 1),
+        # 4 sequences of 8192 tokens are more than 64 of 256.
+        (CPU, {"max_num_seqs": 64}, 4 * 256 + 1),
+        # All that 4 sequences of 64 tokens, or one of 8192, can use.
         (CPU, {"max_num_seqs": 4, "max_model_len": 64}, 4 * 2 + 1),
-        # Half of what the weights leave.
+        (CPU, {"max_num_seqs": 1}, 256 + 1),
+        # The most that is taken unasked.
+        (CPU, {"max_num_seqs": 2000}, MAX_DEFAULT_CPU_KV_BYTES // BLOCK_BYTES),
+        # Half of the memory left after the weights.
         (cpu(2 * GIB), {}, (2 * GIB - 270_000_000) // 2 // BLOCK_BYTES),
         (CPU, {"kv_cache_memory_bytes": 10 * BLOCK_BYTES + 1, "max_model_len": 100}, 10),
         (CPU, {"num_blocks_override": 77, "max_model_len": 100}, 77),
@@ -176,6 +187,11 @@ def test_number_of_blocks(hardware: Hardware, options: dict[str, Any], num_block
     config = resolved(hardware, **options)
     assert config.scheduler.num_blocks == num_blocks
     assert format_bytes(num_blocks * BLOCK_BYTES) in reason(config, "num_blocks")
+
+
+def test_default_kv_memory_says_which_requests_it_holds_and_how_to_get_more() -> None:
+    said = reason(resolved(), "num_blocks")
+    assert said == "1.41 GiB of KV cache: room for 256 sequences of 256 tokens; --kv-cache-memory-bytes for more"
 
 
 def test_gpu_blocks_fill_the_utilisation() -> None:
@@ -191,13 +207,23 @@ def test_gpu_blocks_fill_the_utilisation() -> None:
     assert resolved(GPU, max_num_batched_tokens=65536).scheduler.num_blocks < resolved(GPU).scheduler.num_blocks
 
 
-def test_groups_share_pages_as_long_as_the_largest_group() -> None:
-    spec = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=1)
-    window = KVCacheSpec(num_kv_heads=2, head_size=8, dtype_bytes=1, window=100)
-    groups = (KVCacheGroup((0, 3), spec), KVCacheGroup((1, 2, 4), window))
-    config = resolved(model=replace(MODEL, kv_cache_groups=groups), kv_cache_memory_bytes=2**22, max_num_seqs=1)
-    assert config.scheduler.num_blocks == 2**22 // (3 * 2 * 2 * 8 * 2 * 32)
-    assert config.scheduler.kv_cache_groups[1] == KVCacheGroup((1, 2, 4), replace(window, dtype_bytes=2))
+def test_layers_become_groups_in_the_kv_format() -> None:
+    full, window = (PagedKV(num_kv_heads=2, head_size=8, dtype_bytes=1, window=size) for size in (None, 100))
+    model = replace(MODEL, cache_specs=(full, window, window, full, window))
+    config = resolved(model=model, kv_cache_memory_bytes=2**22, max_num_seqs=1)
+    # Two layers fill a page: a third would stay empty in the blocks of the full layers.
+    assert config.scheduler.num_blocks == 2**22 // (2 * 2 * 2 * 8 * 2 * 32)
+    assert config.scheduler.kv_cache_groups[0] == CacheGroup((0, 3), full.stored_as(2, 0))
+    assert {group.spec for group in config.scheduler.kv_cache_groups[1:]} == {window.stored_as(2, 0)}
+
+
+def test_models_with_states_get_larger_blocks() -> None:
+    model = replace(MODEL, cache_specs=(*FULL[:8], *[RecurrentState(2**20)] * 24))
+    config = resolved(model=model)
+    assert config.scheduler.block_size % CPU_BLOCK_SIZE == 0
+    assert config.scheduler.block_size > CPU_BLOCK_SIZE
+    assert "recurrent state" in reason(config, "block_size")
+    assert resolved(model=model, block_size=64).scheduler.block_size == 64
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 10, 100])
@@ -359,3 +385,22 @@ def test_the_limit_of_the_memory_is_named() -> None:
         resolved(limited, kv_cache_memory_bytes=GIB)
     with pytest.raises(MemoryCapacityError, match=r"more than the 50 MiB available on cpu \(cgroup\): "):
         resolved(replace(limited, available_memory_bytes=50 * 2**20))
+
+
+@pytest.mark.parametrize(("device", "reserve"), [("cpu", CPU_RESERVE_BYTES), ("cuda:0", GPU_RESERVE_BYTES)])
+def test_step_memory_grows_with_tokens_rows_and_widths(device: str, reserve: int) -> None:
+    def found(num_tokens: int = 100, max_num_seqs: int = 8, **model: object) -> int:
+        options = EngineOptions(max_num_seqs=max_num_seqs)
+        return bytes_beside(options, replace(MODEL, **model), device, "bfloat16", num_tokens) - reserve  # type: ignore
+
+    assert found() > 0
+    # One step's hidden states, and the logits of its rows.
+    assert found(200) - found(100) >= 100 * MODEL.hidden_size * 4
+    assert found(max_num_seqs=1001) - found(max_num_seqs=1000) >= MODEL.vocab_size * 4
+    assert found(hf_config={"intermediate_size": 100_000}) > found()
+    assert found(num_heads=1000) > found()
+
+
+def test_step_on_a_cpu_has_room_for_a_slice_of_a_prompts_logits() -> None:
+    many, few = (bytes_beside(EngineOptions(max_num_seqs=n), MODEL, "cpu", "float32", 16) for n in (256, 1))
+    assert many == few > PROMPT_LOGPROB_ROWS * MODEL.vocab_size * 4

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cache_spec import KVCacheSpec
 from quire.outputs import CompletionOutput, RequestMetrics
 from quire.sampling_params import SamplingParams
-from quire.types import BlockCopy, BlockTableUpdate, Request, RequestStatus, ScheduledRequest, SchedulerOutput
+from quire.types import BlockTableUpdate, Request, RequestStatus, ScheduledRequest, SchedulerOutput
+from tests.fakes import device_copy
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.lists(st.integers(0, 9), max_size=8), st.data())
@@ -25,16 +25,9 @@ def test_only_finished_statuses_have_a_reason(status: RequestStatus) -> None:
     assert (status.finish_reason is None) == (not status.is_finished)
 
 
-def test_bytes_per_token_count_keys_and_values() -> None:
-    # Llama-2-7B in fp16: 512 KiB per token over 32 layers.
-    assert 32 * KVCacheSpec(32, 128, 2).bytes_per_token == 512 * 1024
-    # SmolLM2-135M in bf16: 23,040 bytes per token over 30 layers.
-    assert 30 * KVCacheSpec(3, 64, 2, window=100).bytes_per_token == 23_040
-
-
 def test_a_step_survives_serialisation() -> None:
     item = ScheduledRequest("r", 5, 2, True, (7,), (BlockTableUpdate(0, (3, 4)),))
-    output = SchedulerOutput(1, (), (item,), (BlockCopy(0, 3, 4),), ("p",), ("f",))
+    output = SchedulerOutput(1, (), (item,), (device_copy(0, 3, 4),), ("p",), ("f",))
     assert output.num_tokens == 2
     assert msgspec.json.decode(msgspec.json.encode(output), type=SchedulerOutput) == output
 

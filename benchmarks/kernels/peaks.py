@@ -1,4 +1,4 @@
-"""What one thread of this machine can do, measured now: the limits that the kernels' figures are shares of."""
+"""Peaks of one thread of this machine, measured now: kernels' figures are shares of them."""
 
 import json
 import os

@@ -28,7 +28,7 @@ N_BATCH = 2048
 
 
 class LlamaCppSide:
-    """One model, and the context of the case measured last."""
+    """A model, and the context of the case measured last."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         options = {"kv": "f16", "unified": True, "ubatch": 512, "type": "", **request["options"]}
@@ -81,7 +81,7 @@ class LlamaCppSide:
         self._shape = shape
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """One batch. Rows: token id, position, stream, whether its logits are wanted."""
+        """Decode a batch. Rows: token id, position, stream, whether its logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for index, (token_id, position, stream, wants_logits) in enumerate(rows):
@@ -100,7 +100,7 @@ class LlamaCppSide:
         return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
 
     def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
-        """One repetition."""
+        """Measure one repetition."""
         longest = max(map(len, prompts))
         self._open_context(len(prompts), longest + max(num_generated, 1), len(prompts))
         rows = [

@@ -1,4 +1,4 @@
-"""What an engine under measurement and the benchmark say to each other: one JSON object per line, in turns.
+"""Messages between an engine under measurement and the benchmark: one JSON object per line, in turns.
 
     → {"op": "load", "model": GGUF file or directory, "num_threads": 2, "max_num_seqs": 64, "max_model_len": 2112,
        "options": {…}}
@@ -28,14 +28,14 @@ PARENT_DEATH_SIGNAL = 1
 
 
 class Side(Protocol):
-    """One engine. Loading happens in its constructor, which is called with the "load" message."""
+    """An engine. Loading happens in its constructor, which is called with the "load" message."""
 
     version: str
     settings: dict[str, Any]
-    """What a reader must know to judge the speed: formats, numeric mode, sizes."""
+    """Formats, numeric mode and sizes, to judge the speed."""
 
     def measure(self, prompts: list[list[int]], num_generated: int) -> "Timing":
-        """One repetition. `num_generated` 0: prompt processing."""
+        """Measure one repetition. `num_generated` 0: prompt processing."""
         ...
 
 
@@ -65,7 +65,7 @@ class Timing:
         self.seconds = 0.0
         self.tokens = 0
         self.token_ids: list[list[int]] = []
-        """What each stream generated, for comparing sides; optional."""
+        """Tokens that each stream generated, for comparing sides; optional."""
         self._first_s: float | None = None
         self._is_over = False
         self._start_s = time.perf_counter()
@@ -87,7 +87,7 @@ class Timing:
 def serve(make_side: Callable[[dict[str, Any]], Side]) -> None:
     """Answer requests from standard input until it ends."""
     with contextlib.suppress(OSError, AttributeError):
-        # A benchmark that is killed leaves nobody behind, not even a stopped child.
+        # When the benchmark is killed its children end too, also stopped ones.
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     answers = _private_stdout()
     side: Side | None = None

@@ -14,7 +14,7 @@ LOGIT_ROWS = 128
 
 
 class QuireSide:
-    """One engine."""
+    """The engine."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         from quire import __version__
@@ -48,7 +48,7 @@ class QuireSide:
         }
 
     def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
-        """One repetition."""
+        """Measure one repetition."""
         from quire.sampling_params import SamplingParams
 
         engine = self._engine

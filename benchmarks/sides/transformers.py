@@ -14,7 +14,7 @@ from benchmarks.sides.protocol import Timing, serve
 
 
 class TransformersSide:
-    """One model."""
+    """The model."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         torch.set_num_threads(request["num_threads"])
@@ -31,7 +31,7 @@ class TransformersSide:
 
     @torch.inference_mode()
     def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
-        """One repetition."""
+        """Measure one repetition."""
         timing = Timing(prompts, num_generated)
         token_ids = torch.tensor(prompts)
         found = self._model.generate(

@@ -12,7 +12,7 @@ from benchmarks.sides.protocol import Timing, serve
 
 
 class VllmSide:
-    """One engine."""
+    """The engine."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         num_threads = request["num_threads"]
@@ -48,7 +48,7 @@ class VllmSide:
         }
 
     def measure(self, prompts: list[list[int]], num_generated: int) -> Timing:
-        """One repetition."""
+        """Measure one repetition."""
         engine = self._engine
         timing = Timing(prompts, num_generated)
         params = self._params(temperature=0.0, max_tokens=timing.num_to_generate, ignore_eos=True, detokenize=False)

@@ -1,4 +1,4 @@
-"""What a server bears and survives: the tables of loads (L), faults (F) and bad inputs (B), on a real `quire serve`.
+"""Tables of a server under loads (L), faults (F) and bad inputs (B), on a real `quire serve`.
 
     python -m benchmarks.soak [--only L1,F3] [--model smollm2] [--duration-s 600] [--repeat 8] [--json]
         [--server-options "--max-num-batched-tokens 256"]
@@ -25,8 +25,8 @@ from benchmarks.soak.server import Server, serving
 
 HEADER = ("id", "what", "measured", "pass?")
 TABLES = ("L", "F", "B")
-SEATS, QUEUE = 8, 32
-SHORT = ("--max-num-seqs", str(SEATS), "--max-model-len", "2048")
+SLOTS, QUEUE = 8, 32
+SHORT = ("--max-num-seqs", str(SLOTS), "--max-model-len", "2048")
 REPEATS = {"F1": 5, "F2": 8, "F3": 20, "F5": 200, "F8": 30}
 
 
@@ -46,7 +46,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "L1": lambda: on_server(lambda server: long.soak(server, duration_s=duration_s, seed=arguments.seed)),
         "L2": lambda: on_server(
             lambda server: overload.overload(
-                server, num_seats=SEATS, num_places=SEATS + QUEUE, duration_s=min(duration_s, 300)
+                server, num_slots=SLOTS, num_places=SLOTS + QUEUE, duration_s=min(duration_s, 300)
             ),
             *queue,
         ),
@@ -64,7 +64,7 @@ def checks(arguments: argparse.Namespace) -> dict[str, Callable[[], Awaitable[Ro
         "F5": lambda: faults.cut_links(model, count=repeat("F5")),
         "F6": lambda: files.lost_files(model),
         "F7": lambda: memory.limited_memory(model),
-        "F8": lambda: clocks.moved_clocks(model, suspend_s=repeat("F8")),
+        "F8": lambda: clocks.suspended(model, suspend_s=repeat("F8")),
         "F9": lambda: hogs.beside_hogs(model),
         "F10": lambda: faults.cannot_start(model),
         **inputs.checks(model, arguments.repeat),

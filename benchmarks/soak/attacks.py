@@ -19,13 +19,13 @@ from benchmarks.soak.row import Row, at_percent
 
 LARGE_PATH = "/openapi.json"
 PIPELINED = 8
-"""So many large answers at once are more than the kernel's buffers hold."""
+"""Number of large answers that exceed the kernel's buffers."""
 SETTLE_S = 2.0
-"""What the client itself needs to see that it was dropped, with so many connections."""
+"""Time that the client itself needs to notice that it was dropped."""
 
 
 class Attack:
-    """One kind of attacker and how long each of its connections lasted."""
+    """A kind of attacker and the durations of its connections."""
 
     def __init__(self, url: str, start: bytes, drop: bytes, *, every_s: float) -> None:
         parts = urlsplit(url)
@@ -103,7 +103,7 @@ async def slow_attacks(
     limit_s: float = 20.0,
     max_tokens: int = 64,
 ) -> Row:
-    """L7: `count` attackers of each kind. Each must be dropped within `limit_s`; everybody else must be served."""
+    """L7: `count` attackers of each kind. Each must be dropped within `limit_s`; other clients must be served."""
     row = Row("L7", f"slow headers, body, read: {count} connections each, {duration_s:g} s")
     looks: list[Seen] = []
     chats: list[Seen] = []

@@ -20,7 +20,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass
 class Seen:
-    """One request as its client saw it. `status` 0: no answer at all. `hung_up`: the client left on purpose."""
+    """A request as its client saw it. `status` 0: no answer at all. `hung_up`: the client left on purpose."""
 
     started_s: float
     ended_s: float = 0.0
@@ -54,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Manners:
-    """How a client behaves. The default is well."""
+    """Behaviour of a client; polite by default."""
 
     hang_up_after_s: float | None = None
     hang_up_after_received: int | None = None
@@ -68,7 +68,7 @@ POLITE = Manners()
 
 
 def chat_body(text: str, max_tokens: int, *, stream: bool = True, **fields: Any) -> dict[str, Any]:
-    """A conversation of one turn, answered with exactly so many tokens."""
+    """Return a one-turn conversation, answered with exactly `max_tokens` tokens."""
     body: dict[str, Any] = {
         "model": "soak", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens,
         "ignore_eos": True, "temperature": 0, "stream": stream, **fields,
@@ -89,7 +89,7 @@ async def get(url: str, path: str, *, timeout_s: float = 30.0) -> Seen:
 
 
 async def exchange(url: str, method: str, path: str, body: bytes, manners: Manners) -> Seen:
-    """One request and its answer on a connection of its own."""
+    """Send a request on a new connection and read its answer."""
     parts = urlsplit(url)
     head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
     if body:

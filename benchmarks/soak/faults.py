@@ -1,6 +1,6 @@
 """The fault table: what a server must survive. Each function is one row and starts the servers that it needs.
 
-Next to read: `server.py`, `src/quire/engine/faults.py`.
+Next to read: `server.py`, `tests/faults/injection.py`.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ KILLS_PER_SERVER = 4
 
 
 def streams(server: Server, count: int, num_tokens: int) -> list["asyncio.Task[Seen]"]:
-    """So many answers under way."""
+    """Start `count` answers."""
     bodies = [chat_body(f"Tell me a story. {index}", num_tokens) for index in range(count)]
     return [asyncio.create_task(ask(server.url, body)) for body in bodies]
 
 
 async def until_running(tasks: Sequence["asyncio.Task[Seen]"], server: Server, count: int) -> None:
-    """Wait until so many sequences are computed."""
+    """Wait until `count` sequences run."""
     while (await server.metrics()).value("quire_requests_running") < count and not all(task.done() for task in tasks):
         await asyncio.sleep(0.01)
 
@@ -161,7 +161,7 @@ async def stopped_engine(model: str, *, stop_s: float = 60.0) -> Row:
         engine.suspend()
         stopped_s = time.perf_counter()
         try:
-            # Nobody has probed before, so that these must count from the engine's last sign.
+            # These are the first probes, so they count from the engine's last message.
             await asyncio.sleep(10)
             ready = await get(server.url, "/health/ready")
             await asyncio.sleep(28 - (time.perf_counter() - stopped_s))

@@ -31,7 +31,7 @@ TEMPLATE = (
 
 
 def hogs() -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """What is asked for: path and body by name. Two of them are refused, after as much work as is allowed."""
+    """Return path and body by name. Two of them are refused, after as much work as is allowed."""
     text = "The quick brown fox jumps over the lazy dog. " * ((1 << 20) // 45)
     two = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     return {

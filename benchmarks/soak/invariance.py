@@ -12,17 +12,17 @@ from benchmarks.soak.row import Row
 from benchmarks.soak.server import Server, serving
 
 SHOWN = 3
-"""So many differences are listed."""
+"""Most differences to list."""
 
 
 def prompts_of(count: int, longest: int) -> list[str]:
-    """Texts of mixed lengths up to so many tokens; every fourth begins like the one before it."""
+    """Return texts of mixed lengths up to `longest` tokens; every fourth begins like the one before it."""
     lens = [32 + (index * 7919) % (longest - 32) for index in range(count)]
     return [prompt_of(length, index - (index % 4 == 3)) for index, length in enumerate(lens)]
 
 
 async def answers(server: Server, prompts: Sequence[str], max_tokens: int, *, num_clients: int) -> list[Seen]:
-    """All prompts, so many at once, in the order of the prompts."""
+    """Answer all prompts, several at once, in the order of the prompts."""
     waiting = iter(enumerate(prompts))
     found: dict[int, Seen] = {}
 

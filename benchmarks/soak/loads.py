@@ -18,13 +18,13 @@ LONG_TEXT = "the river runs to the sea and the wind carries the rain over the hi
 
 
 def prompt_of(num_tokens: int, seed: int = 0) -> str:
-    """A text of about so many tokens of SmolLM2, of which no two seeds begin alike."""
+    """Return a text of about `num_tokens` tokens of SmolLM2; texts of two seeds begin differently."""
     words = (f"{seed} " + LONG_TEXT * (num_tokens // 16 + 1)).split()
     return " ".join(words[: max(1, num_tokens - 30)])
 
 
 async def gathered(server: Server, count: int, max_tokens: int, text: str = "Tell me a story.") -> list[Seen]:
-    """So many streams at once, to their end."""
+    """Run `count` streams at once, to their end."""
     bodies = [chat_body(f"{text} {index}", max_tokens) for index in range(count)]
     return list(await asyncio.gather(*(ask(server.url, body) for body in bodies)))
 
@@ -123,7 +123,7 @@ async def slow_readers(
 
 
 async def _seconds_until_files(server: Server, num_files: int, limit_s: float) -> float:
-    """Until the server has let go of its connections. What the kernel holds of them, their clients still see."""
+    """Return the seconds until the server has closed its connections; clients still see the kernel's buffers."""
     start_s = time.perf_counter()
     while server.num_files() > num_files:
         if time.perf_counter() - start_s > limit_s:
@@ -193,7 +193,7 @@ async def pool_pressure(model: str, *, count: int = 64, max_tokens: int = 48, nu
 
 
 async def is_healthy(server: Server) -> bool:
-    """Whether it answers a request and a probe."""
+    """Return True if the server answers a request and a probe."""
     with contextlib.suppress(OSError):
         return (await ask(server.url, HELLO)).is_good and (await get(server.url, "/health/ready")).status == 200
     return False

@@ -14,7 +14,7 @@ from benchmarks.soak.server import Server
 DEADLINE_S = 120.0
 NUM_PARTS = 10
 SETTLE_S = 40.0
-"""Connections that nobody uses are closed after 30 s."""
+"""Idle connections are closed after 30 s."""
 JUDGED_S = 300.0
 """A shorter run says nothing about slopes."""
 

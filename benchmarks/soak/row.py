@@ -1,4 +1,4 @@
-"""One row of the tables of `soak.py`, and numbers for it."""
+"""Row of the tables, and its statistics."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +15,16 @@ class Row:
     checks: list[Check] = field(default_factory=list)
 
     def check(self, name: str, value: object, *, passes: bool) -> None:
-        """One more measurement with a limit."""
+        """Add a measurement with a limit."""
         self.checks.append((name, value, passes))
 
     def note(self, name: str, value: object) -> None:
-        """One more measurement without a limit."""
+        """Add a measurement without a limit."""
         self.checks.append((name, value, True))
 
     @property
     def passes(self) -> bool:
-        """Whether every limit holds."""
+        """True if every limit holds."""
         return all(passes for _, _, passes in self.checks)
 
     def cells(self) -> list[str]:

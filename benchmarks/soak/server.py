@@ -41,7 +41,7 @@ class Server(ServerProcess):
         return sum(process.num_threads() for process in self.processes())
 
     async def metrics(self) -> Metrics:
-        """What `/metrics` says. Raises: RuntimeError if it says nothing."""
+        """Read `/metrics`. Raises: RuntimeError if it does not answer."""
         seen = await get(self.url, "/metrics")
         if seen.status != 200:
             raise RuntimeError(f"/metrics answers {seen.status} {seen.error or ''}")
@@ -54,7 +54,7 @@ class Server(ServerProcess):
         return int(sum(metrics.value(name) for name in names) + metrics.value("quire_kv_blocks", state="used"))
 
     async def seconds_until_idle(self, limit_s: float = 60.0) -> float:
-        """How long until nothing is under way and no KV block in use; infinite beyond the limit."""
+        """Return the seconds until no request is in flight and no KV block in use; infinite beyond the limit."""
         start_s = time.perf_counter()
         while await self.num_under_way():
             if time.perf_counter() - start_s > limit_s:
@@ -63,7 +63,7 @@ class Server(ServerProcess):
         return time.perf_counter() - start_s
 
     async def seconds_until(self, path: str, status: int, limit_s: float = 60.0) -> float:
-        """How long until a GET has this status; infinite beyond the limit."""
+        """Return the seconds until a GET has this status; infinite beyond the limit."""
         start_s = time.perf_counter()
         while True:
             seen = await get(self.url, path, timeout_s=limit_s)

@@ -7,8 +7,8 @@
 import importlib
 
 TYPE_CHECKING = False
-"""What type checkers take for true. `typing` is not imported: it takes as long as Python's own start, and until `quire`
-has begun, Ctrl-C shows a traceback."""
+"""A constant that type checkers take for true. Importing `typing` takes as long as Python's own start, and Ctrl-C
+during that time shows a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,19 +1,85 @@
-"""Shapes of the KV cache: bytes of a token in a layer, layers that share a block table, blocks that a sequence needs.
+"""Kinds of KV cache: the bytes a layer keeps, the blocks a sequence needs, and the groups of layers that share pages.
 
-Pure arithmetic on integers: `resolve.py` sizes the pool with it and `scheduler/blocks.py` allocates by it, one formula
-for both. Next to read: `resolve.py`, then `scheduler/blocks.py`.
+Pure arithmetic on integers: `memory_plan.py` sizes the pool with it, `scheduler/blocks.py` allocates by it and
+`runtime/cache_engine.py` lays out memory by it. A new kind of cache is a class here, and nothing outside of the classes
+knows how many planes or blocks a layer has. Next to read: `memory_plan.py`, then `scheduler/blocks.py`.
 """
 
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+STATE_ALIGNMENT_BYTES = 64
+CHECKPOINT_INTERVALS = (256, 1024)
+"""Fewest and most tokens between two checkpoints of recurrent state. A prompt is computed in chunks that end at
+checkpoints, and short chunks are slow; a prefix hit recomputes the tokens behind the last checkpoint."""
+MAX_PAGE_WASTE = 0.1
+"""Share of the pages that may stay unused before layers are split into more groups."""
+WASTE_TOKENS = 8192
+"""Length of the sequence for which waste is counted."""
+MAX_GROUPS = 16
+"""Each group costs one block table per request and step."""
+MAX_BLOCK_FACTOR = 32
+"""Blocks of models with states are at most this many times the default."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVCacheSpec:
-    """What one layer keeps of a token.
+class TokenCache(msgspec.Struct, frozen=True):
+    """Base of the kinds that keep bytes for every token, in blocks of `block_size` tokens.
+
+    The kinds are tagged structs because msgspec cannot decode a union of dataclasses.
+    """
+
+    is_state: ClassVar[bool] = False
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that one token attends to, itself included; None: all earlier ones."""
+        return None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in one layer."""
+        raise NotImplementedError
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block in one layer."""
+        return block_size * self.bytes_per_token
+
+    def table_len(self, num_tokens: int, block_size: int) -> int:
+        """Entries of a block table that covers `num_tokens`."""
+        return -(-num_tokens // block_size)
+
+    def first_needed(self, position: int, block_size: int) -> int:
+        """Index of the first table entry that tokens from `position` on read."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+
+    def first_of_hit(self, num_tokens: int, block_size: int) -> int:
+        """Index of the first block that the prefix cache must hold for a hit of `num_tokens`."""
+        return self.first_needed(num_tokens, block_size)
+
+    def held_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Blocks that keep what later tokens need of `num_tokens` computed ones."""
+        return self.table_len(num_tokens, block_size) - self.first_needed(num_tokens, block_size)
+
+    def peak_blocks(self, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
+        """Most blocks that one unshared sequence holds at once while `num_tokens` are computed."""
+        whole = self.table_len(num_tokens, block_size)
+        if self.window is None:
+            return whole
+        # window - 1 earlier tokens and one chunk, at the worst alignment to block boundaries.
+        return min(whole, (self.window + max_num_batched_tokens - 3) // block_size + 2)
+
+
+class PagedKV(TokenCache, frozen=True, tag=True):
+    """Keys and values per head: two planes.
 
     Fields:
         window: token i attends to tokens i - window + 1 … i; None: to all earlier ones.
-        scale_bytes: of one token's key or value in one head: int8 values have a scale.
+        scale_bytes: bytes of the scale of one token's key or value in one head (int8).
     """
 
     num_kv_heads: int
@@ -24,56 +90,189 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token in one layer."""
+        """Bytes of the keys and values of one token in one layer."""
         return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
+
+    def view_shape(self, block_size: int) -> tuple[int, ...]:
+        """Shape of one layer's values in one block: [2, B, K, D], plane 0 keys, plane 1 values."""
+        return (2, block_size, self.num_kv_heads, self.head_size)
+
+    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "PagedKV":
+        """The same cache in another format."""
+        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
+
+
+class LatentKV(TokenCache, frozen=True, tag=True):
+    """Compressed keys and values of all heads with one rotary part (MLA): one plane."""
+
+    rank: int
+    rotary_size: int
+    dtype_bytes: int
+    scale_bytes: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of the latent vector of one token in one layer."""
+        return (self.rank + self.rotary_size) * self.dtype_bytes + self.scale_bytes
+
+    def view_shape(self, block_size: int) -> tuple[int, ...]:
+        """Shape of one layer's values in one block: [B, rank + rotary size]."""
+        return (block_size, self.rank + self.rotary_size)
+
+    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "LatentKV":
+        """The same cache in another format."""
+        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
+
+
+class RecurrentState(msgspec.Struct, frozen=True, tag=True):
+    """One state of fixed size per request, which every token replaces (linear attention, SSM): opaque bytes.
+
+    The block table has one entry: the state after all computed tokens. The state before the first token is zero, so
+    that the step that computes position 0 must not read the page. The prefix cache keeps copies (checkpoints) at
+    multiples of `checkpoint_interval` tokens; None until `make_groups` has chosen it.
+    """
+
+    state_bytes: int
+    checkpoint_interval: int | None = None
+
+    is_state: ClassVar[bool] = True
+    window: ClassVar[None] = None
+    bytes_per_token: ClassVar[int] = 0
+    scale_bytes: ClassVar[int] = 0
+    dtype_bytes: ClassVar[int] = 1
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of the state in one layer, aligned; the block size does not matter."""
+        return -(-self.state_bytes // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES
+
+    def table_len(self, num_tokens: int, block_size: int) -> int:
+        """One entry from the first token on."""
+        return min(1, num_tokens)
+
+    def first_needed(self, position: int, block_size: int) -> int:
+        """The one entry is always needed."""
+        return 0
+
+    def first_of_hit(self, num_tokens: int, block_size: int) -> int:
+        """A hit needs the checkpoint at its end alone, which is cached under the hit's last block."""
+        return max(0, num_tokens // block_size - 1)
+
+    def held_blocks(self, num_tokens: int, block_size: int) -> int:
+        """The state and its checkpoints in the prefix cache."""
+        return min(1, num_tokens) + num_tokens // (self.checkpoint_interval or CHECKPOINT_INTERVALS[1])
+
+    def peak_blocks(self, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
+        """The state, and the page that it is copied from after a hit or before a step with drafts."""
+        return 2 * min(1, num_tokens)
+
+    def view_shape(self, block_size: int) -> tuple[int, ...]:
+        """Shape of one layer's bytes in one page."""
+        return (self.state_bytes,)
+
+    def stored_as(self, dtype_bytes: int, scale_bytes: int) -> "RecurrentState":
+        """The state keeps its own format: the KV cache type does not apply to it."""
+        return self
+
+
+CacheSpec = PagedKV | LatentKV | RecurrentState
+"""What one layer keeps in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class KVCacheGroup:
-    """Layers that share one block table: they have the same spec.
-
-    Every request has one block table per group. All groups draw block numbers from one pool.
-    """
+class CacheGroup:
+    """Layers of equal spec that share one block table per request. All groups draw pages from one pool."""
 
     layer_indices: tuple[int, ...]
-    spec: KVCacheSpec
+    spec: CacheSpec
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of one block in all layers of the group."""
+        return len(self.layer_indices) * self.spec.block_bytes(block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """What the need for KV memory follows from: groups, tokens per block, and the most tokens of a step."""
+    """Need for KV memory: it follows from the groups, the tokens per block and the most tokens of a step."""
 
-    groups: tuple[KVCacheGroup, ...]
+    groups: tuple[CacheGroup, ...]
     block_size: int
     max_num_batched_tokens: int
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block: all layers of the largest group."""
-        return self.block_size * max(len(group.layer_indices) * group.spec.bytes_per_token for group in self.groups)
+        """Bytes of one page: all layers of the largest group."""
+        return max(group.page_bytes(self.block_size) for group in self.groups)
 
-    def table_len(self, num_tokens: int) -> int:
-        """Entries of a block table that covers `num_tokens`."""
-        return -(-num_tokens // self.block_size)
-
-    def window_peak(self, window: int) -> int:
-        """The most blocks that one sequence holds at once in a group with this window."""
-        # window - 1 tokens looked back at and one chunk written, at the worst alignment to block boundaries.
-        return (window + self.max_num_batched_tokens - 3) // self.block_size + 2
+    def waste(self, num_tokens: int = WASTE_TOKENS) -> float:
+        """Share of the bytes that stays unused in the pages that hold a sequence of `num_tokens`."""
+        held = [group.spec.held_blocks(num_tokens, self.block_size) for group in self.groups]
+        used = sum(n * group.page_bytes(self.block_size) for n, group in zip(held, self.groups, strict=True))
+        return 1 - used / (sum(held) * self.block_bytes)
 
     def peak_blocks(self, num_tokens: int) -> int:
-        """The most blocks that one unshared sequence holds at once while computing `num_tokens`, over all groups."""
-        return sum(self._group_peak(group, num_tokens) for group in self.groups)
+        """Most blocks that one unshared sequence holds at once while computing `num_tokens`, over all groups."""
+        size, chunk = self.block_size, self.max_num_batched_tokens
+        return sum(group.spec.peak_blocks(num_tokens, size, chunk) for group in self.groups)
 
     def longest_sequence(self, num_blocks: int, at_most: int) -> int:
-        """The most tokens, up to `at_most`, that one sequence can compute in `num_blocks` blocks; 0 if none."""
+        """Most tokens, up to `at_most`, that one sequence can compute in `num_blocks` blocks; 0 if none."""
         low, high = 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.peak_blocks(middle) <= num_blocks else (low, middle - 1)
         return low
 
-    def _group_peak(self, group: KVCacheGroup, num_tokens: int) -> int:
-        whole = self.table_len(num_tokens)
-        window = group.spec.window
-        return whole if window is None else min(whole, self.window_peak(window))
+
+def make_groups(layer_specs: Sequence[CacheSpec], block_size: int) -> tuple[CacheGroup, ...]:
+    """Group layers of equal spec, split so that groups fill pages of one size: as few groups as waste at most
+    `MAX_PAGE_WASTE`, else those of at most `MAX_GROUPS` that waste least (`PoolShape.waste`).
+
+    Chooses the checkpoint interval of states too. Groups are in the order of their first layers.
+    """
+    interval = _checkpoint_interval(layer_specs, block_size)
+    layers: dict[CacheSpec, list[int]] = {}
+    for index, spec in enumerate(layer_specs):
+        if isinstance(spec, RecurrentState):
+            spec = RecurrentState(spec.state_bytes, interval)
+        layers.setdefault(spec, []).append(index)
+    found: list[tuple[float, int, tuple[CacheGroup, ...]]] = []
+    for page in {
+        n * spec.block_bytes(block_size) for spec, all_of in layers.items() for n in range(1, len(all_of) + 1)
+    }:
+        if page >= max(spec.block_bytes(block_size) for spec in layers):
+            groups = tuple(group for spec, all_of in layers.items() for group in _split(all_of, spec, page, block_size))
+            waste = PoolShape(groups, block_size, 1).waste()
+            if len(groups) <= max(MAX_GROUPS, len(layers)):
+                found.append((max(waste, MAX_PAGE_WASTE), len(groups), groups))
+    groups = min(found, key=lambda item: item[:2])[2]
+    return tuple(sorted(groups, key=lambda group: group.layer_indices))
+
+
+def fit_block_size(layer_specs: Sequence[CacheSpec], block_size: int) -> int:
+    """Multiple of `block_size` at which pages hold a state without much waste; without states `block_size` itself.
+
+    A state is one piece and does not shrink with the block, so that small blocks of other layers leave its pages empty.
+    """
+    if not any(spec.is_state for spec in layer_specs):
+        return block_size
+    sizes = [factor * block_size for factor in range(1, MAX_BLOCK_FACTOR + 1)]
+    wastes = [PoolShape(make_groups(layer_specs, size), size, 1).waste() for size in sizes]
+    return next((size for size, waste in zip(sizes, wastes, strict=True) if waste <= MAX_PAGE_WASTE),
+                sizes[wastes.index(min(wastes))])  # fmt: skip
+
+
+def _checkpoint_interval(layer_specs: Iterable[CacheSpec], block_size: int) -> int:
+    """Multiple of the block size at which checkpoints take about the bytes of the other layers' tokens, within
+    `CHECKPOINT_INTERVALS`."""
+    per_token = sum(spec.bytes_per_token for spec in layer_specs)
+    states = sum(spec.block_bytes(block_size) for spec in layer_specs if spec.is_state)
+    fewest, most = CHECKPOINT_INTERVALS
+    wanted = min(most, max(fewest, states // per_token if per_token else most))
+    return max(1, wanted // block_size) * block_size
+
+
+def _split(layers: Sequence[int], spec: CacheSpec, page_bytes: int, block_size: int) -> list[CacheGroup]:
+    """Groups of these layers, of nearly equal size, that fit a page each."""
+    num_groups = math.ceil(len(layers) / (page_bytes // spec.block_bytes(block_size)))
+    bounds = [len(layers) * at // num_groups for at in range(num_groups + 1)]
+    return [CacheGroup(tuple(layers[a:b]), spec) for a, b in itertools.pairwise(bounds)]

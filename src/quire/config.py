@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
-from quire.cache_spec import KVCacheGroup
+from quire.cache_spec import CacheGroup, CacheSpec
 from quire.errors import ConfigError, nearest
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -149,8 +149,8 @@ class ModelConfig:
     head_size: int
     context_len: int
     num_parameters: int
-    kv_cache_groups: tuple[KVCacheGroup, ...]
-    """With `dtype_bytes` 1; `resolve` fills in the real one."""
+    cache_specs: tuple[CacheSpec, ...]
+    """What each layer keeps in the cache, with `dtype_bytes` 1; `resolve` fills in the real one."""
     stored_bytes: int | None = None
     """Size of the weights where quantised ones stay so; None if there is no file."""
     bos_token_id: int | None = None
@@ -169,7 +169,7 @@ class SchedulerConfig:
     block_size: int
     num_blocks: int
     """All blocks, the null block included."""
-    kv_cache_groups: tuple[KVCacheGroup, ...]
+    kv_cache_groups: tuple[CacheGroup, ...]
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_num_partial_prefills: int = 1

@@ -17,7 +17,7 @@
     │   ├── MemoryCapacityError      weights or KV cache exceed the memory
     │   ├── QueueFullError           later: the queue is full, try again              HTTP 429
     │   ├── QueueTimeoutError        it waited for its first step as long as it may
-    │   └── UnreadError              its client left too much of the answer unread
+    │   └── UnreadError              a client left too many log-probabilities unread
     └── EngineError                  ours: an internal invariant broke                HTTP 500  exit 1
         └── EngineDeadError          the engine stopped; the cause is chained
 
@@ -160,13 +160,13 @@ class QueueTimeoutError(CapacityError):
 
 
 class UnreadError(CapacityError):
-    """A client did not read its answer while it was made, and more of it waits than is kept."""
+    """A client left more log-probabilities of its answer unread than the server keeps."""
 
     code = "reader_too_slow"
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__(
-            f"more than {limit_bytes} bytes of this answer's log-probabilities waited to be read: read faster, ask for "
+            f"more than {limit} log-probabilities of this answer waited to be read: read faster, ask for "
             "fewer top_logprobs, or do not stream"
         )
 

@@ -22,11 +22,11 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion of a prompt, so far.
+    """A completion of a prompt, so far.
 
     `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string
-    or stop token id that matched; None for EOS. `error`: what went wrong, where `finish_reason` is "error".
-    `error_code`: `FORM_FAILED` where the request's own form of text is to blame; None for all else.
+    or stop token id that matched; None for EOS. `error`: the reason, if `finish_reason` is "error".
+    `error_code`: `FORM_FAILED` if the request's structured output is the cause, else None.
     """
 
     index: int
@@ -41,7 +41,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether this completion has ended."""
+        """True if this completion has ended."""
         return self.finish_reason is not None
 
 
@@ -83,7 +83,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """One vector of length E."""
+    """A vector of length E."""
 
     embedding: list[float]
 
@@ -106,7 +106,7 @@ class PoolingRequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam: its generated tokens, text and scores."""
+    """A beam: its generated tokens, text and scores."""
 
     token_ids: list[int]
     text: str

@@ -2,13 +2,14 @@
 
 Pure: it reads no file, no environment and no clock, so every rule here is a row of a table in its test. It must not
 know tensors or torch. An error names the numbers and a setting that fits, and that setting does resolve.
-Next to read: `config.py` for the fields, `cache_spec.py`, `step_memory.py`; `runtime/hardware.py`, whence `Hardware`.
+Next to read: `config.py` for the fields, `memory_plan.py` for the KV cache; `runtime/hardware.py` finds `Hardware`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.byte_sizes import format_bytes
-from quire.cache_spec import PoolShape
+from quire.cache_spec import CacheSpec, PoolShape, fit_block_size, make_groups
 from quire.config import (
     DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
@@ -25,14 +26,12 @@ from quire.config import (
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.step_memory import bytes_beside
+from quire.memory_plan import Memory, WantedLen, fit_model_len, plan_blocks, split_memory
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads keys of so many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
-MAX_DEFAULT_CPU_KV_BYTES = 4 * 2**30
-"""A machine that is also used for other things should not lose more than this unasked."""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
@@ -44,7 +43,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     _check_options(options)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
-    block_size = _resolve_block_size(options, device, decisions)
+    block_size = _resolve_block_size(options, device, model.cache_specs, decisions)
     uses_plan = _resolve_execution(options, device, block_size, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
@@ -53,15 +52,14 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         decisions.append(Decision("quantization", options.quantization, reason))
     kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     wanted_len = _wanted_model_len(options, model)
-    groups = tuple(
-        replace(group, spec=replace(group.spec, dtype_bytes=KV_DTYPES[kv_dtype], scale_bytes=KV_SCALE_BYTES[kv_dtype]))
-        for group in model.kv_cache_groups
-    )
+    specs = [spec.stored_as(KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]) for spec in model.cache_specs]
+    groups = make_groups(specs, block_size)
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
-    memory = _memory_for_kv(options, hardware, model, dtype, weights, shape.max_num_batched_tokens, uses_plan=uses_plan)
-    num_blocks = _resolve_num_blocks(options, hardware, memory, shape, wanted_len.value, decisions)
-    max_model_len = _fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
+    memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
+    _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
+    num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
+    max_model_len = fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
     scheduler = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
@@ -83,26 +81,6 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _WantedLen:
-    value: int
-    reason: str
-    chosen_by_user: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Bytes: what Quire may use in all, of that for weights, for activations, and what is left for KV."""
-
-    usable: int
-    weights: int
-    activations: int
-
-    @property
-    def left(self) -> int:
-        return self.usable - self.weights - self.activations
 
 
 def _check_options(options: EngineOptions) -> None:
@@ -186,17 +164,20 @@ def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decisi
     return kv_dtype
 
 
-def _resolve_block_size(options: EngineOptions, device: str, decisions: list[Decision]) -> int:
+def _resolve_block_size(
+    options: EngineOptions, device: str, cache_specs: Sequence[CacheSpec], decisions: list[Decision]
+) -> int:
+    default = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
+    block_size, reason = fit_block_size(cache_specs, default), f"default on {device.split(':')[0]}"
     if options.block_size is not None:
         block_size, reason = options.block_size, "chosen"
-    else:
-        block_size = CPU_BLOCK_SIZE if device == "cpu" else GPU_BLOCK_SIZE
-        reason = f"default on {device.split(':')[0]}"
+    elif block_size != default:
+        reason = f"blocks of {default} tokens would leave most of a page that holds recurrent state empty"
     decisions.append(Decision("block_size", str(block_size), reason))
     return block_size
 
 
-def _wanted_model_len(options: EngineOptions, model: ModelConfig) -> _WantedLen:
+def _wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
     context, chosen = model.context_len, options.max_model_len
     if chosen is not None:
         if chosen > context:
@@ -204,11 +185,11 @@ def _wanted_model_len(options: EngineOptions, model: ModelConfig) -> _WantedLen:
                 f"max_model_len={chosen} is above the model's context of {context} tokens: --max-model-len {context}"
                 " fits"
             )
-        return _WantedLen(chosen, "chosen", True)
+        return WantedLen(chosen, "chosen", True)
     if context > DEFAULT_MAX_MODEL_LEN_CAP:
         reason = f"the model's context is {context}; more than {DEFAULT_MAX_MODEL_LEN_CAP} must be asked for"
-        return _WantedLen(DEFAULT_MAX_MODEL_LEN_CAP, reason, False)
-    return _WantedLen(context, "the model's context", False)
+        return WantedLen(DEFAULT_MAX_MODEL_LEN_CAP, reason, False)
+    return WantedLen(context, "the model's context", False)
 
 
 def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: list[Decision]) -> int:
@@ -244,35 +225,25 @@ def _resolve_long_threshold(options: EngineOptions, budget: int, decisions: list
     return share
 
 
-def _memory_for_kv(
-    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int,
-    *, uses_plan: bool,
-) -> _Memory:  # fmt: skip
-    """How much memory is left for KV. Raises MemoryCapacityError when the weights alone do not fit."""
-    if hardware.device == "cpu":
-        usable = hardware.available_memory_bytes
-    else:
-        share = int(options.gpu_memory_utilization * hardware.total_memory_bytes)
-        usable = min(share, hardware.available_memory_bytes)
-    activations = bytes_beside(options, model, hardware.device, dtype, num_tokens)
-    memory = _Memory(usable, weights, activations)
-    if memory.left <= 0:
-        needed = memory.weights + memory.activations
-        is_plain = weights == model.num_parameters * DTYPES[dtype]
-        raise MemoryCapacityError(
-            f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
-            f" and a step {format_bytes(activations)}, {format_bytes(needed)} together; that is"
-            f" {format_bytes(needed - usable)} more than the {format_bytes(usable)} available on"
-            f" {_where(hardware)}: {_what_fits(options, hardware, model, memory, uses_plan=uses_plan)}"
-        )
-    return memory
+def _check_weights_fit(
+    options: EngineOptions, model: ModelConfig, memory: Memory, dtype: str, *, uses_plan: bool
+) -> None:
+    """Raises: MemoryCapacityError when weights and step leave no memory for KV."""
+    if memory.left > 0:
+        return
+    needed = memory.weights + memory.activations
+    is_plain = memory.weights == model.num_parameters * DTYPES[dtype]
+    raise MemoryCapacityError(
+        f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
+        f" and a step {format_bytes(memory.activations)}, {format_bytes(needed)} together; that is"
+        f" {format_bytes(needed - memory.usable)} more than the {format_bytes(memory.usable)} available on"
+        f" {memory.where}: {_what_fits(options, model, memory, uses_plan=uses_plan)}"
+    )
 
 
-def _what_fits(
-    options: EngineOptions, hardware: Hardware, model: ModelConfig, memory: _Memory, *, uses_plan: bool
-) -> str:
-    """The dtype or quantisation that would fit, else how large a model may be."""
-    dtype = canonical_dtype(options.dtype)
+def _what_fits(options: EngineOptions, model: ModelConfig, memory: Memory, *, uses_plan: bool) -> str:
+    """Advice: the dtype or quantisation that would fit, else how large a model may be."""
+    dtype, hardware = canonical_dtype(options.dtype), memory.hardware
     changes: list[dict[str, str]] = []
     if dtype in (None, "float32"):
         fast = hardware.device == "cpu" or hardware.has_fast_bfloat16
@@ -293,103 +264,3 @@ def _what_fits(
         f"a model of at most {most / 1e9:.2f} billion parameters fits in {smallest}, this one has"
         f" {model.num_parameters / 1e9:.2f}"
     )
-
-
-def _where(hardware: Hardware) -> str:
-    """The device, and which limit its memory has."""
-    return f"{hardware.device} ({hardware.memory_limit})" if hardware.memory_limit else hardware.device
-
-
-def _resolve_num_blocks(
-    options: EngineOptions,
-    hardware: Hardware,
-    memory: _Memory,
-    shape: PoolShape,
-    model_len: int,
-    decisions: list[Decision],
-) -> int:
-    """Blocks of the pool, the null block included. Raises MemoryCapacityError when a chosen number does not fit."""
-    if options.num_blocks_override is not None:
-        num_blocks, reason = options.num_blocks_override, "chosen"
-    elif options.kv_cache_memory_bytes is not None:
-        num_blocks = options.kv_cache_memory_bytes // shape.block_bytes
-        reason = f"kv_cache_memory_bytes is {format_bytes(options.kv_cache_memory_bytes)}"
-    else:
-        num_bytes, reason = _default_kv_bytes(options, hardware, memory, shape, model_len)
-        num_blocks = num_bytes // shape.block_bytes
-    if num_blocks * shape.block_bytes > memory.left:
-        most = memory.left // shape.block_bytes
-        fits = (
-            f"--num-blocks-override {most} fits"
-            if options.num_blocks_override is not None
-            else f"--kv-cache-memory-bytes {memory.left} fits"
-        )
-        raise MemoryCapacityError(
-            f"a KV cache of {num_blocks} blocks needs {format_bytes(num_blocks * shape.block_bytes)}, but"
-            f" {format_bytes(memory.left)} are left on {_where(hardware)} after weights and step: {fits}"
-        )
-    size = format_bytes(num_blocks * shape.block_bytes)
-    decisions.append(Decision("num_blocks", str(num_blocks), f"{size} of KV cache: {reason}"))
-    return num_blocks
-
-
-def _default_kv_bytes(
-    options: EngineOptions, hardware: Hardware, memory: _Memory, shape: PoolShape, model_len: int
-) -> tuple[int, str]:
-    """KV memory when none was chosen: bytes and the reason."""
-    if hardware.device != "cpu":
-        share = f"gpu_memory_utilization={options.gpu_memory_utilization}"
-        return memory.left, f"what {share} leaves after weights and activations"
-    all_sequences = (options.max_num_seqs * shape.peak_blocks(model_len) + 1) * shape.block_bytes
-    choices = (
-        (all_sequences, f"room for {options.max_num_seqs} sequences of {model_len} tokens"),
-        (memory.left // 2, "half of the memory left after the weights"),
-        (MAX_DEFAULT_CPU_KV_BYTES, "the most that is taken unasked; --kv-cache-memory-bytes for more"),
-    )
-    return min(choices, key=lambda choice: choice[0])
-
-
-def _fit_model_len(
-    options: EngineOptions,
-    memory: _Memory,
-    shape: PoolShape,
-    wanted: _WantedLen,
-    num_blocks: int,
-    decisions: list[Decision],
-) -> int:
-    """The context that one request can really have in this pool.
-
-    Raises: MemoryCapacityError when a chosen context, or not even one block per group, fits.
-    """
-    needed = shape.peak_blocks(wanted.value)
-    if needed <= num_blocks - 1:
-        decisions.append(Decision("max_model_len", str(wanted.value), wanted.reason))
-        return wanted.value
-    longest = shape.longest_sequence(num_blocks - 1, wanted.value)
-    if wanted.chosen_by_user or longest < 1:
-        blocks = needed if wanted.chosen_by_user else len(shape.groups)
-        length = wanted.value if wanted.chosen_by_user else 1
-        raise MemoryCapacityError(
-            f"one request of {length} tokens needs {blocks} KV blocks and the null block"
-            f" ({format_bytes((blocks + 1) * shape.block_bytes)}), but the KV cache has {num_blocks} blocks"
-            f" ({format_bytes(num_blocks * shape.block_bytes)}):"
-            f" {_fixes(options, memory, shape, longest, blocks + 1)}"
-        )
-    reason = f"what {num_blocks} KV blocks of {shape.block_size} tokens hold ({wanted.value} was wanted)"
-    decisions.append(Decision("max_model_len", str(longest), reason))
-    return longest
-
-
-def _fixes(options: EngineOptions, memory: _Memory, shape: PoolShape, longest: int, num_blocks: int) -> str:
-    fixes = []
-    if longest >= 1:
-        fixes.append(f"--max-model-len {longest} fits")
-    if num_blocks * shape.block_bytes <= memory.left:
-        if options.num_blocks_override is not None:
-            fixes.append(f"--num-blocks-override {num_blocks} fits")
-        else:
-            fixes.append(f"--kv-cache-memory-bytes {num_blocks * shape.block_bytes} fits")
-    if not fixes:
-        missing = num_blocks * shape.block_bytes - memory.left
-        fixes.append(f"{format_bytes(missing)} of memory are missing; a smaller model, dtype or block_size may fit")
-    return ", ".join(fixes)

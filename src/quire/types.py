@@ -54,7 +54,7 @@ class Request:
             forked from this one in the step that completes its prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-        cache_salt: prefix blocks are shared only among requests with the same salt.
+        hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
         reads_prefix_cache: False where every prompt position must be computed (prompt_logprobs, mean pooling).
     """
 
@@ -68,7 +68,7 @@ class Request:
     arrival_time_s: float = 0.0
     priority: int = 0
     client_id: str = ""
-    cache_salt: str = ""
+    hash_extras: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     reads_prefix_cache: bool = True
     awaits_external_token: bool = False
@@ -104,16 +104,25 @@ class Request:
 # --- One step ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy-on-write: block `source_id` is copied to `target_id` before anything is written.
+class Tier(enum.Enum):
+    """Memory that holds KV blocks."""
 
-    A block's number is the same in all groups' layers, so a copy moves all layers of its group.
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Copies blocks, in all layers of a group, before the step computes. The step reads all sources of all its
+    transfers before it writes a target. Copy-on-write is a transfer from device to device.
     """
 
     group_index: int
-    source_id: int
-    target_id: int
+    source_tier: Tier
+    source_ids: tuple[int, ...]
+    target_tier: Tier
+    target_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ class SchedulerOutput:
     step_id: int
     new_requests: tuple[NewRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
-    copies: tuple[BlockCopy, ...]
+    transfers: tuple[Transfer, ...]
     preempted_ids: tuple[str, ...]
     """Forget these, before anything else: they come back as `new_requests`."""
     finished_ids: tuple[str, ...]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import PagedKV
 from quire.cli.bench_cases import BenchCase
 from quire.cli.bench_limits import tokens_per_s_limit, work_of
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
@@ -21,7 +21,7 @@ def smollm2() -> EngineConfig:
     model = ModelConfig(
         architecture="LlamaForCausalLM", hf_config={"tie_word_embeddings": True}, vocab_size=49_152, hidden_size=576,
         num_layers=30, num_heads=9, num_kv_heads=3, head_size=64, context_len=8192, num_parameters=PARAMETERS,
-        kv_cache_groups=(KVCacheGroup(tuple(range(30)), KVCacheSpec(3, 64, 1)),),
+        cache_specs=(PagedKV(3, 64, 1),) * 30,
     )  # fmt: skip
     hardware = Hardware("cpu", 2**34, 2**34, has_fast_bfloat16=True, num_threads=2)
     return resolve(EngineOptions(), hardware, model)

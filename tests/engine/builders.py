@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.outputs import PoolingRequestOutput, RequestOutput
@@ -121,10 +121,10 @@ class ScriptedExecutor(FakeExecutor):
 
 def make_config(options: dict[str, Any] | None = None, **scheduler: Any) -> EngineConfig:
     """A config of few small blocks; keyword arguments are fields of `SchedulerConfig`, `options` of `EngineOptions`."""
-    groups = (KVCacheGroup((0,), KVCacheSpec(1, 8, 4)),)
+    groups = (CacheGroup((0,), PagedKV(1, 8, 4)),)
     model = ModelConfig(
         architecture="ScriptedModel", hf_config={}, vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=1, num_heads=1,
-        num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, kv_cache_groups=groups,
+        num_kv_heads=1, head_size=8, context_len=256, num_parameters=1, cache_specs=(),
         eos_token_ids=(EOS,), generation_defaults={"temperature": 0.5},
     )  # fmt: skip
     values: dict[str, Any] = {

@@ -64,7 +64,7 @@ def test_a_new_request_ends_the_rounds_of_a_step() -> None:
         await gate.reached()
         assert not executor.ends_step(1)
         second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=9, ignore_eos=True)))
-        await wait_until(lambda: len(llm._inbox) >= 1)
+        await wait_until(lambda: llm._driver.num_commands >= 1)
         assert executor.ends_step(1)
         await gate.open_after(llm, 1)
         await asyncio.gather(first, second)
@@ -120,7 +120,7 @@ def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way
             first.cancel()
         else:
             abort = asyncio.create_task(llm.abort("same"))
-        await wait_until(lambda: len(llm._inbox) == 1)
+        await wait_until(lambda: llm._driver.num_commands == 1)
         second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
         await gate.open_after(llm, 2)
         outputs = await second

@@ -185,8 +185,8 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 def test_the_salt_of_the_call_wins_over_the_prompts() -> None:
     processor = make()
     prompt = {"prompt": "hi", "cache_salt": "p"}
-    assert processor.prepare("r", prompt, None).request.cache_salt == "p"
-    assert processor.prepare("r", prompt, None, cache_salt="c").request.cache_salt == "c"
+    assert processor.prepare("r", prompt, None).request.hash_extras == ("p",)
+    assert processor.prepare("r", prompt, None, cache_salt="c").request.hash_extras == ("c",)
 
 
 def test_defaults_come_from_the_generation_config() -> None:

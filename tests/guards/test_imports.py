@@ -16,7 +16,7 @@ ROOT_MODULES = {
     "config",
     "cache_spec",
     "outputs",
-    "step_memory",
+    "memory_plan",
     "resolve",
     "errors",
     "events",

@@ -12,8 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OPENING = re.compile(r"(What|Whether|Who|Whoever|How|Where|So|One|Until|Nobody|To be|All that|The one)\b")
 WORDS = re.compile(
-    r"\b(who|whom|whose|whoever|nobody|somebody|anybody|everybody|nothing else|so many|all that|the one that|"
-    r"in vain|seats?|the others|a stranger)\b",
+    r"\b(who|whoever|nobody|somebody|anybody|everybody|so many|all that|the one that|in vain|seats?|a stranger)\b",
     re.IGNORECASE,
 )
 CPP_COMMENT = re.compile(r"//(.*)$")
@@ -86,7 +85,7 @@ def test_python_says_it_plainly() -> None:
         texts = docstrings(tree)
         is_test = "tests" in path.relative_to(ROOT).parts
         found += riddles(path, texts + help_texts(tree) + comments(source), [] if is_test else texts)
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 def test_cpp_comments_say_it_plainly() -> None:
@@ -94,7 +93,7 @@ def test_cpp_comments_say_it_plainly() -> None:
     for path in CPP_FILES:
         lines = enumerate(path.read_text().splitlines(), 1)
         found += riddles(path, [(n, m[1]) for n, line in lines if (m := CPP_COMMENT.search(line))], [])
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 def test_pages_say_it_plainly() -> None:
@@ -102,7 +101,7 @@ def test_pages_say_it_plainly() -> None:
     for path in PAGES:
         text = MARKDOWN_CODE.sub(lambda match: "\n" * match[0].count("\n"), path.read_text())
         found += riddles(path, list(enumerate(text.splitlines(), 1)), [])
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

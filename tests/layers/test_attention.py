@@ -24,7 +24,6 @@ def make_batch(num_tokens: int = 6) -> ForwardBatch:
         layer_groups=(0, 1),
         query_lens_list=(num_tokens,),
         seq_lens_list=(num_tokens,),
-        num_decodes=0,
         block_size=4,
     )
 

@@ -47,18 +47,23 @@ class Stream:
 
 @dataclass
 class Runner:
-    """A model with a KV pool of NaN. `scatter` seeds the order in which blocks are given out."""
+    """A model with a KV pool of NaN. `scatter` seeds the order in which blocks are given out.
+
+    `num_ranks`: the size of the group that the model is one rank of.
+    """
 
     model: nn.Module
     block_size: int = 4
     num_blocks: int = 64
     scatter: int = 0
+    num_ranks: int = 1
     sequences: list[Stream] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         config = self.model.config
         dtype = next(self.model.parameters()).dtype
-        shape = (self.num_blocks, config.num_layers, 2, self.block_size, config.num_kv_heads, config.head_size)
+        num_kv_heads = max(1, config.num_kv_heads // self.num_ranks)
+        shape = (self.num_blocks, config.num_layers, 2, self.block_size, num_kv_heads, config.head_size)
         self.pool = torch.full(shape, torch.nan, dtype=dtype)
         self.groups = group_layers(config.kv_specs())
         self.free = (
@@ -122,7 +127,6 @@ class Runner:
             layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
             query_lens_list=tuple(counts),
             seq_lens_list=tuple(seq_lens),
-            num_decodes=sum(count == 1 for count in counts),
             block_size=self.block_size,
         )
 

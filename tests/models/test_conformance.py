@@ -25,8 +25,8 @@ CASES = [
 
 def all_layers_have_windows(model_type: str, name: str) -> bool:
     hf_config = full_config(model_type, TINY_CONFIGS[model_type][name])
-    specs = ModelRegistry.make_model_config(hf_config).kv_cache_groups
-    return all(group.spec.window is not None and group.spec.window < PROMPT_LEN for group in specs)
+    specs = ModelRegistry.make_model_config(hf_config).cache_specs
+    return all(spec.window is not None and spec.window < PROMPT_LEN for spec in specs)
 
 
 WINDOW_CASES = [case for case in CASES if all_layers_have_windows(*case.values[0])]

@@ -12,6 +12,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import UnsupportedModelError
 from quire.kernels import registry
 from quire.kernels.activations import relu
+from quire.layers.group import Group
 from quire.layers.linear import Linear, pack_weights
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM, LlamaMLP
@@ -64,8 +65,8 @@ class StretchedRotary(LlamaForCausalLM):
 class GatedAttention(LlamaAttention):
     """A gate per head and token, as some models put behind attention."""
 
-    def __init__(self, config: LlamaConfig, layer_index: int) -> None:
-        super().__init__(config, layer_index)
+    def __init__(self, config: LlamaConfig, layer_index: int, group: Group) -> None:
+        super().__init__(config, layer_index, group)
         self.gate = Linear(config.hidden_size, config.num_heads)
 
     def forward(self, x: torch.Tensor, rotation: Any, batch: Any) -> torch.Tensor:

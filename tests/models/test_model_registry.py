@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import PagedKV
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry, model_types
@@ -87,6 +87,15 @@ def test_what_is_no_model_class_cannot_be_registered(target: Any) -> None:
         ModelRegistry.register_model("Bad", target)
 
 
+def test_a_model_class_that_takes_no_group_is_refused_by_name() -> None:
+    class Groupless(LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+
+    with pytest.raises(ConfigError, match=r"Groupless.* must take \(config, group\)"):
+        ModelRegistry.register_model("Groupless", Groupless)
+
+
 def test_installed_packages_bring_models(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("PluginForCausalLM", f"{__name__}:Outside", "quire.models")
     points = importlib.metadata.EntryPoints([point])
@@ -113,7 +122,7 @@ def test_model_config_of_a_model() -> None:
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (53, 48, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 12)
     assert config.context_len == 128
-    assert config.kv_cache_groups == (KVCacheGroup((0, 1), KVCacheSpec(2, 12, 1)),)
+    assert config.cache_specs == (PagedKV(2, 12, 1),) * 2
     assert (config.bos_token_id, config.eos_token_ids) == (1, (7, 8))
     assert config.generation_defaults == {"temperature": 0.6, "max_tokens": 40}
 
@@ -131,12 +140,9 @@ def test_a_bad_recommendation_is_a_fault_of_the_file(recommended: dict[str, Any]
         ModelRegistry.make_model_config(full_config("llama", LLAMA), recommended)
 
 
-def test_layers_of_equal_window_share_a_group() -> None:
+def test_layers_have_the_windows_of_their_types() -> None:
     config = ModelRegistry.make_model_config(full_config("qwen2", TINY_CONFIGS["qwen2"]["layer types"]))
-    assert config.kv_cache_groups == (
-        KVCacheGroup((0, 2), KVCacheSpec(2, 12, 1, 3)),
-        KVCacheGroup((1,), KVCacheSpec(2, 12, 1)),
-    )
+    assert config.cache_specs == (PagedKV(2, 12, 1, 3), PagedKV(2, 12, 1), PagedKV(2, 12, 1, 3))
 
 
 def test_overrides_replace_fields() -> None:

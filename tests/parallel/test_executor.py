@@ -76,7 +76,7 @@ def test_forked_equals_separate_runs() -> None:
     leader, *siblings = (make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0, n=3) for i in range(3))
     leader.siblings = siblings
     found, outputs = generate(leader)
-    assert any(output.copies for output in outputs)
+    assert any(output.transfers for output in outputs)
     for i in range(3):
         single = generate(make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0))[0]
         assert single == {f"s{i}": found[f"s{i}"]}

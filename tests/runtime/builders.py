@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cache_spec import KVCacheGroup
+from quire.cache_spec import CacheGroup
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 
 
 def make_config(
     *,
-    kv_cache_groups: tuple[KVCacheGroup, ...],
+    kv_cache_groups: tuple[CacheGroup, ...],
     num_blocks: int = 64,
     block_size: int = 4,
     device: str = "cpu",
@@ -27,7 +27,7 @@ def make_config(
     model = ModelConfig(
         architecture="LlamaForCausalLM", hf_config=hf_config or {}, vocab_size=vocab_size, hidden_size=8, num_layers=1,
         num_heads=1, num_kv_heads=1, head_size=8, context_len=max_model_len, num_parameters=1,
-        kv_cache_groups=kv_cache_groups,
+        cache_specs=(),
     )  # fmt: skip
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.batch import StepLayout, build_batch, lay_out
 from quire.runtime.cache_engine import CacheEngine
@@ -18,8 +18,8 @@ from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, Schedule
 from tests.runtime.builders import make_config
 
 GROUPS = (
-    KVCacheGroup((0,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
-    KVCacheGroup((1,), KVCacheSpec(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    CacheGroup((0,), PagedKV(num_kv_heads=1, head_size=2, dtype_bytes=4)),
+    CacheGroup((1,), PagedKV(num_kv_heads=1, head_size=2, dtype_bytes=4)),
 )
 
 
@@ -85,7 +85,6 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
     assert batch.query_start_loc.tolist() == query_start_loc
     assert batch.seq_lens.tolist() == list(batch.seq_lens_list) == [case.start + case.count for case in ordered]
     assert batch.query_lens_list == tuple(case.count for case in ordered)
-    assert batch.num_decodes == sum(case.count == 1 for case in step_cases)
     longest = max(len(case.tables[0]) for case in step_cases)
     for group, table in enumerate(batch.block_tables):
         assert table.shape == (len(ordered), longest)

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.runtime.cache_engine import CacheEngine
-from quire.types import BlockCopy
+from tests.fakes import device_copy
 from tests.runtime.builders import make_config
 
-FULL = KVCacheSpec(num_kv_heads=2, head_size=4, dtype_bytes=4)
-WINDOW = KVCacheSpec(num_kv_heads=1, head_size=4, dtype_bytes=4, window=8)
+FULL = PagedKV(num_kv_heads=2, head_size=4, dtype_bytes=4)
+WINDOW = PagedKV(num_kv_heads=1, head_size=4, dtype_bytes=4, window=8)
 
 
-def make_cache(*groups: KVCacheGroup, num_blocks: int = 6) -> CacheEngine:
+def make_cache(*groups: CacheGroup, num_blocks: int = 6) -> CacheEngine:
     return CacheEngine(make_config(kv_cache_groups=groups, num_blocks=num_blocks, block_size=3))
 
 
 def test_one_group_is_block_major() -> None:
-    cache = make_cache(KVCacheGroup((0, 1, 2), FULL))
+    cache = make_cache(CacheGroup((0, 1, 2), FULL))
     assert [tuple(view.shape) for view in cache.kv_caches] == [(6, 2, 3, 2, 4)] * 3
     assert cache.layer_groups == (0, 0, 0)
     for layer, view in enumerate(cache.kv_caches):
@@ -31,7 +31,7 @@ def test_one_group_is_block_major() -> None:
 
 
 def test_groups_share_pages_of_the_largest() -> None:
-    cache = make_cache(KVCacheGroup((1, 3), FULL), KVCacheGroup((0, 2, 4), WINDOW))
+    cache = make_cache(CacheGroup((1, 3), FULL), CacheGroup((0, 2, 4), WINDOW))
     assert cache.layer_groups == (1, 0, 1, 0, 1)
     assert cache.kv_caches[1].shape == (6, 2, 3, 2, 4)
     assert cache.kv_caches[0].shape == (6, 2, 3, 1, 4)
@@ -39,31 +39,31 @@ def test_groups_share_pages_of_the_largest() -> None:
 
 
 def test_a_copy_moves_all_layers_of_its_group_and_nothing_else() -> None:
-    cache = make_cache(KVCacheGroup((0,), FULL), KVCacheGroup((1, 2), FULL))
+    cache = make_cache(CacheGroup((0,), FULL), CacheGroup((1, 2), FULL))
     cache.pool.copy_(torch.arange(6.0)[:, None].expand_as(cache.pool))
-    cache.copy([BlockCopy(0, 1, 4), BlockCopy(1, 2, 5), BlockCopy(1, 3, 1)])
+    cache.transfer([device_copy(0, 1, 4), device_copy(1, 2, 5), device_copy(1, 3, 1)])
     blocks = [view[:, 0, 0, 0, 0].tolist() for view in cache.kv_caches]
     # Blocks 4 and 1 hold the first layer of their group in the same bytes: layer 0 and layer 1.
     assert blocks == [[0, 3, 2, 3, 1, 2], [0, 3, 2, 3, 1, 2], [0, 3, 2, 3, 4, 2]]
 
 
 def test_copies_of_one_step_read_before_they_write() -> None:
-    cache = make_cache(KVCacheGroup((0, 1), FULL))
+    cache = make_cache(CacheGroup((0, 1), FULL))
     cache.pool.copy_(torch.arange(6.0)[:, None].expand_as(cache.pool))
-    cache.copy([BlockCopy(0, 1, 2), BlockCopy(0, 2, 3), BlockCopy(0, 3, 1)])
+    cache.transfer([device_copy(0, 1, 2), device_copy(0, 2, 3), device_copy(0, 3, 1)])
     assert cache.kv_caches[1][:, 1, 2, 1, 3].tolist() == [0, 3, 1, 2, 4, 5]
-    cache.copy([])
+    cache.transfer([])
 
 
 def test_the_null_block_is_zero() -> None:
-    assert (make_cache(KVCacheGroup((0, 1), FULL)).pool[0] == 0).all()
+    assert (make_cache(CacheGroup((0, 1), FULL)).pool[0] == 0).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda() -> None:
-    group = KVCacheGroup((0, 1), FULL)
+    group = CacheGroup((0, 1), FULL)
     cache = CacheEngine(make_config(kv_cache_groups=(group,), num_blocks=6, block_size=3, device="cuda:0"))
     cache.pool[1].fill_(7)
-    cache.copy([BlockCopy(0, 1, 2)])
+    cache.transfer([device_copy(0, 1, 2)])
     assert (cache.pool[2] == 7).all()

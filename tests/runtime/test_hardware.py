@@ -1,6 +1,9 @@
-"""What is read of the machine: the real one in outline, made-up /proc and cgroup files in detail."""
+"""Detected hardware: the real machine in outline, made-up /proc and cgroup files in detail."""
 
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,9 @@ import torch
 
 from quire.errors import ConfigError
 from quire.runtime import hardware
-from quire.runtime.address_space import AddressSpace
 from quire.runtime.hardware import CgroupLimits, cgroup_limits, count_threads, detect_hardware, read_cpu_info
 
+ROOT = Path(__file__).parents[2]
 NO_CUDA = not torch.cuda.is_available()
 
 
@@ -107,11 +110,31 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_tightest_limit_of_memory_counts(
     cgroup_bytes: int, address_bytes: int | None, available: int | None, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spaces = [] if address_bytes is None else [AddressSpace("ulimit", address_bytes, 0, 0)]
-    monkeypatch.setattr(AddressSpace, "left_bytes", lambda space, num_threads: space.limit_bytes)
+    spaces = [] if address_bytes is None else [(address_bytes, 0, "ulimit")]
+    monkeypatch.setattr(hardware, "THREAD_BYTES", 0)
     monkeypatch.setattr(hardware, "address_spaces", lambda: spaces)
     monkeypatch.setattr(hardware, "cgroup_limits", lambda: CgroupLimits(cgroup_bytes, 10, None))
     found = detect_hardware("cpu")
     assert found.memory_limit == limit
     assert available is None or found.available_memory_bytes == available
     assert found.total_memory_bytes <= min(cgroup_bytes, address_bytes or cgroup_bytes)
+
+
+@pytest.mark.parametrize(("number", "name"), [(resource.RLIMIT_AS, "RLIMIT_AS"), (resource.RLIMIT_DATA, "RLIMIT_DATA")])
+def test_limited_address_space_limits_the_memory(number: int, name: str) -> None:
+    code = (
+        "from quire.runtime.hardware import detect_hardware as detect\n"
+        "found = detect('cpu')\n"
+        "print(found.available_memory_bytes, found.total_memory_bytes, found.memory_limit)"
+    )
+    limit = 1 << 30
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(number, (limit, limit)),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    available, total, limited_by = result.stdout.strip().split(" ", 2)
+    assert 0 < int(available) < limit - (100 << 20)
+    assert int(total) <= limit
+    assert limited_by.startswith(name)

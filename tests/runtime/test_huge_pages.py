@@ -2,6 +2,7 @@ import mmap
 
 import pytest
 
+from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, allocate
 
 
@@ -35,3 +36,8 @@ def test_a_system_without_huge_pages_gives_ordinary_memory(monkeypatch: pytest.M
     assert refused == [mmap.MADV_HUGEPAGE]
     memory.fill_(1)
     assert memory.all()
+
+
+def test_refused_memory_is_a_capacity_error_that_names_the_option() -> None:
+    with pytest.raises(MemoryCapacityError, match=r"refuses 6.. TiB of memory .*--kv-cache-memory-bytes"):
+        allocate(10**15 * 7 // 10)

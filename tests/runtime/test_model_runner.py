@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from quire.cache_spec import KVCacheGroup
+from quire.cache_spec import CacheGroup
 from quire.errors import EngineError
+from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
@@ -25,7 +25,7 @@ MODEL = TinyModel()
 class Runtime:
     """Scheduler and runner over the stand-in model."""
 
-    def __init__(self, groups: tuple[KVCacheGroup, ...] = ONE_GROUP, **config: Any) -> None:
+    def __init__(self, groups: tuple[CacheGroup, ...] = ONE_GROUP, **config: Any) -> None:
         self.config = make_config(kv_cache_groups=groups, vocab_size=VOCAB_SIZE, **config)
         self.scheduler = Scheduler(self.config.scheduler)
         cache = CacheEngine(self.config)
@@ -76,7 +76,7 @@ LENGTHS = (1, 5, 13, 30, 4)
 
 @pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
-def test_chunked_and_batched_equal_no_engine(chunk: int, groups: tuple[KVCacheGroup, ...]) -> None:
+def test_chunked_and_batched_equal_no_engine(chunk: int, groups: tuple[CacheGroup, ...]) -> None:
     requests = [make_request(f"r{i}", prompt(i, length)) for i, length in enumerate(LENGTHS)]
     runtime = Runtime(groups, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16))
     found = tokens(runtime.run(*requests, one_per_step=True))
@@ -112,11 +112,11 @@ def with_siblings(n: int, seed: int, token_ids: list[int]) -> Request:
 
 @pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
 @pytest.mark.parametrize("length", [7, 8])
-def test_forked_siblings_equal_separate_runs(length: int, groups: tuple[KVCacheGroup, ...]) -> None:
+def test_forked_siblings_equal_separate_runs(length: int, groups: tuple[CacheGroup, ...]) -> None:
     token_ids = prompt(2, length)
     runtime = Runtime(groups)
     together = runtime.run(with_siblings(4, 100, token_ids), make_request("other", prompt(9, 11)))
-    assert any(output.copies for output in runtime.outputs) == (length % 4 != 0)
+    assert any(output.transfers for output in runtime.outputs) == (length % 4 != 0)
     for i in range(4):
         request = make_request("alone", token_ids, 10, 100 + i, temperature=1.0, logprobs=2)
         alone = Runtime(groups).run(request)["alone"]

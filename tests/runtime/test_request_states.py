@@ -19,7 +19,7 @@ def item(request_id: str, *updates: BlockTableUpdate, new_token_ids: tuple[int, 
 
 
 def step(**fields: Any) -> SchedulerOutput:
-    empty: dict[str, Any] = dict.fromkeys(("new_requests", "scheduled", "copies", "preempted_ids"), ())
+    empty: dict[str, Any] = dict.fromkeys(("new_requests", "scheduled", "transfers", "preempted_ids"), ())
     return SchedulerOutput(**{"step_id": 0, "finished_ids": (), **empty, **fields})
 
 

@@ -5,15 +5,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2
-SPEC = KVCacheSpec(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
-ONE_GROUP = (KVCacheGroup((0, 1), SPEC),)
-TWO_GROUPS = (KVCacheGroup((0,), SPEC), KVCacheGroup((1,), SPEC))
+SPEC = PagedKV(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
+ONE_GROUP = (CacheGroup((0, 1), SPEC),)
+TWO_GROUPS = (CacheGroup((0,), SPEC), CacheGroup((1,), SPEC))
 
 
 class TinyModel(nn.Module):

@@ -9,10 +9,10 @@ import torch
 from quire.errors import QueueFullError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import TokenMatcher
+from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
 from quire.sampling.state import NOT_ALLOWED
-from quire.sampling.torch_rows import TorchRowSampler
 from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
 from tests.sampling.builders import CPU, new_request, params
@@ -31,7 +31,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], Sampler]:
     def make_sampler() -> Sampler:
         sampler = Sampler(VOCAB_SIZE, CPU)
         if request.param == "torch":
-            rows: RowSampler = TorchRowSampler()
+            rows: RowSampler = ReferenceRowSampler()
             sampler.rows = rows
         sampler.grammars = COMPILER
         return sampler
@@ -83,7 +83,7 @@ def test_both_samplers_draw_the_same() -> None:
     torch.manual_seed(0)
     for fields in ({}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1}, {"logit_bias": {ord("7"): 2.0}}):
         found = []
-        for rows in (None, TorchRowSampler()):
+        for rows in (None, ReferenceRowSampler()):
             sampler = Sampler(VOCAB_SIZE, CPU)
             sampler.grammars = COMPILER
             sampler.rows = rows or sampler.rows

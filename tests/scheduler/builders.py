@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
@@ -14,9 +14,9 @@ from tests.fakes import FakeExecutor, chain_all, token_after
 VOCAB_SIZE = 50
 
 
-def make_groups(windows: Sequence[int | None] = (None,)) -> tuple[KVCacheGroup, ...]:
+def make_groups(windows: Sequence[int | None] = (None,)) -> tuple[CacheGroup, ...]:
     """One group per entry; None is full attention."""
-    return tuple(KVCacheGroup((index,), KVCacheSpec(1, 1, 1, window)) for index, window in enumerate(windows))
+    return tuple(CacheGroup((index,), PagedKV(1, 1, 1, window)) for index, window in enumerate(windows))
 
 
 def make_config(*, windows: Sequence[int | None] = (None,), **changes: Any) -> SchedulerConfig:

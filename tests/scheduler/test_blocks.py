@@ -172,8 +172,8 @@ def test_the_first_writer_of_a_shared_block_gets_a_copy() -> None:
         request.output_token_ids.append(1)
     copies = blocks.allocate(parent, 1)
     assert copies is not None
-    assert [(copy.group_index, copy.source_id) for copy in copies] == [(0, shared[0]), (1, shared[1])]
-    assert blocks.take_table_updates("a") == tuple(BlockTableUpdate(1, (copy.target_id,)) for copy in copies)
+    assert [(copy.group_index, copy.source_ids) for copy in copies] == [(0, (shared[0],)), (1, (shared[1],))]
+    assert blocks.take_table_updates("a") == tuple(BlockTableUpdate(1, copy.target_ids) for copy in copies)
     assert blocks.allocate(child, 1) == ()
     assert [update.block_ids[1] for update in blocks.take_table_updates("b")] == shared
     check_blocks(blocks)

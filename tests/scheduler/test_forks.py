@@ -43,10 +43,10 @@ def test_all_but_the_last_writer_copy_the_shared_block() -> None:
     driver.add(make_request("a", 10, 3, n=3))
     driver.step()
     driver.step()
-    copies = driver.outputs[-1].copies
+    copies = driver.outputs[-1].transfers
     assert len(copies) == 2
-    assert copies[0].source_id == copies[1].source_id
-    assert len({copy.target_id for copy in copies}) == 2
+    assert copies[0].source_ids == copies[1].source_ids
+    assert len({copy.target_ids for copy in copies}) == 2
     assert [event.request_id for event in events.of(EventKind.COPY)] == ["a", "a.1"]
     driver.run()
     assert len(events.of(EventKind.COPY)) == 2
@@ -56,7 +56,7 @@ def test_full_blocks_are_shared_without_any_copy() -> None:
     driver = Driver(make_config())
     driver.add(make_request("a", 8, 3, n=4))
     driver.run()
-    assert all(output.copies == () for output in driver.outputs)
+    assert all(output.transfers == () for output in driver.outputs)
 
 
 def test_a_leader_waits_for_seats_for_all_its_siblings() -> None:
@@ -144,7 +144,7 @@ def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
     output = driver.outputs[-1]
     assert [new.request_id for new in output.new_requests] == ["b"]
     assert output.new_requests[0].token_ids[-1] == 4
-    assert len(output.copies) == 1
+    assert len(output.transfers) == 1
     prompt = child.prompt_token_ids
     assert updates == {
         "a": token_after(chain_all([*prompt, 3]), 0, VOCAB_SIZE),
@@ -161,7 +161,7 @@ def test_a_beam_whose_parent_has_gone_goes_on() -> None:
     driver.scheduler.append_token("b", 4)
     driver.scheduler.abort(["a"])
     assert next_of(driver, "b") == token_after(chain_all([*child.prompt_token_ids, 4]), 0, VOCAB_SIZE)
-    assert driver.outputs[-1].copies == ()
+    assert driver.outputs[-1].transfers == ()
 
 
 def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> None:

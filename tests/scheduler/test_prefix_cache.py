@@ -9,8 +9,8 @@ from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
 from tests.scheduler.builders import Driver, make_config, make_request, run_alone
 
 
-def chain_of(tokens: list[int], block_size: int = 4, salt: str = "") -> PrefixChain:
-    chain = PrefixChain(salt)
+def chain_of(tokens: list[int], block_size: int = 4, extras: tuple[str, ...] = ()) -> PrefixChain:
+    chain = PrefixChain(extras)
     chain.extend(make_request("a", tokens), len(tokens) // block_size, block_size)
     return chain
 
@@ -26,18 +26,15 @@ def test_equal_blocks_after_unequal_prefixes_differ() -> None:
     assert chain_of([1, 2, 3, 4, 9, 9, 9, 9]).digests[1] != chain_of([5, 6, 7, 8, 9, 9, 9, 9]).digests[1]
 
 
-def test_any_string_is_a_salt() -> None:
+def test_different_hash_extras_give_different_digests() -> None:
     # Half of a surrogate pair can come out of JSON.
-    assert chain_of([1, 2, 3, 4], salt="\ud800").digests != chain_of([1, 2, 3, 4], salt="\ud801").digests
-
-
-def test_the_salt_separates() -> None:
-    assert chain_of([1, 2, 3, 4], salt="x").digests != chain_of([1, 2, 3, 4]).digests
+    all_extras = [(), ("",), ("x",), ("ab", "c"), ("a", "bc"), ("abc",), ("1:a",), ("\ud800",), ("\ud801",)]
+    assert len({chain_of([1, 2, 3, 4], extras=extras).digests[0] for extras in all_extras}) == len(all_extras)
 
 
 def test_extending_in_parts_is_extending_at_once() -> None:
     tokens = list(range(40))
-    request, chain = make_request("a", tokens[:16]), PrefixChain("")
+    request, chain = make_request("a", tokens[:16]), PrefixChain(())
     request.output_token_ids = tokens[16:]
     for num_blocks in (1, 1, 3, 7, 10):
         chain.extend(request, num_blocks, 4)
@@ -113,12 +110,12 @@ def test_a_block_that_is_known_but_not_computed_is_not_found() -> None:
     assert other.output_token_ids == run_alone(other, 256)
 
 
-def test_salts_do_not_share() -> None:
+def test_requests_with_different_salts_do_not_share_blocks() -> None:
     driver = Driver(make_config())
     tokens = list(range(17))
     cached = []
     for index, salt in enumerate(["", "x", "y", "x", ""]):
-        request = make_request(f"r{index}", tokens, cache_salt=salt)
+        request = make_request(f"r{index}", tokens, hash_extras=(salt,))
         driver.add(request)
         driver.run()
         cached.append(request.num_cached_tokens)

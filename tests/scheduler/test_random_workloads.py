@@ -75,7 +75,7 @@ class Job:
                 seed=seed,
                 arrival_time_s=float(self.arrival_step),
                 priority=self.priority,
-                cache_salt=self.salt,
+                hash_extras=(self.salt,),
                 reads_prefix_cache=self.reads_prefix_cache,
                 awaits_external_token=self.kind == "beam",
                 **stops,

@@ -23,7 +23,7 @@ def record(path: Path, config: SchedulerConfig) -> list[SchedulerOutput]:
             make_request("b", range(30), 12, arrival_time_s=0.0, eos_token_ids=frozenset({1, 2}), priority=1),
             make_pooling_request("e", 9),
             make_beam("beam", 6),
-            make_request("gone", 20, 20, client_id="c", cache_salt="s", bad_words_token_ids=((1,), (2, 3))),
+            make_request("gone", 20, 20, client_id="c", hash_extras=("s",), bad_words_token_ids=((1,), (2, 3))),
         )
         for step in range(60):
             driver.step(lambda _, step=step: scheduler.abort(["gone", "nobody"]) and None if step == 4 else None)
@@ -51,7 +51,7 @@ def test_replay_gives_the_identical_schedule(tmp_path: Path, policy: str) -> Non
     path = tmp_path / "steps.jsonl"
     outputs = record(path, config)
     assert any(output.preempted_ids for output in outputs)
-    assert any(output.copies for output in outputs)
+    assert any(output.transfers for output in outputs)
     assert replay(path) == read_outputs(path) == outputs
 
 

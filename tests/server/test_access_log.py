@@ -9,12 +9,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.soak.inputs.log_cases import HEADERS, LONGEST, PATHS, SECRET, VALUES
 from quire.server import gate
 from quire.server.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
 from tests.server.served import CHAT, Answer, chat_body, quick, serving
 
+SECRET = "sk-the-secret-key"
+PATHS = (
+    "/a%0d%0aINFO%20quire.access:%20forged",
+    "/%1b%5b31m%1b%5d0;owned%07",
+    "/%e2%80%ae%e2%80%a8",
+    "/%00%7f",
+    "/" + "a" * 5000,
+    "/%22%20status=200",
+    "/%ff%fe",
+    f"/v1/models?key={SECRET}",
+    f"/v1/models/{SECRET}",
+    f"/v1/models?token=Bearer%20{SECRET}",
+)
+HEADERS = ("User-Agent", "X-Request-Id", "Referer", "traceparent")
+VALUES = ("a\tb", SECRET, "\x9b31m", "i" * 20_000, "status=200 key=root")
+MAX_LINE_CHARACTERS = 1000
 BEARER = {"Authorization": f"Bearer {SECRET}"}
 
 
@@ -69,7 +84,7 @@ def test_paths_and_headers_of_clients_forge_no_log_lines(log: io.StringIO) -> No
     assert SECRET not in text
     assert "nobody may read" not in text
     assert all(character == "\n" or character.isprintable() for character in text)
-    assert max(map(len, text.splitlines())) < LONGEST
+    assert max(map(len, text.splitlines())) < MAX_LINE_CHARACTERS
 
 
 def test_errors_contain_no_keys_and_no_prompts(log: io.StringIO) -> None:
@@ -141,7 +156,7 @@ def test_invalid_request_has_an_id_and_a_log_line_and_is_counted(log: io.StringI
     text = log.getvalue()
     assert SECRET not in text
     assert all(character == "\n" or character.isprintable() for character in text)
-    assert max(map(len, text.splitlines())) < LONGEST
+    assert max(map(len, text.splitlines())) < MAX_LINE_CHARACTERS
 
 
 def test_timeouts_of_requests_and_silent_connections_are_logged(log: io.StringIO) -> None:

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from benchmarks.soak.inputs.template_cases import LARGE, WORK
 from quire.text import template_bounds
 from quire.text.template_bounds import MAX_OUTPUT_CHARACTERS, TemplateLimitError, template_budget
 from quire.text.template_sandbox import BoundedEnvironment
+from tests.text.template_cases import LARGE, WORK
 
 ENVIRONMENT = BoundedEnvironment()
 

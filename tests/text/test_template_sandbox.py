@@ -2,9 +2,9 @@ import jinja2
 import pytest
 from jinja2.sandbox import SecurityError
 
-from benchmarks.soak.inputs.template_cases import ESCAPES, NOT_NEEDED
 from quire.text.template_bounds import template_budget
 from quire.text.template_sandbox import BoundedEnvironment, TemplateRefusalError
+from tests.text.template_cases import ESCAPES, NOT_NEEDED
 
 
 @pytest.fixture(scope="module")

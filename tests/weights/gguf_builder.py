@@ -1,6 +1,6 @@
 """GGUF files to test with: whole tiny models, by the gguf package's writer.
 
-Single header fields byte by byte are in `benchmarks/soak/inputs/gguf_cases.py`.
+Single header fields byte by byte are in `tests.weights.gguf_cases.py`.
 """
 
 from dataclasses import dataclass, field

@@ -7,7 +7,12 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks.soak.inputs.gguf_cases import (
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights import gguf_file
+from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.gguf_file import read_gguf
+from tests.weights.gguf_builder import TinyModel, random_rows
+from tests.weights.gguf_cases import (
     ARRAY,
     BOOL,
     BROKEN,
@@ -21,11 +26,6 @@ from benchmarks.soak.inputs.gguf_cases import (
     string,
     tensor_info,
 )
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights import gguf_file
-from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.gguf_file import read_gguf
-from tests.weights.gguf_builder import TinyModel, random_rows
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=list(BROKEN))

@@ -32,14 +32,14 @@ REQUIRED = {
 REQUIRED["/tokenize"] = {"prompt"}  # or messages
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 LENGTH_OF = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
-"""What keeps an answer short where the request does not say how long it may be."""
+"""Field that keeps an answer short if the request does not."""
 MAX_LENGTH = 8
 TIMEOUT_S = 120.0
 
 
 @dataclass
 class Found:
-    """What came of the cases of one route. `breaks`: what contradicts the description, with its case."""
+    """Results of the cases of a route. `breaks`: contradictions to the description, with their cases."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     breaks: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Found:
 
     @property
     def num_cases(self) -> int:
-        """How many there were."""
+        """Number of cases."""
         return self.statuses.total()
 
 

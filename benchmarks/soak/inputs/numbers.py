@@ -42,7 +42,7 @@ class Number:
     refused: frozenset[float] = frozenset()
     other: dict[str, Any] = field(default_factory=dict)
     path: str | None = None
-    """Where the error says it is; None: the name."""
+    """`param` of the error; None: the name."""
 
     def values(self) -> list[Any]:
         """Limits, their neighbours, and what is no number of JSON."""
@@ -52,7 +52,7 @@ class Number:
         return [*dict.fromkeys(found), NAN, INFINITE, *OTHER_TYPES]
 
     def takes(self, value: Any) -> bool:
-        """Whether the answer must be 200."""
+        """Return True if the answer must be 200."""
         if value is None:
             return self.takes_null
         if isinstance(value, bool) or not isinstance(value, int | float) or value in self.refused:
@@ -113,7 +113,7 @@ FIELDS: dict[str, tuple[Number, ...]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One field with one value."""
+    """A field with a value."""
 
     route: str
     number: Number

@@ -1,6 +1,6 @@
 """A client for many small requests: connections that stay open, and headers of any bytes.
 
-Must not know the API. Next to read: `comparison.py`, then any row.
+Must not know the API. Next to read: `table.py`.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Answer:
 
 
 class Client:
-    """One connection at a time, opened again when the server closes it."""
+    """Client with one connection, opened again when the server closes it."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -54,7 +54,7 @@ class Client:
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
         *, timeout_s: float = 60.0,
     ) -> Answer:  # fmt: skip
-        """One request; `body` is JSON unless it is bytes. A header whose value is "" is left out."""
+        """Send a request; `body` is JSON unless it is bytes. A header whose value is "" is left out."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         found = {**self._headers, **({"Content-Type": "application/json"} if body is not None else {})}
         found |= {"Content-Length": str(len(data))} | dict(headers or {})

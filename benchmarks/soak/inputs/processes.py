@@ -1,4 +1,4 @@
-"""How much memory a server takes at most, from outside. Linux. Next to read: `../server.py`."""
+"""Peak memory of a server, read from /proc. Next to read: `../server.py`."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from benchmarks.soak.server import Server
 
 MIB = 1 << 20
 _RESET_PEAK = "5"
-"""What /proc/PID/clear_refs takes for it: proc_pid_clear_refs(5)."""
+"""Value for /proc/PID/clear_refs that resets the peak: proc_pid_clear_refs(5)."""
 
 
 @dataclass

@@ -72,7 +72,7 @@ def _asking(body: Callable[[int], dict[str, object]], failed: list[int]) -> Call
 
 
 async def _send_ids(url: str, numbers: range) -> int:
-    """How many requests with ids, paths and user agents of their own are answered; ten at once on a connection."""
+    """Send requests with unique ids, paths and user agents, ten at once per connection; return the number answered."""
     parts = urlsplit(url)
     waiting = iter(range(numbers.start, numbers.stop, PIPELINED))
 

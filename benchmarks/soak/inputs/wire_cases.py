@@ -65,7 +65,7 @@ VERSIONS = (b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 ", b"
 
 
 def make_case(random_: random.Random) -> bytes:
-    """One conversation: usually one odd request, sometimes several, often damaged."""
+    """Make a conversation: usually one odd request, sometimes several, often damaged."""
     requests = b"".join(make_request(random_) for _ in range(random_.choice((1, 1, 1, 2, 4))))
     data = bytearray(requests)
     for _ in range(random_.choice((0, 0, 1, 3, 20))):
@@ -85,7 +85,7 @@ def make_case(random_: random.Random) -> bytes:
 
 
 def make_request(random_: random.Random) -> bytes:
-    """One request, usually odd in one place."""
+    """Make a request, usually odd in one place."""
     body = random_.choice(BODIES)
     target = random_.choice(TARGETS) if random_.random() < 0.6 else CHAT
     lines = [b" ".join((random_.choice(METHODS[:2] if random_.random() < 0.7 else METHODS), target,

@@ -32,7 +32,6 @@ OTHER_VARIABLES = {
     "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",
     "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
     "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
-    "QUIRE_FAULTS": "makes the engine fail on purpose, for tests: `raise-in-step:token=7;slow-step:ms=50`, and more",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
     "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas; clients send the first",
     "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `top`, …) send where `QUIRE_API_KEY` is not set",

@@ -1,8 +1,7 @@
-"""`AsyncLLM`: the engine for asyncio programs and servers. One thread runs steps; coroutines wait for outputs.
+"""`AsyncLLM`: the engine for asyncio programs. One thread runs steps; coroutines wait for outputs.
 
-Only the engine thread touches the engine. Coroutines leave commands in an inbox and get outputs through an
-`OutputStream`, which keeps the latest output only: outputs are cumulative, so a slow reader loses nothing and costs
-no memory. Knows no HTTP. Next to read: `llm_engine.py`.
+Only the engine's thread touches the engine (`driver.py`). Coroutines post commands to it and get outputs through an
+`OutputStream`. Knows no HTTP. Next to read: `driver.py`.
 """
 
 import asyncio
@@ -10,25 +9,68 @@ import atexit
 import threading
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from quire.engine.driver import EngineDriver
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
-from quire.engine.output_stream import OutputStream, wake_all
 from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 EXIT_TIMEOUT_S = 10.0
-"""How long the end of the process waits for the step that is running."""
-_Result = TypeVar("_Result")
+"""Longest wait at the end of the process for the running step."""
 _Params = TypeVar("_Params", SamplingParams, PoolingParams)
+
+
+class OutputStream:
+    """Outputs of one request on their way from the engine's thread to one coroutine.
+
+    Holds one output at most: outputs are cumulative, so a newer one replaces an older one that was not read.
+    Attributes: `has_ended`: the reader has seen the end, so that nothing is left to abort.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_ended = False
+        self._loop = loop
+        self._latest: deque[Output] = deque(maxlen=1)
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, output: Output) -> bool:
+        """Offer an output, from any thread. Returns False if the reader's event loop is closed."""
+        self._latest.append(output)
+        return self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, from any thread."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._ready.set)
+        except RuntimeError:
+            return False
+        return True
+
+    async def next(self) -> Output:
+        """Return the next output, waiting for it. Raises: the error that ended the request."""
+        while True:
+            self._ready.clear()
+            if self._latest:
+                output = self._latest.popleft()
+                self.has_ended = output.finished
+                return output
+            if self._error is not None:
+                self.has_ended = True
+                raise self._error
+            await self._ready.wait()
 
 
 class AsyncLLM:
@@ -45,7 +87,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
-        """An `AsyncLLM` around an engine that exists already and that nobody else drives."""
+        """Wrap an existing engine, which the caller must not step any more."""
         llm = cls.__new__(cls)
         llm._attach(engine)
         return llm
@@ -53,11 +95,7 @@ class AsyncLLM:
     def _attach(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._streams: dict[str, OutputStream] = {}
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._is_closing = False
-        self._is_closed = False
-        self._wakeup = threading.Condition()
-        engine.watch(lambda: bool(self._inbox) or self._is_closing)
+        self._driver = EngineDriver(engine, self._deliver)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
         atexit.register(self._end_with_the_process)
@@ -112,7 +150,7 @@ class AsyncLLM:
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if self.is_running:
             with suppress(EngineDeadError):  # it may end between the two lines
-                await asyncio.wrap_future(self._call(lambda: self._engine.abort_request(request_ids)))
+                await asyncio.wrap_future(self._driver.call(lambda: self._engine.abort_request(request_ids)))
 
     async def _follow(
         self, prompt: Any, params: SamplingParams | PoolingParams, request_id: str | None, **options: Any
@@ -122,7 +160,7 @@ class AsyncLLM:
         # Tokenising a long prompt takes milliseconds, so it happens off the event loop.
         prepared = await asyncio.to_thread(self._engine.input_processor.prepare, request_id, prompt, params, **options)
         stream = OutputStream(asyncio.get_running_loop())
-        self._post(lambda: self._add(prepared, stream))
+        self._driver.post(lambda: self._add(prepared, stream))
         try:
             while True:
                 output = await stream.next()
@@ -132,23 +170,23 @@ class AsyncLLM:
         finally:
             if not stream.has_ended:
                 with suppress(EngineDeadError):
-                    self._post(lambda: self._leave(request_id, stream))
+                    self._driver.post(lambda: self._leave(request_id, stream))
 
     # --- State ----------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
-        return not self._is_closing and not self._engine.errored and self._thread.is_alive()
+        """True while requests are accepted."""
+        return not self._driver.is_stopping and not self._engine.errored and self._thread.is_alive()
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
+        """True if the engine is dead."""
         return self._engine.errored
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """What the engine died of."""
+        """The error that ended the engine."""
         return self._engine.dead_error
 
     @property
@@ -161,34 +199,29 @@ class AsyncLLM:
         self._check_running()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
+        """Return the tokenizer."""
         return self._engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """Return the sampling parameters of the model's generation_config.json."""
         return self._engine.input_processor.default_sampling_params
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
+        """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         self._check_running()
-        return await asyncio.wrap_future(self._call(self._engine.reset_prefix_cache))
+        return await asyncio.wrap_future(self._driver.call(self._engine.reset_prefix_cache))
 
     def shutdown(self) -> None:
         """End all requests (their generators yield "abort"), stop the thread and free the model's memory."""
-        self._ask_to_end()
+        self._driver.stop()
         atexit.unregister(self._end_with_the_process)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _ask_to_end(self) -> None:
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
-
     def _end_with_the_process(self) -> None:
-        # Python ends threads by unwinding them: one that is inside of native code would bring the process down.
-        if self._thread.is_alive():  # not in a fork, whose locks may be held by nobody
-            self._ask_to_end()
+        # Python unwinds threads at exit; a thread inside native code would abort the process.
+        if self._thread.is_alive():  # not in a fork, where a dead thread may hold the locks
+            self._driver.stop()
             self._thread.join(EXIT_TIMEOUT_S)
 
     def __enter__(self) -> Self:
@@ -202,118 +235,60 @@ class AsyncLLM:
     def _check_running(self) -> None:
         if self._engine.errored:
             raise self._engine.death()
-        if self._is_closing or not self._thread.is_alive():
+        if self._driver.is_stopping or not self._thread.is_alive():
             raise EngineDeadError("the engine was shut down: make a new one")
 
     # --- The engine thread ----------------------------------------------------------------
 
-    def _post(self, command: Callable[[], None]) -> None:
-        with self._wakeup:
-            if self._is_closed:
-                self._check_running()
-            self._inbox.append(command)
-            self._wakeup.notify()
-
-    def _call(self, function: Callable[[], _Result]) -> "Future[_Result]":
-        """Have the engine thread call a function between steps."""
-        future: Future[_Result] = Future()
-
-        def command() -> None:
-            # The caller's task may be cancelled; what it asked for happens, but a cancelled future takes no result.
-            is_wanted = future.set_running_or_notify_cancel()
-            try:
-                result = function()
-            except Exception as error:
-                if is_wanted:
-                    future.set_exception(error)
-            else:
-                if is_wanted:
-                    future.set_result(result)
-
-        self._post(command)
-        return future
-
     def _add(self, prepared: PreparedRequest, stream: OutputStream) -> None:
         if ended := self._engine.take_ended():
-            # Now: the id of one that was aborted may be this request's, and its stream this one from here on.
+            # Before the request is added: an aborted one may have had the same id.
             self._deliver(ended)
         try:
             self._engine.submit(prepared)
         except Exception as error:
             stream.fail(error)
-            wake_all([stream])
             if not isinstance(error, QuireError):
                 raise
         else:
             self._streams[prepared.request.request_id] = stream
 
     def _leave(self, request_id: str, stream: OutputStream) -> None:
-        # The id may have been refused, or may belong to a later request by now.
+        # The request may have been refused, or the id may belong to a later one.
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._engine.abort_request(request_id)
 
     def _run(self) -> None:
         try:
-            while self._take_commands():
-                if self._engine.has_unfinished_requests():
-                    self._deliver(self._engine.step())
+            self._driver.run()
         except Exception as error:
             self._deliver(self._engine.fail(error))
         finally:
-            self._close()
-
-    def _take_commands(self) -> bool:
-        """Run the commands that are there; sleep while there is nothing to do. False: the thread must end."""
-        engine = self._engine
-        with self._wakeup:
-            self._wakeup.wait_for(
-                lambda: self._inbox or self._is_closing or engine.errored or engine.has_unfinished_requests()
-            )
-            num_commands = len(self._inbox)
-        for _ in range(num_commands):
-            # One by one: if a command fails, those behind it stay and are answered by `_close`.
-            self._inbox.popleft()()
-        return not self._is_closing and not engine.errored
+            try:
+                self._deliver(self._engine.shutdown())
+            finally:
+                self._driver.close()
+                self._fail_remaining()
 
     def _deliver(self, outputs: list[Output]) -> None:
-        touched = []
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            touched.append(stream)
-            if self._engine.errored and _failed(output):
-                stream.fail(self._engine.death())
-            else:
-                stream.put(output)
             if output.finished:
                 del self._streams[output.request_id]
-        unreachable = set(wake_all(touched))
-        for request_id in [name for name, stream in self._streams.items() if stream in unreachable]:
-            del self._streams[request_id]
-            self._engine.abort_request(request_id)
-
-    def _close(self) -> None:
-        try:
-            self._deliver(self._engine.shutdown())
-        finally:
-            with self._wakeup:
-                self._is_closed = self._is_closing = True
-                commands, self._inbox = self._inbox, deque()
-            # Requests that came too late are refused by the engine; nobody is left waiting.
-            for command in commands:
-                with suppress(Exception):  # it has told its own caller
-                    command()
-            self._fail_remaining()
+            if self._engine.errored and _failed(output):
+                stream.fail(self._engine.death())
+            elif not stream.put(output) and not output.finished:
+                del self._streams[output.request_id]
+                self._engine.abort_request(output.request_id)
 
     def _fail_remaining(self) -> None:
-        """End the streams whose outputs were lost in a step that broke off while it made them."""
-        streams = list(self._streams.values())
-        self._streams.clear()
-        for stream in streams:
+        """End the streams whose outputs were lost in a step that raised while it made them."""
+        for stream in self._streams.values():
             stream.fail(self._engine.death() if self._engine.errored else EngineDeadError("the engine was shut down"))
-        wake_all(streams)
+        self._streams.clear()
 
 
 def _checked(name: str, params: Any, kind: type[_Params]) -> _Params:

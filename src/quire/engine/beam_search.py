@@ -99,7 +99,7 @@ class BeamSearch:
             prompt_token_ids=self._prompt_token_ids,
             sampling=self._sampling,
             max_tokens=self._max_tokens,
-            cache_salt=self._cache_salt,
+            hash_extras=(self._cache_salt,),
             awaits_external_token=True,
             output_token_ids=output_token_ids,
         )

@@ -4,13 +4,11 @@ The one place where all parts meet. The tokenizer is read in a second thread whi
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from quire.config import EngineOptions
 from quire.engine.llm_engine import LLMEngine
@@ -24,10 +22,6 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import resolve_source
-
-if TYPE_CHECKING:
-    from quire.engine.faults import Fault  # for tests only: see `injected_faults`
-    from quire.parallel.executor import Executor
 
 
 class StartupTimes(dict[str, float]):
@@ -51,7 +45,6 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     times = StartupTimes()
     started = time.perf_counter()
     chat_template = read_chat_template(options.chat_template)
-    faults = injected_faults()
     with times.phase("source"):
         files = resolve_source(options.model, revision=options.revision, progress=progress)
     with times.phase("checkpoint"):
@@ -69,34 +62,11 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
             worker = InProcessExecutor.create(config, checkpoint, progress)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
-    if faults:
-        from quire.engine.faults import FaultyTokenizer
-
-        tokenizer = FaultyTokenizer(tokenizer, faults)
-    engine = LLMEngine(config, with_faults(worker, faults), tokenizer, chat_template=chat_template)
+    engine = LLMEngine(config, worker, tokenizer, chat_template=chat_template)
     worker.use_grammars(engine.input_processor.grammars)
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
-
-
-def injected_faults() -> list["Fault"]:
-    """What `QUIRE_FAULTS` asks for. Raises: ConfigError."""
-    setting = os.environ.get("QUIRE_FAULTS", "")
-    if not setting:
-        return []
-    from quire.engine.faults import parse_faults
-
-    return parse_faults(setting)
-
-
-def with_faults(executor: "Executor", faults: list["Fault"]) -> "Executor":
-    """The executor, or one around it that fails as it is told."""
-    if not faults:
-        return executor
-    from quire.engine.faults import FaultyExecutor
-
-    return FaultyExecutor(executor, faults)
 
 
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:

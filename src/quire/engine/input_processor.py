@@ -120,7 +120,7 @@ class InputProcessor:
             arrival_time_s=self._clock() if arrival_time_s is None else arrival_time_s,
             priority=priority,
             client_id=client_id,
-            cache_salt=cache_salt or salt,
+            hash_extras=(cache_salt or salt,),
             eos_token_ids=self._eos_token_ids,
         )
         if isinstance(params, SamplingParams):

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps: a step that is cut in half could leave blocks and requests half changed.
+"""Ctrl-C between steps: an interrupt inside a step would leave blocks and requests half updated.
 
 Next to read: `llm.py`.
 """

@@ -27,7 +27,7 @@ from quire.text.tokenizer import Tokenizer
 RESERVED_TEMPLATE_NAMES = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
 )
-"""Names that `chat_template_kwargs` cannot give to a template, since `chat` itself does."""
+"""Template variables that `chat` sets itself, so `chat_template_kwargs` must not."""
 
 _Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
@@ -39,7 +39,7 @@ class LLM:
 
     Keyword arguments are the fields of `EngineOptions`. Results have the order of the prompts. A bad prompt or
     parameter raises before anything runs; an interrupt ends everything in flight and leaves the model usable.
-    Not for several threads at once, which is an error: that is `AsyncLLM`.
+    Calls from several threads at once are an error: use `AsyncLLM`.
     """
 
     def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class LLM:
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
-        """An `LLM` around an engine that exists already."""
+        """Wrap an existing engine."""
         llm = cls.__new__(cls)
         llm._attach(engine)
         return llm
@@ -134,7 +134,7 @@ class LLM:
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: UseTqdm = False
     ) -> list[BeamSearchOutput]:
-        """The likeliest completions of each prompt, best first.
+        """Return the likeliest completions of each prompt, best first.
 
         Raises: RequestError, CapacityError, EngineDeadError.
         """
@@ -142,7 +142,7 @@ class LLM:
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}")
         engine = self.llm_engine
         searches = [BeamSearch(engine, f"beams-{next(self._ids)}", item, params) for item in split_prompts(prompts)]
-        # More beams than max_num_seqs would only preempt each other.
+        # More beams than max_num_seqs would preempt each other.
         num_at_once = max(1, engine.config.scheduler.max_num_seqs // params.beam_width)
         waiting, running = deque(searches), list[BeamSearch]()
         with self._alone():
@@ -174,7 +174,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = True,
     ) -> list[PoolingRequestOutput]:
-        """One vector per prompt from its final hidden states; None: the last token's, normalised.
+        """Return one vector per prompt from its final hidden states. Parameters None: the last token's, normalised.
 
         Raises: RequestError, CapacityError, EngineDeadError.
         """
@@ -195,21 +195,21 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: UseTqdm = True,
     ) -> list[PoolingRequestOutput]:
-        """`encode` under the name that users of embeddings know: see `outputs.embedding` of each result."""
+        """`encode` under vLLM's name for embeddings; see `outputs.embedding` of each result."""
         return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
 
     # --- The model ------------------------------------------------------------------------
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
+        """Return the tokenizer."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """Return the sampling parameters of the model's generation_config.json."""
         return self.llm_engine.input_processor.default_sampling_params
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
+        """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         return self.llm_engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
@@ -261,7 +261,7 @@ class LLM:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else may take steps. Raises: RequestError while another call of this LLM runs."""
+        """Hold the engine for one call. Raises: RequestError while another call of this LLM runs."""
         if not self._is_driven.acquire(blocking=False):
             raise RequestError(
                 "this LLM is busy with another call: let it return first, or use AsyncLLM, which answers many callers"
@@ -278,7 +278,7 @@ class LLM:
             except QueueFullError:
                 if not self.llm_engine.has_unfinished_requests():
                     raise
-                return  # the rest follows as the queue empties
+                return  # the rest is submitted as the queue empties
             waiting.popleft()
 
     @staticmethod

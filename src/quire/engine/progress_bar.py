@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 UseTqdm = bool | Callable[..., Any]
-"""Whether to show a progress bar, or a function with tqdm's arguments that makes one."""
+"""True or False, or a function with tqdm's arguments that makes a progress bar."""
 
 
 class ProgressBar:
-    """Counts what finished; `bar` is a tqdm object, or None for no display."""
+    """Counter of finished prompts and tokens; `bar` is a tqdm object, or None for no display."""
 
     def __init__(self, bar: Any | None) -> None:
         self._bar = bar
@@ -22,7 +22,7 @@ class ProgressBar:
         self._num_output_tokens = 0
 
     def advance(self, num_finished: int, num_input_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """So many prompts finished, with so many tokens."""
+        """Add finished prompts and their tokens."""
         if self._bar is None or num_finished == 0:
             return
         self._num_input_tokens += num_input_tokens
@@ -35,7 +35,7 @@ class ProgressBar:
 
 @contextmanager
 def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[ProgressBar]:
-    """A bar of `total` prompts, closed at the end; an invisible one if `use_tqdm` is False."""
+    """Open a bar of `total` prompts; it displays nothing if `use_tqdm` is False."""
     make = use_tqdm if callable(use_tqdm) else _tqdm
     bar = make(total=total, desc="Prompts", dynamic_ncols=True) if use_tqdm else None
     try:

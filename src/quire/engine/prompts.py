@@ -1,4 +1,4 @@
-"""Reads a caller's prompt: text, token ids, or a dict of these; and tells one prompt from a list of them.
+"""Parser of prompts: text, token ids, or a dict of these; one prompt or a list of them.
 
 Knows types and limits of prompts only; no tokenizer, no model. Next to read: `input_processor.py`.
 """
@@ -15,7 +15,7 @@ FORMS = "give text, a list of token ids, {'prompt': text} or {'prompt_token_ids'
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """Text, token ids, or both: then the ids are computed and the text is only carried to the output."""
+    """Text, token ids, or both: then the ids are computed and the text is only copied to the output."""
 
     text: str | None
     token_ids: list[int] | None
@@ -23,7 +23,7 @@ class ParsedPrompt:
 
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
-    """Check one prompt's form. Raises: PromptError."""
+    """Check and normalise one prompt. Raises: PromptError."""
     if isinstance(prompt, str):
         return ParsedPrompt(_text(prompt), None)
     if isinstance(prompt, dict):
@@ -37,7 +37,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
 
 
 def split_prompts(prompts: Any) -> list[Any]:
-    """A single prompt becomes a list of one: `[1, 2, 3]` is one prompt of token ids, `["a", "b"]` is two prompts."""
+    """Return a list of prompts: `[1, 2, 3]` is one prompt of token ids, `["a", "b"]` is two prompts."""
     if isinstance(prompts, (str, bytes, dict)) or not isinstance(prompts, Sequence):
         return [prompts]
     if prompts and all(type(item) is int for item in prompts):

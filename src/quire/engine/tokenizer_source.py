@@ -1,4 +1,4 @@
-"""Which tokenizer and chat template a model gets: those the user names, else its own. Must not import torch.
+"""Choice of tokenizer and chat template: those the user names, else the model's. Must not import torch.
 
 Next to read: `text/tokenizer.py`.
 """
@@ -11,7 +11,7 @@ from quire.weights.checkpoint import Checkpoint
 
 
 def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer at `source` (a directory or its tokenizer.json), or the checkpoint's own.
+    """Load the tokenizer at `source` (a directory or its tokenizer.json), or the checkpoint's own.
 
     With `model_vocab_size` it refuses text with tokens that the model has no embedding for.
     Raises: ConfigError, ModelError.
@@ -29,7 +29,7 @@ def load_tokenizer(checkpoint: Checkpoint, source: str | None = None, model_voca
 
 
 def read_chat_template(value: str | None) -> str | None:
-    """The option's text: what it says if it is a template, else the content of the file it names."""
+    """Return the option's value if it is a template, else the content of the file it names."""
     if value is None or "{" in value or "\n" in value:
         return value
     path = Path(value).expanduser()

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("quire.kernels")
-NOT_VERSIONS = ("__init__", "cases", "step", "plan")
+NOT_VERSIONS = ("__init__", "cases", "step")
 """Files of an operation's folder that are not a version of it."""
 
 

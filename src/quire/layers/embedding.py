@@ -1,6 +1,6 @@
-"""`Embedding`: token ids to rows of a table; the same table may serve as the output head.
+"""`Embedding`, `VocabParallelEmbedding` and `VocabParallelHead`: token ids to rows, hidden states to logits.
 
-Next to read: `models/llama.py`, where both uses are.
+Next to read: `models/llama.py`, which uses both ends.
 """
 
 import torch
@@ -8,10 +8,12 @@ from torch import nn
 from torch.nn import functional
 
 from quire.kernels.linear import linear
+from quire.layers.group import Group, Partition, share_vocabulary
+from quire.layers.linear import Linear
 
 
 class Embedding(nn.Module):
-    """A table of rows.
+    """A table of rows, the same on every rank.
 
     Shapes: forward: ids [T] -> [T, size]; as_head: hidden [S, size] -> [S, num_rows]; weight [num_rows, size].
     Dtypes: ids int64; the rest as the weight.
@@ -22,9 +24,53 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, size), requires_grad=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Row ids[t] for each t."""
+        """Return row ids[t] for each t."""
         return functional.embedding(ids, self.weight)
 
     def as_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score every row against the hidden states: the output head of a model with tied embeddings."""
         return linear(hidden, self.weight, None)
+
+
+class VocabParallelEmbedding(Embedding):
+    """A table of token embeddings of which each rank holds some rows.
+
+    Shapes: forward: ids [T] -> [T, size]; as_head: hidden [S, size] -> [S, V]; weight [rows of this rank, size].
+    """
+
+    def __init__(self, vocab_size: int, size: int, group: Group) -> None:
+        rows, num_rows = share_vocabulary(vocab_size, group)
+        super().__init__(num_rows, size)
+        self.rows, self.group = rows, group
+        self.partitions = {"weight": Partition(rows=(rows,))}
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return row ids[t] for each t: the rank that holds it contributes the row, all others zeros."""
+        if self.group.size == 1:
+            return super().forward(ids)
+        is_absent = (ids < self.rows.start) | (ids >= self.rows.stop)  # [T]
+        found = super().forward((ids - self.rows.start).masked_fill(is_absent, 0))  # [T, size]
+        return self.group.all_reduce(found.masked_fill(is_absent[:, None], 0))
+
+    def as_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Embedding.as_head`."""
+        return _gather_logits(super().as_head(hidden), self.rows.whole, self.group)
+
+
+class VocabParallelHead(Linear):
+    """The output head, of which each rank computes some logits. Shapes: hidden [S, size] -> [S, V]."""
+
+    def __init__(self, vocab_size: int, size: int, group: Group) -> None:
+        rows, num_rows = share_vocabulary(vocab_size, group)
+        super().__init__(size, num_rows)
+        self.vocab_size, self.group = vocab_size, group
+        self.partitions = {"weight": Partition(rows=(rows,))}
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return _gather_logits(super().forward(hidden), self.vocab_size, self.group)
+
+
+def _gather_logits(logits: torch.Tensor, vocab_size: int, group: Group) -> torch.Tensor:
+    """Concatenate the ranks' logits, without those of padding rows. Shapes: [S, rows of a rank] -> [S, V]."""
+    return logits if group.size == 1 else group.all_gather(logits)[:, :vocab_size]

@@ -5,9 +5,7 @@ Letters: T tokens in the step, R requests, S rows that need logits, N blocks, B 
 L layers, K KV heads, D head size, M longest block table.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +14,7 @@ import torch
 class ForwardBatch:
     """One step's flat ragged batch: no padding; request r owns tokens query_start_loc[r] … query_start_loc[r+1]-1.
 
-    Requests with one new token (decodes) come first: the first `num_decodes` requests and tokens.
+    Requests with one new token (decodes) come first.
 
     Shapes: token_ids, positions [T]; query_start_loc [R+1]; seq_lens [R]; block_tables: per KV cache group
         [R, M]; slot_mapping: per group [T]; logit_rows [S]; kv_caches: per layer [N, 2, B, K, D].
@@ -39,7 +37,4 @@ class ForwardBatch:
     """Host copy of the number of new tokens per request."""
     seq_lens_list: tuple[int, ...]
     """Host copy of seq_lens."""
-    num_decodes: int
     block_size: int
-    derived: dict[Hashable, Any] = field(default_factory=dict)
-    """What a kernel works out from the fields above once per step, for all layers: index tensors and masks."""

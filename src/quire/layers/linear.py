@@ -1,17 +1,20 @@
-"""`Linear`: a dense layer whose product is the `linear` kernel. Merged projections are one `Linear` with stacked rows.
+"""`Linear` and its column- and row-parallel versions: dense layers whose product is the `linear` kernel.
 
-It must not know checkpoints: which names are stacked into one weight is the model's `stacked_params`.
-Next to read: `attention.py`.
+A merged projection is one layer with stacked rows; which stored tensors are stacked is the model's `stacked_params`.
+Next to read: `group.py` for shares, then `attention.py`.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from quire.kernels.linear import linear, pack_weight
+from quire.layers.group import Group, Partition, Share
 
 
 class Linear(nn.Module):
-    """out = x @ weight.T + bias.
+    """out = x @ weight.T + bias, the same on every rank.
 
     Shapes: x [T, input_size] -> [T, output_size]; weight [output_size, input_size]; bias [output_size] or None.
     Dtypes: those of the parameters.
@@ -27,10 +30,38 @@ class Linear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
+class ColumnParallelLinear(Linear):
+    """A linear layer of which each rank computes some outputs: its share of every part, as of queries, keys and values.
+
+    Shapes: x [T, input_size] -> [T, sum of the shares' sizes].
+    """
+
+    def __init__(self, input_size: int, parts: Sequence[Share], *, bias: bool = False) -> None:
+        super().__init__(input_size, sum(part.size for part in parts), bias=bias)
+        partition = Partition(rows=tuple(parts))
+        self.partitions = {"weight": partition, "bias": partition}
+
+
+class RowParallelLinear(Linear):
+    """A linear layer of which each rank multiplies some inputs; the sum over the ranks is the result.
+
+    Rank 0 adds the bias. Shapes: x [T, inputs.size] -> [T, output_size].
+    """
+
+    def __init__(self, inputs: Share, output_size: int, group: Group, *, bias: bool = False) -> None:
+        super().__init__(inputs.size, output_size, bias=bias)
+        self.group = group
+        self.partitions = {"weight": Partition(columns=inputs)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.group.all_reduce(linear(x, self.weight, self.bias if self.group.rank == 0 else None))
+
+
 def pack_weights(model: nn.Module) -> None:
     """Bring the weights of all `Linear` layers into the layout that is fastest on their device. Values do not change.
 
-    To be called once, after the weights are loaded: packed weights can no longer be read or written as tensors.
+    Call it once, after the weights are loaded: packed weights can no longer be read or written as tensors.
     Mutates: model.
     """
     for module in model.modules():

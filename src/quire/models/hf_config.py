@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
 
 IGNORED_FIELDS = frozenset(
@@ -141,9 +141,9 @@ class HFConfigReader:
                 )
 
 
-def attention_specs(windows: Sequence[int | None], num_kv_heads: int, head_size: int) -> list[KVCacheSpec]:
+def attention_specs(windows: Sequence[int | None], num_kv_heads: int, head_size: int) -> list[CacheSpec]:
     """What each layer keeps in the KV cache, from its window. `dtype_bytes` is 1: `resolve` fills in the real one."""
-    return [KVCacheSpec(num_kv_heads, head_size, 1, window) for window in windows]
+    return [PagedKV(num_kv_heads, head_size, 1, window) for window in windows]
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

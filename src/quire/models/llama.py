@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding
+from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.linear import Linear
+from quire.layers.group import SINGLE, Group, share, share_heads
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
@@ -55,9 +56,8 @@ class LlamaConfig:
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """The fields; a variant changes or adds some."""
-        hidden_size = reader.integer("hidden_size")
+        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
         num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
-        num_heads = reader.integer("num_attention_heads")
         num_kv_heads = reader.integer("num_key_value_heads", num_heads)
         head_size = reader.head_size(hidden_size, num_heads)
         check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
@@ -81,20 +81,21 @@ class LlamaConfig:
             "mlp_bias": reader.flag("mlp_bias", False),
         }
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 
 
 class LlamaAttention(nn.Module):
-    """Project to queries, keys and values, rotate, attend, project back."""
+    """Project to queries, keys and values, rotate, attend, project back. H and K are the heads of this rank."""
 
-    def __init__(self, config: LlamaConfig, layer_index: int) -> None:
+    def __init__(self, config: LlamaConfig, layer_index: int, group: Group = SINGLE) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
-        num_projected_heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv_proj = Linear(config.hidden_size, num_projected_heads * config.head_size, bias=config.qkv_bias)
-        self.o_proj = Linear(config.num_heads * config.head_size, config.hidden_size, bias=config.output_bias)
+        heads, kv_heads = share_heads(config.num_heads, config.num_kv_heads, group)
+        self.num_heads, self.num_kv_heads, self.head_size = heads.size, kv_heads.size, config.head_size
+        q, k = heads * config.head_size, kv_heads * config.head_size
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, k, k), bias=config.qkv_bias)
+        self.o_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.output_bias)
         self.attention = Attention(layer_index, self.head_size, window=config.windows[layer_index])
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
@@ -102,30 +103,28 @@ class LlamaAttention(nn.Module):
         qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
         q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
-        attended = self.attention(q, k, v, batch)  # [T, H, D]
-        return self.o_proj(attended.flatten(1))  # [T, E]
+        return self.o_proj(self.attention(q, k, v, batch).flatten(1))  # [T, H, D] -> [T, E]
 
     def rotate(self, qk: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys as attention needs them. Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
-        cos, sin = rotation
-        q, k = rope(qk, cos, sin).split((self.num_heads, self.num_kv_heads), dim=1)
+        q, k = rope(qk, *rotation).split((self.num_heads, self.num_kv_heads), dim=1)
         return q, k
 
 
 class LlamaMLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x)). A subclass may set another `activation` of [T, 2F] to [T, F]."""
+    """SwiGLU: down(silu(gate(x)) · up(x)), F wide on this rank. A subclass may set another `activation`."""
 
     activation = staticmethod(silu_and_mul)
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        inner = share("MLP columns", config.intermediate_size, group)
+        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, (inner, inner), bias=config.mlp_bias)
+        self.down_proj = RowParallelLinear(inner, config.hidden_size, group, bias=config.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
-        gate_up = self.gate_up_proj(x)  # [T, 2F]
-        return self.down_proj(self.activation(gate_up))  # [T, E]
+        return self.down_proj(self.activation(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
 
 
 class LlamaLayer(nn.Module):
@@ -145,7 +144,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """The whole model. Parameter names are those of the checkpoint, without `model.`, with merged projections."""
+    """The whole model, or one rank's share. Parameter names: the checkpoint's without `model.`, projections merged."""
 
     Config: ClassVar[type[LlamaConfig]] = LlamaConfig
     attention_class: ClassVar[type[nn.Module]] = LlamaAttention
@@ -157,15 +156,16 @@ class LlamaForCausalLM(nn.Module):
     }
     renames: ClassVar[Mapping[str, str]] = {"model.": ""}
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, group: Group = SINGLE) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.group = config, group
         self.ignored_tensors = (r"rotary_emb\.inv_freq$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        table_size = config.vocab_size, config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(*table_size, group)
         self.rotary = self.build_rotary(config)
         self.layers = nn.ModuleList(LlamaLayer(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """Positions [T] to the `rotation` that attention gets."""
@@ -173,11 +173,11 @@ class LlamaForCausalLM(nn.Module):
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The attention of one layer."""
-        return self.attention_class(config, layer_index)
+        return self.attention_class(config, layer_index, self.group)
 
     def build_mlp(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The MLP of one layer."""
-        return self.mlp_class(config)
+        return self.mlp_class(config, self.group)
 
     def build_norm(self, config: LlamaConfig) -> nn.Module:
         """Any of the norms over E."""

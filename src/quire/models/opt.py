@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.kernels.activations import gelu, relu
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding
+from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.linear import Linear
+from quire.layers.group import SINGLE, Group, share
+from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
 
@@ -74,7 +75,7 @@ class OPTConfig:
         reader.finish()
         return config
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
@@ -82,11 +83,13 @@ class OPTConfig:
 class OPTAttention(nn.Module):
     """Attention with one KV head per query head, and no rotation."""
 
-    def __init__(self, config: OPTConfig, layer_index: int) -> None:
+    def __init__(self, config: OPTConfig, layer_index: int, group: Group) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.qkv_proj = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
-        self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        heads = share("attention heads", config.num_heads, group)
+        self.num_heads, self.head_size = heads.size, config.head_size
+        q = heads * config.head_size
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=config.bias)
+        self.out_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.bias)
         self.attention = Attention(layer_index, config.head_size)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -99,14 +102,15 @@ class OPTAttention(nn.Module):
 class OPTLayer(nn.Module):
     """Attention, then MLP, each with a residual and with its norm before the block or after the sum."""
 
-    def __init__(self, config: OPTConfig, layer_index: int) -> None:
+    def __init__(self, config: OPTConfig, layer_index: int, group: Group) -> None:
         super().__init__()
+        inner = share("MLP columns", config.intermediate_size, group)
         self.norm_before = config.norm_before
         self.activation = ACTIVATIONS[config.activation]
-        self.self_attn = OPTAttention(config, layer_index)
+        self.self_attn = OPTAttention(config, layer_index, group)
         self.self_attn_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
-        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
-        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+        self.fc1 = ColumnParallelLinear(config.hidden_size, (inner,), bias=config.bias)
+        self.fc2 = RowParallelLinear(inner, config.hidden_size, group, bias=config.bias)
         self.final_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -123,26 +127,27 @@ class OPTLayer(nn.Module):
 
 
 class OPTForCausalLM(nn.Module):
-    """The whole model. Parameter names are those of the checkpoint, without `model.decoder.`."""
+    """The whole model, or one rank's share. Parameter names are the checkpoint's, without `model.decoder.`."""
 
     Config: ClassVar[type[OPTConfig]] = OPTConfig
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
     renames: ClassVar[Mapping[str, str]] = {"model.decoder.": "", "decoder.": ""}
 
-    def __init__(self, config: OPTConfig) -> None:
+    def __init__(self, config: OPTConfig, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.ignored_tensors = (r"^lm_head\.",) if config.tie_word_embeddings else ()
         narrow = config.embedding_size != config.hidden_size
-        self.embed_tokens = Embedding(config.vocab_size, config.embedding_size)
+        table_size = config.vocab_size, config.embedding_size
+        self.embed_tokens = VocabParallelEmbedding(*table_size, group)
         self.embed_positions = Embedding(config.context_len + POSITION_OFFSET, config.hidden_size)
         self.project_in = Linear(config.embedding_size, config.hidden_size) if narrow else None
-        self.layers = nn.ModuleList(OPTLayer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(OPTLayer(config, index, group) for index in range(config.num_layers))
         self.final_layer_norm = (
             LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine) if config.final_norm else None
         )
         self.project_out = Linear(config.hidden_size, config.embedding_size) if narrow else None
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.embedding_size, config.vocab_size)
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states after the last norm and projection. Shapes: token_ids [T] -> [T, embedding_size]."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.kernels.rope import rope
+from quire.layers.group import SINGLE, Group
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
@@ -35,8 +36,8 @@ class Qwen3Config(LlamaConfig):
 class Qwen3Attention(LlamaAttention):
     """Llama's, with norms of queries and keys before the rotation."""
 
-    def __init__(self, config: Qwen3Config, layer_index: int) -> None:
-        super().__init__(config, layer_index)
+    def __init__(self, config: Qwen3Config, layer_index: int, group: Group = SINGLE) -> None:
+        super().__init__(config, layer_index, group)
         self.q_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
         self.k_norm = RMSNorm(config.head_size, config.rms_norm_epsilon)
 

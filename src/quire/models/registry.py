@@ -7,6 +7,7 @@ It must not know weights or tensors' values. Next to read: `llama.py`.
 
 import functools
 import importlib
+import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,18 +15,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
+from quire.layers.group import SINGLE
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 NOT_MODELS = ("_", "hf_", "registry")
 """Beginnings of the names of files here that are no models."""
 ENTRY_POINT_GROUP = "quire.models"
 ModelClass = Any
-"""A class as `llama.LlamaForCausalLM` is one: an nn.Module with Config, stacked_params, renames and compute_logits.
+"""A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
+compute_logits.
 
-Its instances may have `ignored_tensors`: patterns of names that checkpoints hold and nobody needs."""
+Its instances may have `ignored_tensors`: patterns of the names of stored tensors that the model does not use."""
 
 
 class ModelRegistry:
@@ -104,7 +106,7 @@ class ModelRegistry:
             head_size=config.head_size,
             context_len=config.context_len,
             num_parameters=count_parameters(model_class, config),
-            kv_cache_groups=group_layers(config.kv_specs()),
+            cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
             generation_defaults=_generation_defaults(generation),
@@ -119,16 +121,8 @@ def model_types() -> list[str]:
 def count_parameters(model_class: ModelClass, config: Any) -> int:
     """How many values the model's weights have, tied ones once; allocates none of them."""
     with torch.device("meta"):
-        model = model_class(config)
+        model = model_class(config, SINGLE)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers of equal spec share a group; groups are in the order of their first layers."""
-    layers: dict[KVCacheSpec, list[int]] = {}
-    for index, spec in enumerate(specs):
-        layers.setdefault(spec, []).append(index)
-    return tuple(KVCacheGroup(tuple(indices), spec) for spec, indices in layers.items())
 
 
 @functools.cache
@@ -178,6 +172,12 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
             f"{model_class!r} for {architecture} is not a model class: it lacks {', '.join(missing) or 'a type'}; "
             "subclass quire.models.llama.LlamaForCausalLM, or see CONTRIBUTING.md"
         )
+    try:
+        inspect.signature(model_class).bind(None, SINGLE)
+    except TypeError as error:
+        raise ConfigError(
+            f"{model_class!r} for {architecture} cannot be built: its __init__ must take (config, group), {error}"
+        ) from None
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

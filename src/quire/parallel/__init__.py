@@ -1,1 +1,1 @@
-"""Executors: who runs the workers."""
+"""Executors: where the steps of the engine are computed."""

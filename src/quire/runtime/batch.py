@@ -102,7 +102,6 @@ def build_batch(
         layer_groups=cache.layer_groups,
         query_lens_list=tuple(query_lens.tolist()),
         seq_lens_list=tuple(seq_lens.tolist()),
-        num_decodes=layout.num_decodes,
         block_size=block_size,
     )
 

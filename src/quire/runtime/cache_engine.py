@@ -1,4 +1,4 @@
-"""`CacheEngine`: the memory of the KV blocks. The scheduler owns their numbers; nothing here decides.
+"""`CacheEngine`: the memory of the cache blocks. The scheduler owns their numbers; nothing here decides.
 
 The pool is block-major: all layers of a block are contiguous, so that a block moves as one copy. Layer i of every
 group uses slice i of a page. Pages of memory are committed when first written, or shortly before (`commit_ahead.py`).
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
+from quire.errors import EngineError
 from quire.runtime.commit_ahead import CommitAhead
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.huge_pages import allocate
-from quire.types import BlockCopy
+from quire.types import Tier, Transfer
 
 _POOL_DTYPES = {**TORCH_DTYPES, "int8": torch.int8}
 
@@ -24,27 +26,23 @@ class CacheEngine:
 
     Attributes:
         pool: [N, page], page = all layers of the largest group; with one group it is [N, L, 2, B, K, D] flattened.
-        kv_caches: per layer a view [N, 2, B, K, D], strided over N; plane 0 keys, plane 1 values.
-            Plans lay the same bytes out in their own way; int8 values, which have scales, are theirs alone.
-        layer_groups: per layer the index of its KV cache group.
+        kv_caches: per layer a view [N, *spec.view_shape], strided over N: [N, 2, B, K, D] for keys and values, bytes
+            for a state. Plans lay the same bytes out in their own way; int8 values, which have scales, have no view.
+        layer_groups: per layer the index of its cache group.
         layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
-    Dtypes: the KV type.
+    Dtypes: the KV type; uint8 for states.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         scheduler = config.scheduler
-        layer_sizes = [
-            scheduler.block_size * group.spec.bytes_per_token // group.spec.dtype_bytes
-            for group in scheduler.kv_cache_groups
-        ]
-        self._group_sizes = [
-            len(group.layer_indices) * size for group, size in zip(scheduler.kv_cache_groups, layer_sizes, strict=True)
-        ]
-        shape = (scheduler.num_blocks, max(self._group_sizes))
+        groups, block_size = scheduler.kv_cache_groups, scheduler.block_size
         dtype = _POOL_DTYPES[config.kv_dtype]
+        page_bytes = PoolShape(groups, block_size, scheduler.max_num_batched_tokens).block_bytes
+        shape = (scheduler.num_blocks, page_bytes // dtype.itemsize)
+        self._group_sizes = [group.page_bytes(block_size) // dtype.itemsize for group in groups]
         self._ahead: CommitAhead | None = None
         if torch.device(config.device).type == "cpu":
-            memory = allocate(shape[0] * shape[1] * dtype.itemsize)
+            memory = allocate(shape[0] * page_bytes)
             self.pool = memory.view(dtype).view(shape)
             self._ahead = CommitAhead(memory)
         else:
@@ -54,23 +52,27 @@ class CacheEngine:
         kv_caches: dict[int, torch.Tensor] = {}
         layer_groups: dict[int, int] = {}
         layer_addresses: dict[int, int] = {}
-        for group_index, group in enumerate(scheduler.kv_cache_groups):
+        for group_index, group in enumerate(groups):
             spec = group.spec
-            plane = (2, scheduler.block_size, spec.num_kv_heads, spec.head_size)
-            size = layer_sizes[group_index]
+            size = spec.block_bytes(block_size)
+            values = self.pool.view(torch.uint8) if spec.is_state else self.pool
+            view_shape = spec.view_shape(block_size)
             for position, layer in enumerate(group.layer_indices):
-                page_slice = self.pool[:, position * size : (position + 1) * size]
+                start = position * size // values.itemsize
+                page_slice = values[:, start : start + size // values.itemsize]
+                if spec.is_state:
+                    page_slice = page_slice[:, : view_shape[0]]
                 if not spec.scale_bytes:
-                    kv_caches[layer] = page_slice.view(scheduler.num_blocks, *plane)
+                    kv_caches[layer] = page_slice.view(scheduler.num_blocks, *view_shape)
                 layer_addresses[layer] = page_slice.data_ptr()
                 layer_groups[layer] = group_index
-        self.kv_caches = tuple(kv_caches[layer] for layer in range(len(kv_caches)))
-        self.layer_addresses = tuple(layer_addresses[layer] for layer in range(len(layer_addresses)))
-        self.layer_groups = tuple(layer_groups[layer] for layer in range(len(layer_groups)))
+        self.kv_caches = tuple(kv_caches[layer] for layer in sorted(kv_caches))
+        self.layer_addresses = tuple(layer_addresses[layer] for layer in sorted(layer_addresses))
+        self.layer_groups = tuple(layer_groups[layer] for layer in sorted(layer_groups))
 
     @property
     def block_stride_bytes(self) -> int:
-        """From one block to the next."""
+        """Bytes from one block to the next."""
         return self.pool.stride(0) * self.pool.element_size()
 
     @property
@@ -80,7 +82,7 @@ class CacheEngine:
 
     @contextlib.contextmanager
     def in_use(self, highest_block: int) -> Iterator[None]:
-        """For the time of a step that uses blocks up to this one: between steps memory for more is made ready."""
+        """Surround a step that uses blocks up to this one: between steps memory for more is made ready."""
         if self._ahead is None:
             yield
             return
@@ -90,16 +92,21 @@ class CacheEngine:
         finally:
             self._ahead.end_step()
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
+    def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy blocks in all layers of their group. All sources are read before any target is written.
 
-        Mutates: pool.
+        Mutates: pool. Raises: EngineError for tiers other than the device, which hold no blocks.
         """
+        for item in transfers:
+            if item.source_tier is not Tier.DEVICE or item.target_tier is not Tier.DEVICE:
+                moves = f"{item.source_tier.value} to {item.target_tier.value}"
+                raise EngineError(f"a transfer from {moves} was scheduled, but blocks are kept on the device only")
         moved = []
-        for group_index in {item.group_index for item in copies}:
-            chosen = [item for item in copies if item.group_index == group_index]
-            ids = torch.tensor([[item.source_id, item.target_id] for item in chosen], device=self.pool.device)
+        for group_index in {item.group_index for item in transfers}:
+            chosen = [item for item in transfers if item.group_index == group_index]
+            ids = [torch.tensor([at for item in chosen for at in getattr(item, name)], device=self.pool.device)
+                   for name in ("source_ids", "target_ids")]  # fmt: skip
             pages = self.pool[:, : self._group_sizes[group_index]]
-            moved.append((pages, ids[:, 1], pages.index_select(0, ids[:, 0])))
+            moved.append((pages, ids[1], pages.index_select(0, ids[0])))
         for pages, target_ids, values in moved:
             pages.index_copy_(0, target_ids, values)

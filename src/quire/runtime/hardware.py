@@ -1,4 +1,4 @@
-"""`detect_hardware`: what this machine has that decisions depend on. It reads, and sets nothing.
+"""`detect_hardware`: the properties of this machine that decisions depend on. It reads, and sets nothing.
 
 Limits of containers and shells count: a cgroup's memory and CPU quota, `ulimit -v`, and the CPUs this process may use.
 Next to read: `resolve.py`, which decides with what is found here.
@@ -7,6 +7,7 @@ Next to read: `resolve.py`, which decides with what is found here.
 import math
 import os
 import platform
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,20 @@ import torch
 
 from quire.config import Hardware
 from quire.errors import ConfigError
-from quire.runtime.address_space import address_spaces
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """/proc/cpuinfo flags of CPUs which multiply bfloat16 in hardware (x86, then ARM)."""
 MIN_BFLOAT16_CAPABILITY = (8, 0)
 """CUDA compute capability (Ampere)."""
+ADDRESS_SPACE_LIMITS = {
+    resource.RLIMIT_AS: ("RLIMIT_AS, ulimit -v", "VmSize"),
+    resource.RLIMIT_DATA: ("RLIMIT_DATA, ulimit -d", "VmData"),
+}
+"""Limits on memory that is reserved, used or not: name, and the field of /proc/self/status that counts it."""
+THREAD_BYTES = 16 << 20
+"""Address space of a thread: its stack, and malloc's arena."""
+NUM_OTHER_THREADS = 4
+"""Threads that do not compute: receiving, loading."""
 
 
 def detect_hardware(device: str = "auto") -> Hardware:
@@ -50,9 +59,9 @@ def _detect_cpu() -> Hardware:
     if limits.memory_bytes is not None:
         total = min(total, limits.memory_bytes)
         found.append((max(0, limits.memory_bytes - limits.memory_used_bytes), "cgroup"))
-    for space in address_spaces():
-        total = min(total, space.limit_bytes)
-        found.append((space.left_bytes(num_threads), space.name))
+    for limit, used, name in address_spaces():
+        total = min(total, limit)
+        found.append((max(0, limit - used - (num_threads + NUM_OTHER_THREADS) * THREAD_BYTES), name))
     available, memory_limit = min(found)
     info = read_cpu_info()
     return Hardware(
@@ -101,7 +110,7 @@ def read_cpu_info(path: Path = Path("/proc/cpuinfo")) -> CpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """What the container allows: bytes of memory, bytes that cannot be reclaimed, CPUs (a quota, may be 1.5)."""
+    """Limits of the container: bytes of memory, bytes that cannot be reclaimed, CPUs (a quota, may be 1.5)."""
 
     memory_bytes: int | None
     memory_used_bytes: int
@@ -147,6 +156,14 @@ def _unreclaimable(folder: Path) -> int:
         if key in ("inactive_file", "active_file") and value.isdecimal():
             used -= int(value)
     return max(0, used)
+
+
+def address_spaces(status: Path = Path("/proc/self/status")) -> list[tuple[int, int, str]]:
+    """Limits on the address space of this process that are set: bytes allowed, bytes taken, name."""
+    fields = (line.split() for line in _read_text(status).splitlines())
+    used = {words[0].rstrip(":"): int(words[1]) << 10 for words in fields if len(words) == 3 and words[2] == "kB"}
+    limits = ((resource.getrlimit(number)[0], *names) for number, names in ADDRESS_SPACE_LIMITS.items())
+    return [(limit, used.get(field, 0), name) for limit, name, field in limits if limit != resource.RLIM_INFINITY]
 
 
 def count_threads(quota: float | None = None, topology: Path = Path("/sys/devices/system/cpu")) -> int:

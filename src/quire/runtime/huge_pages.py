@@ -1,6 +1,6 @@
-"""`allocate`: memory that a step streams through, on huge pages where the system allows them.
+"""`allocate`: memory for weights and KV pool, on huge pages where the system allows them.
 
-Next to read: `cache_engine.py` and `plan/packed_weights.py`, which hold the KV pool and the weights in it.
+Next to read: `cache_engine.py` (KV pool) and `plan/packed_weights.py` (weights), its two users.
 """
 
 import mmap
@@ -8,19 +8,28 @@ from contextlib import suppress
 
 import torch
 
+from quire.byte_sizes import format_bytes
+from quire.errors import MemoryCapacityError
+
 HUGE_PAGE_BYTES = 2 << 20
 
 
 def allocate(num_bytes: int) -> torch.Tensor:
-    """Zeros, committed where they are first touched; from one huge page on, aligned to huge pages.
+    """Return zeros, committed where they are first touched; from one huge page on, aligned to huge pages.
 
     On pages of 4 KiB, attention to 2,048 tokens of 8 requests took 7 % longer (Zen 5, a virtual machine): each block
     of the pool is some hundred pages, far from its request's next one.
-    Shapes: [num_bytes]. Dtypes: uint8.
+    Shapes: [num_bytes]. Dtypes: uint8. Raises: MemoryCapacityError.
     """
     spare = HUGE_PAGE_BYTES if num_bytes >= HUGE_PAGE_BYTES else 0
-    memory = mmap.mmap(-1, max(num_bytes + spare, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A kernel without huge pages refuses: slower, no more.
+    try:
+        memory = mmap.mmap(-1, max(num_bytes + spare, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryCapacityError(
+            f"the system refuses {format_bytes(num_bytes)} of memory for weights or KV cache: {error};"
+            " a smaller --kv-cache-memory-bytes needs less"
+        ) from error
+    # Kernels without huge pages refuse the advice; memory on small pages is only slower.
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""`load_model`: a model class and a checkpoint to a model with its weights, in the compute type, on the device.
+"""`load_model`: a model class and a checkpoint to the model of one rank, with its weights, on the device.
 
-Each stored tensor is decoded straight into its place, so that beside the model only a few decoded tensors exist. A
-model says what it needs by its parameters' names and by `stacked_params`, `renames` and `ignored_tensors`; nothing
-here knows an architecture.
+Each stored tensor is decoded straight into its place, and of a sliced one only the rank's share is read. A model says
+what it needs by its parameters' names, by `stacked_params`, `renames` and `ignored_tensors`, and by the `partitions`
+of its layers; nothing here knows an architecture.
 Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` for tensors.
 """
 
@@ -15,74 +15,126 @@ import torch
 from torch import nn
 
 from quire.config import EngineConfig
-from quire.errors import ModelFileError
+from quire.errors import ConfigError, ModelFileError
 from quire.kernels.registry import check_environment
+from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.layers.linear import pack_weights
 from quire.models.registry import ModelRegistry
 from quire.runtime.dtypes import TORCH_DTYPES
+from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
+QUANTIZATION_BLOCK = 32
+"""Weights that are quantised at load share a scale per 32 inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stored tensor becomes rows `first_row` … of a parameter."""
+    """A stored tensor, or this rank's part of one, becomes rows `first_row` … of a parameter."""
 
     tensor: WeightTensor
     parameter_name: str
     first_row: int
 
 
-def load_model(config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None) -> nn.Module:
-    """Build the model of `config.model.hf_config` and fill it.
+def load_model(
+    config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None, group: Group = SINGLE
+) -> nn.Module:
+    """Build this rank's share of the model of `config.model.hf_config` and fill it.
 
     Returns: a module in eval mode whose parameters need no gradient.
-    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`; UnsupportedModelError; ModelFileError naming
-    tensors that are missing, unexpected or of a wrong shape.
+    Raises: ConfigError for a wrong `QUIRE_KERNELS` or `QUIRE_TRACE`, or for a group whose size does not fit the model;
+    UnsupportedModelError; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
     check_environment()
+    check_split(config, checkpoint, group)
     dtype, device = TORCH_DTYPES[config.dtype], torch.device(config.device)
-    model = build_empty_model(config.model.hf_config, dtype, device)
+    model = build_empty_model(config.model.hf_config, dtype, device, group)
     parameters = dict(model.named_parameters())
     if config.options.load_format == "dummy":
-        fill_with_random(parameters, config.options.seed)
+        fill_with_random(parameters, config.options.seed, partitions_of(model))
     else:
         _fill(parameters, plan_placements(model, checkpoint.tensors), dtype, progress or ignore_progress)
     pack_weights(model)
     return model
 
 
-def build_empty_model(hf_config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model with uninitialised parameters of `dtype` on `device`; buffers keep the type the model gave them."""
-    model = make_model(hf_config)
+def build_empty_model(
+    hf_config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, group: Group = SINGLE
+) -> nn.Module:
+    """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
+    model = make_model(hf_config, group)
+    # Only a slice of a vocabulary has rows that are never filled.
+    allocate = torch.empty if group.size == 1 else torch.zeros
     # By identity, so that parameters which the model ties stay tied.
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(old) not in replaced:
-                empty = torch.empty(old.shape, dtype=dtype, device=device)
-                replaced[id(old)] = nn.Parameter(empty, requires_grad=False)
+                values = allocate(old.shape, dtype=dtype, device=device)
+                replaced[id(old)] = nn.Parameter(values, requires_grad=False)
             setattr(module, name, replaced[id(old)])
     model.to(device)
     return model.eval()
 
 
-def make_model(hf_config: Mapping[str, Any]) -> nn.Module:
-    """An instance of the class registered for `hf_config["architectures"]`. Raises: UnsupportedModelError."""
+def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE) -> nn.Module:
+    """Instantiate the class registered for `hf_config["architectures"]`.
+
+    Raises: UnsupportedModelError; UnevenSplitError if the group's size does not divide the model.
+    """
     model_class = ModelRegistry.resolve(hf_config)
-    model: nn.Module = model_class(model_class.Config.from_hf(hf_config))
+    model: nn.Module = model_class(model_class.Config.from_hf(hf_config), group)
     return model
 
 
-def plan_placements(model: Any, tensors: Mapping[str, WeightTensor]) -> list[Placement]:
+def check_split(config: EngineConfig, checkpoint: Checkpoint, group: Group) -> None:
+    """Check that the model and its stored blocks can be split among the ranks of the group.
+
+    Raises: ConfigError naming what does not fit, and the nearest tensor-parallel sizes that do.
+    """
+    if group.size == 1 or (problem := _split_problem(config, checkpoint, group.size)) is None:
+        return
+    sizes = range(1, 2 * group.size + 1)
+    fitting = [size for size in sizes if size == 1 or _split_problem(config, checkpoint, size) is None]
+    below, above = [size for size in fitting if size < group.size], [size for size in fitting if size > group.size]
+    nearest = " or ".join(map(str, below[-1:] + above[:1]))
+    raise ConfigError(f"{problem}; the nearest that fits: --tensor-parallel-size {nearest}")
+
+
+def _split_problem(config: EngineConfig, checkpoint: Checkpoint, size: int) -> str | None:
+    try:
+        with torch.device("meta"):
+            model = make_model(config.model.hf_config, LocalGroup(0, size))
+        if config.options.load_format != "dummy":
+            block = 1 if config.options.quantization is None else QUANTIZATION_BLOCK
+            plan_placements(model, checkpoint.tensors, block)
+    except UnevenSplitError as error:
+        return str(error)
+    return None
+
+
+def partitions_of(model: nn.Module) -> dict[str, Partition]:
+    """The partition of each sliced parameter, by the parameter's name."""
+    found = {}
+    for prefix, module in model.named_modules():
+        partitions: Mapping[str, Partition] = getattr(module, "partitions", {})
+        for name, _ in module.named_parameters(recurse=False):
+            if name in partitions:
+                found[f"{prefix}.{name}" if prefix else name] = partitions[name]
+    return found
+
+
+def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantization_block: int = 1) -> list[Placement]:
     """Where each stored tensor goes. Every parameter must be covered exactly, and every tensor used or ignored.
 
-    Raises: ModelFileError.
+    `quantization_block`: columns that will share a scale, so that ranks cannot be parted between them.
+    Raises: ModelFileError; UnevenSplitError where a rank's columns would cut a stored or a future block.
     """
-    parameters = dict(model.named_parameters())
+    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     # Further names of tied parameters: a checkpoint may store these a second time.
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
     ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
@@ -100,7 +152,11 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor]) -> list[Pla
         expected = part_names(target, model.stacked_params)
         missing.extend(part for index, part in enumerate(expected) if index not in found)
         if len(found) == len(expected):
-            placements.extend(_stack(target, parameters[target], [found[index] for index in range(len(expected))]))
+            parts = [found[index] for index in range(len(expected))]
+            partition = partitions.get(target, Partition())
+            _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
+            _check_blocks(parts, partition, quantization_block)
+            placements.extend(_place(target, parts, partition))
     _complain("lacks", missing)
     _complain("has unexpected", unexpected)
     return placements
@@ -131,31 +187,67 @@ def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]
     return [target]
 
 
-def fill_with_random(parameters: Mapping[str, nn.Parameter], seed: int, *, first_index: int = 0) -> None:
+def fill_with_random(
+    parameters: Mapping[str, nn.Parameter], seed: int, partitions: Mapping[str, Partition], *, first_index: int = 0
+) -> None:
     """Seeded weights that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
-    Mutates: parameters.
+    A rank gets its share of the same matrices. Mutates: parameters.
     """
     for index, (name, parameter) in enumerate(sorted(parameters.items()), first_index):
         if parameter.ndim < 2:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
-        parameter.data.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        partition = partitions.get(name, Partition())
+        whole = parameter.data
+        if not partition.is_whole:
+            whole = torch.empty(partition.whole_shape(tuple(whole.shape)), dtype=whole.dtype, device=whole.device)
+        whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)
+        if not partition.is_whole:
+            columns = partition.column_slice
+            shares = [whole[rows.start : rows.stop, columns] for rows in partition.row_ranges(len(whole))]
+            parameter.data[: sum(map(len, shares))] = torch.cat(shares)
 
 
-def _stack(target: str, parameter: nn.Parameter, parts: list[WeightTensor]) -> Iterator[Placement]:
+def _check_shapes(target: str, shape: tuple[int, ...], parts: list[WeightTensor]) -> None:
     num_rows = sum(part.shape[0] if part.shape else 0 for part in parts)
-    if (num_rows, *parts[0].shape[1:]) != tuple(parameter.shape) or len({part.shape[1:] for part in parts}) > 1:
+    if (num_rows, *parts[0].shape[1:]) != shape or len({part.shape[1:] for part in parts}) > 1:
         stored = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
         raise ModelFileError(
-            f"the checkpoint has {stored}, but the model's configuration makes {target} {list(parameter.shape)}:"
+            f"the checkpoint has {stored}, but the model's configuration makes {target} {list(shape)}:"
             " configuration and weights do not belong together"
         )
-    first_row = 0
+
+
+def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_block: int) -> None:
+    columns = partition.columns
+    if columns is None or not partition.cuts_columns:
+        return
     for part in parts:
-        yield Placement(part, target, first_row)
-        first_row += part.shape[0]
+        stored_block = BLOCK_FORMATS[part.format].block_len if part.format in BLOCK_FORMATS else 1
+        block = max(stored_block, quantization_block)
+        # A matrix whose columns are not whole blocks is not quantised.
+        if columns.whole % block == 0 and columns.size % block:
+            raise UnevenSplitError(
+                f"tensor_parallel_size={columns.whole // columns.size} gives each rank {columns.size} of the"
+                f" {columns.whole} columns of {part.name}, which are quantised in blocks of {block}"
+            )
+
+
+def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iterator[Placement]:
+    """Place the overlaps of this rank's rows with the stored tensors, which lie one below another."""
+    first_row = 0
+    for rows in partition.row_ranges(sum(part.shape[0] for part in parts)):
+        above = 0
+        for part in parts:
+            start, stop = max(rows.start, above), min(rows.stop, above + part.shape[0])
+            if start < stop:
+                is_whole = not partition.cuts_columns and stop - start == part.shape[0]
+                cut = part if is_whole else part.part(slice(start - above, stop - above), partition.column_slice)
+                yield Placement(cut, target, first_row)
+                first_row += stop - start
+            above += part.shape[0]
 
 
 def _complain(what: str, names: list[str]) -> None:
@@ -175,8 +267,8 @@ def _fill(
     done = 0
     # One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
     for placement in placements:
-        tensor = placement.tensor
-        rows = parameters[placement.parameter_name].data.narrow(0, placement.first_row, tensor.shape[0])
-        rows.copy_(tensor.to_torch(dtype))
+        tensor, parameter = placement.tensor, parameters[placement.parameter_name].data
+        last_row = placement.first_row + tensor.shape[0]
+        parameter[placement.first_row : last_row] = tensor.to_torch(dtype)
         done += tensor.num_bytes
         progress("loading weights", done, total)

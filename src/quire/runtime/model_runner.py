@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
+from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.batch import StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.runtime.request_states import RequestStates
 from quire.sampling.rows import Sampled
 from quire.sampling.sampler import Sampler
-from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 _BAD_EMBEDDING = (
@@ -53,8 +53,8 @@ class ModelRunner:
         """Compute one step: request changes, block copies, forward, sampling, prompt logprobs, pooling; then further
         rounds of forward and sampling, if the schedule allows them."""
         self._update_requests(output)
-        if output.copies:
-            self.cache.copy(output.copies)
+        if output.transfers:
+            self.cache.transfer(output.transfers)
         if not any(item.num_tokens for item in output.scheduled):
             return StepResult(output.step_id, ())
         layout = lay_out(output)

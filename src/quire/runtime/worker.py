@@ -8,9 +8,11 @@ import logging
 import torch
 
 from quire import _native
+from quire.cache_spec import PagedKV
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
+from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
@@ -19,7 +21,6 @@ from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
 from quire.sampling.sampler import Sampler
-from quire.step_memory import PROMPT_LOGPROB_ROWS
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -88,6 +89,10 @@ def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]
     layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
+        if not isinstance(spec, PagedKV):
+            raise UnsupportedModelError(
+                f"a plan cannot hold {type(spec).__name__} caches: --enforce-eager runs the model op by op"
+            )
         layer = _native.KvLayer(
             address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
             KV_FORMATS[config.kv_dtype], group,

@@ -1,10 +1,9 @@
 """Tokens from rows of logits on a CPU, by the native sampler: one call per step for all rows.
 
-It keeps what a request wants as native options, so that a step changes only positions and lists that grew. It agrees
-with `torch_rows.py`: same order of options, same random numbers; tokens differ only where the last bits of weights
-decide. At an edge of top_k or top_p logits are compared here and probabilities there, where unequal logits may round to
-the same.
-Must not know how tokens are chosen. Next to read: `native/sampling/row.cpp`.
+Each request's options are kept as native options; a step changes only positions and lists that grew. It agrees with
+`reference.py`: same order of options, same random numbers; tokens differ only where the last bits of weights decide.
+At the edge of top_k or top_p it compares logits and the reference compares probabilities, where unequal logits may
+round to the same. Must not know how tokens are chosen. Next to read: `native/sampling/row.cpp`.
 """
 
 from collections.abc import Sequence
@@ -15,16 +14,16 @@ import numpy.typing as npt
 import torch
 
 from quire import _native
-from quire.sampling.logprobs import position_logprobs
-from quire.sampling.penalties import MAX_REPETITION, MIN_REPETITION
-from quire.sampling.row_slices import row_slices
-from quire.sampling.rows import Sampled
+from quire.sampling.rows import Sampled, position_logprobs
 from quire.sampling.state import SamplingState
+from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION
 from quire.sampling_params import ALL_LOGPROBS
 from quire.types import TokenLogprobs
 
 _NO_TOKEN = np.array([-1], np.int64)
 """An empty list would allow everything."""
+_MAX_REPORTED = 4 * 1024 * 1024
+"""Most log-probabilities of one native call: bounds its memory when the whole vocabulary is asked for."""
 
 
 class NativeRowSampler:
@@ -78,8 +77,9 @@ class NativeRowSampler:
         logits = self._checked(logits.float(), len(token_ids))
         ids = np.array(token_ids, np.int32)
         found: list[TokenLogprobs] = []
-        for part in row_slices(len(ids), max(num_top, 1)):
-            some, some_ids = logits[part], ids[part]
+        num_rows = max(1, _MAX_REPORTED // max(num_top, 1))
+        for start in range(0, len(ids), num_rows):
+            some, some_ids = logits[start : start + num_rows], ids[start : start + num_rows]
             out = _Reported(len(some_ids), num_top)
             self._native.logprobs(
                 some.data_ptr(), some.stride(0), len(some_ids), some_ids.ctypes.data, *out.addresses, num_top
@@ -92,12 +92,12 @@ class NativeRowSampler:
         self._token_ids_address = self._token_ids.ctypes.data
 
     def _chosen(self, num_rows: int) -> list[int | None]:
-        """The tokens of all rows, None where there is none."""
+        """Return the tokens of all rows; None for a row without one."""
         found = self._token_ids[:num_rows].tolist()
         return [None if token_id < 0 else token_id for token_id in found] if min(found) < 0 else found
 
     def _checked(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """Rows of consecutive values, as many as wanted."""
+        """Return `logits` with consecutive values in each row; asserts shape and dtype."""
         assert logits.shape == (num_rows, self._vocab_size)
         assert logits.dtype == torch.float32
         return logits if logits.stride(1) == 1 else logits.contiguous()
@@ -113,7 +113,7 @@ class _Row:
         self._counts = state.counts
         self._may_ban = state.has_bad_words or state.bans_end
         self.changes = self._counts is not None or self._may_ban or state.has_grammar
-        """Whether `update` must be called before each step."""
+        """True if `update` must be called before each step."""
         self.options = options = _native.RowOptions()
         options.temperature = 0.0 if params.is_greedy else params.temperature
         options.min_p, options.top_p = params.min_p, params.top_p
@@ -166,7 +166,7 @@ class _Reported:
         self.addresses = (values, ranks, top_ids, top_values)
 
     def logprobs(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
-        """What was found for one row."""
+        """Return the log-probabilities of one row."""
         top_ids, top_values = self._top_ids[row, :num_top].tolist(), self._top_values[row, :num_top].tolist()
         return position_logprobs(token_id, float(self._values[row]), int(self._ranks[row]), top_ids, top_values)
 

@@ -1,10 +1,10 @@
 """Random numbers that are a pure function of (seed, position), and draws from weights with them.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the seed
-is the key, position and attempt are the counter. There is no state to keep, so what a request draws cannot
+is the key, position and attempt are the counter. There is no state to keep, so the draws of a request cannot
 depend on other requests, on their order, or on a preemption. Numbers are made on the host for every device, and
 sums are sums of integers, so that any device and any batch shape picks the same token for the same weights.
-Next to read: `filters.py`, which makes the weights.
+Next to read: `reference.py`, which makes the weights.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def philox(counter: Sequence[UInt64Array], key: Sequence[UInt64Array]) -> list[U
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int], *, attempt: int = 0) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for each (seed, position); each attempt has its own.
+    """Return a number in [0, 1) with 53 random bits for each (seed, position, attempt).
 
     Seeds are taken modulo 2**64. Shapes: [R], [R] -> [R].
     """

@@ -8,7 +8,7 @@ A row's token does not depend on the other rows. On a CPU rows are the native sa
 the above in this order and draw with the same numbers, so that their tokens differ only where probabilities in their
 last bits do. Must not know of blocks, schedules or the model. What a request says about tokens (ids below the
 vocabulary size) was checked when it was added to the engine.
-Next to read: `state.py`, then `native.py` or `torch_rows.py`.
+Next to read: `state.py`, then `native.py` or `reference.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.failures import Failure
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.native import NativeRowSampler
+from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.state import SamplingState, log_failure
-from quire.sampling.torch_rows import TorchRowSampler
 from quire.structured_outputs import FORM_FAILED, StructuredOutputsParams
 from quire.types import NewRequest, TokenLogprobs
 
@@ -45,7 +45,7 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; without, the caller's does all."""
         self.vocab_size = vocab_size
-        self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else TorchRowSampler()
+        self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else ReferenceRowSampler()
         self.grammars: GrammarCompiler | None = None
         self._states: dict[str, SamplingState] = {}
         self._failures: dict[str, Failure] = {}

@@ -1,6 +1,6 @@
 """`SamplingState`: what is remembered of one request to sample for it.
 
-Must not know logits or tensors. Next to read: `masks.py` and `penalties.py`, whose lists it keeps.
+Must not know logits or tensors. Next to read: `token_history.py`, whose lists it keeps.
 """
 
 import logging
@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from quire.grammar.failures import Failure
 from quire.grammar.matcher import TokenMatcher
-from quire.sampling.masks import BadWords, leaves_a_token
-from quire.sampling.penalties import TokenCounts
+from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
 

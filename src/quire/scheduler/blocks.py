@@ -1,45 +1,71 @@
-"""`BlockManager`: which KV blocks each sequence owns, in block numbers only. The memory is `runtime/cache_engine.py`.
+"""`BlockManager`: cache blocks of each sequence, in block numbers only. The memory is in `runtime/cache_engine.py`.
 
-Every sequence has one block table per KV cache group; all groups draw from one pool. Blocks are shared by reference
-count: by a prefix hit, or by a fork. A shared block is never written: the first writer of a shared, partly filled block
-gets a copy. Sliding-window groups give blocks back as the window leaves them behind.
+Every sequence has one block table per cache group; all groups draw pages from one pool. Blocks are shared by reference
+count, after a prefix hit or a fork. No step writes a shared block: the first writer of a shared, partly filled block
+gets a copy. Sliding-window groups give blocks back as the window moves past them.
+
+The table of a state group has one entry, which every step rewrites. So a step that starts from a state which others
+need continues in a copy: after a fork, after a prefix hit, at a checkpoint, and before drafts, which may be rejected.
 Knows neither queues nor budgets. Next to read: `integrity.py`, which adds everything up, and `scheduler.py`.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from quire.cache_spec import PoolShape
+from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import BlockPool
 from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
-from quire.types import NULL_BLOCK_ID, BlockCopy, BlockTableUpdate, Request
+from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request, Tier, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The state after `position` tokens, which a step continued in a copy: one page per state group."""
+
+    position: int
+    block_ids: dict[int, int]
+    """Group index → page."""
+    drafts_end: int | None
+    """Tokens that the step's state covers with all drafts; None for a step without drafts."""
 
 
 @dataclass(slots=True)
 class OwnedBlocks:
-    """One sequence's block tables. Per group: the table, and how much of it the executor has not yet seen."""
+    """One sequence's block tables, and how much of each the executor has not yet seen."""
 
     tables: list[list[int]]
     changed_from: list[int]
     """Entries from here on are unknown to the executor; the table's length if it knows all."""
     num_left_behind: list[int]
-    """Leading entries that a sliding window has left: all are the null block."""
+    """Leading entries behind a sliding window: all are the null block."""
     num_registered: int = 0
     """Leading blocks already offered to the prefix cache."""
     is_changed: bool = False
     unchanged_updates: tuple[BlockTableUpdate, ...] = ()
+    kept_states: list[KeptState] = field(default_factory=list)
+    """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
+
+    def block_ids(self) -> Iterator[int]:
+        """All blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
+        for kept in self.kept_states:
+            yield from kept.block_ids.values()
+        for at in range(max(map(len, self.tables)) - 1, -1, -1):
+            for table in self.tables:
+                if at < len(table) and table[at] != NULL_BLOCK_ID:
+                    yield table[at]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The longest usable cached prefix: whole blocks, agreed on by all groups, never the whole sequence."""
+    """The longest usable cached prefix: whole blocks, available in all groups, never the whole sequence."""
 
     num_blocks: int = 0
     num_tokens: int = 0
     tables: list[list[int]] = field(default_factory=list)
-    """Per group `num_blocks` entries; a window group has null blocks where no coming token looks."""
+    """Per group: `num_blocks` entries, null blocks where no coming token looks; for states the checkpoint."""
 
 
 class BlockManager:
@@ -50,8 +76,15 @@ class BlockManager:
         self._shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
         self._caches_prefixes = config.enable_prefix_caching
-        self._windows = [group.spec.window for group in config.kv_cache_groups]
-        self._has_windows = any(window is not None for window in self._windows)
+        self._specs = [group.spec for group in config.kv_cache_groups]
+        self.state_groups = [index for index, spec in enumerate(self._specs) if spec.is_state]
+        self.token_groups = [index for index, spec in enumerate(self._specs) if not spec.is_state]
+        self._has_windows = any(spec.window is not None for spec in self._specs)
+        self._checkpoint_interval: int | None = None
+        # Prompts that may not be split cannot stop at a checkpoint.
+        if config.enable_prefix_caching and config.enable_chunked_prefill:
+            intervals = (spec.checkpoint_interval for spec in self._specs if isinstance(spec, RecurrentState))
+            self._checkpoint_interval = next(intervals, None)
         self._events = events
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache()
@@ -66,74 +99,86 @@ class BlockManager:
         return self.pool.num_free
 
     def count_cached(self) -> int:
-        """Free blocks that still hold a prefix. Looks at each: for reports now and then."""
+        """Free blocks that still hold a prefix. Takes time linear in the pool: for reports."""
         return sum(map(self.cache.holds, self.pool.free_ids()))
 
     def peak_blocks(self, num_tokens: int) -> int:
-        """The most blocks one unshared sequence holds at once while computing `num_tokens`, over all groups."""
+        """Most blocks that one unshared sequence holds at once while computing `num_tokens`, over all groups."""
         return self._shape.peak_blocks(num_tokens)
 
     def longest_sequence(self) -> int:
-        """The most tokens a sequence can compute when it has the pool to itself; at most `max_model_len`."""
+        """Most tokens that a sequence can compute when it has the pool to itself; at most `max_model_len`."""
         return self._shape.longest_sequence(self.pool.num_usable, self._max_model_len)
 
+    def chunk_limit(self, request: Request, num_tokens: int) -> int:
+        """Return how many of `num_tokens` a step may compute so that it ends at or before the next checkpoint."""
+        if self._checkpoint_interval is None:
+            return num_tokens
+        return min(num_tokens, self._checkpoint_interval - request.num_computed_tokens % self._checkpoint_interval)
+
     def num_missing(self, request: Request) -> int:
-        """Blocks the request will still take, at most, until all its known tokens are computed."""
+        """Most blocks that the request will still take until all its known tokens are computed."""
         owned = self.owned[request.request_id]
         return sum(
-            self._missing(window, request.num_tokens, len(table), left_behind)
-            for window, table, left_behind in zip(self._windows, owned.tables, owned.num_left_behind, strict=True)
+            self._missing(index, request.num_tokens, len(table), left_behind)
+            for index, (table, left_behind) in enumerate(zip(owned.tables, owned.num_left_behind, strict=True))
         )
 
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
         """Whether all known tokens of a request without blocks fit now, beside `num_reserved` blocks promised away."""
-        needed = 0
-        for window, table in zip(self._windows, hit.tables, strict=True):
-            needed += self._missing(window, request.num_tokens, len(table), table.count(NULL_BLOCK_ID))
+        needed = len(self.state_groups) if hit.num_blocks else 0  # checkpoints are copied
+        for index, table in enumerate(hit.tables):
+            needed += self._missing(index, request.num_tokens, len(table), table.count(NULL_BLOCK_ID))
             needed += sum(block_id != NULL_BLOCK_ID and self.pool.is_free(block_id) for block_id in table)
         return needed <= self.pool.num_free - num_reserved
 
-    def _missing(self, window: int | None, num_tokens: int, table_len: int, left_behind: int) -> int:
-        missing = self._shape.table_len(num_tokens) - table_len
-        if window is None:
+    def _missing(self, group_index: int, num_tokens: int, table_len: int, left_behind: int) -> int:
+        spec, size = self._specs[group_index], self._block_size
+        missing = spec.table_len(num_tokens, size) - table_len
+        if spec.window is None:
             return missing
-        return max(0, min(missing, self._shape.window_peak(window) - (table_len - left_behind)))
+        peak = spec.peak_blocks(num_tokens, size, self._shape.max_num_batched_tokens)
+        return max(0, min(missing, peak - (table_len - left_behind)))
 
     # --- Prefix cache ---------------------------------------------------------------------------
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """Look up the request's known tokens; at least one token is left to compute. Takes nothing."""
         if not (self._caches_prefixes and request.reads_prefix_cache):
-            return PrefixHit(tables=[[] for _ in self._windows])
+            return PrefixHit(tables=[[] for _ in self._specs])
         chain = self._chain(request)
         limit = (request.num_tokens - 1) // self._block_size
         chain.extend(request, limit, self._block_size)
         found: list[list[int | None]] = []
-        for index, window in enumerate(self._windows):
+        for index, spec in enumerate(self._specs):
             row: list[int | None] = []
             for digest, content in zip(chain.digests[:limit], chain.contents, strict=False):
                 block_id = self.cache.find(index, digest, content)
-                if block_id is None and window is None:
+                if block_id is None and spec.window is None and not spec.is_state:
                     break
                 row.append(block_id)
             found.append(row)
             limit = min(limit, len(row))
         num_blocks = self._agree(found, limit)
-        tables = [
-            [NULL_BLOCK_ID] * first + [block_id or NULL_BLOCK_ID for block_id in row[first:num_blocks]]
-            for first, row in zip(self._first_needed(num_blocks * self._block_size), found, strict=True)
-        ]
+        tables = []
+        for spec, row in zip(self._specs, found, strict=True):
+            first = spec.first_of_hit(num_blocks * self._block_size, self._block_size)
+            real = [block_id or NULL_BLOCK_ID for block_id in row[first:num_blocks]]
+            num_entries = spec.table_len(num_blocks * self._block_size, self._block_size)
+            tables.append([NULL_BLOCK_ID] * (num_entries - len(real)) + real)
         return PrefixHit(num_blocks, num_blocks * self._block_size, tables)
 
     def _agree(self, found: list[list[int | None]], limit: int) -> int:
-        """The longest prefix whose needed blocks every group has: full groups all of it, windows its end."""
+        """Blocks of the longest prefix that every group can serve: full groups need all blocks, window groups the
+        window's, state groups a checkpoint at the end."""
         num_blocks = limit
         while num_blocks:
-            firsts = self._first_needed(num_blocks * self._block_size)
+            if self._checkpoint_interval is not None:
+                num_blocks -= num_blocks % (self._checkpoint_interval // self._block_size)
             gaps = [
                 at
-                for first, row in zip(firsts, found, strict=True)
-                for at in range(first, num_blocks)
+                for spec, row in zip(self._specs, found, strict=True)
+                for at in range(spec.first_of_hit(num_blocks * self._block_size, self._block_size), num_blocks)
                 if row[at] is None
             ]
             if not gaps:
@@ -143,24 +188,27 @@ class BlockManager:
         return num_blocks
 
     def _first_needed(self, position: int) -> list[int]:
-        """Per group: the first block that tokens from `position` on attend to."""
-        return [0 if window is None else max(0, position - window + 1) // self._block_size for window in self._windows]
+        """Per group: the first table entry that tokens from `position` on read."""
+        return [spec.first_needed(position, self._block_size) for spec in self._specs]
 
     def _chain(self, request: Request) -> PrefixChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = self._chains[request.request_id] = PrefixChain(request.cache_salt)
+            chain = self._chains[request.request_id] = PrefixChain(request.hash_extras)
         return chain
 
     def register(self, request: Request) -> None:
-        """Offer the blocks that are now computed in full to the prefix cache. Call after a step."""
+        """Offer the blocks and checkpoints that are now computed to the prefix cache. Call after a step."""
         num_full = request.num_computed_tokens // self._block_size
         owned = self.owned[request.request_id]
+        if owned.kept_states:
+            self._settle_states(request, owned)
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
         chain = self._chain(request)
         chain.extend(request, num_full, self._block_size)
-        for index, table in enumerate(owned.tables):
+        for index in self.token_groups:
+            table = owned.tables[index]
             for at in range(owned.num_registered, num_full):
                 if table[at] != NULL_BLOCK_ID:
                     self.cache.register(index, chain.digests[at], chain.contents[at], table[at])
@@ -168,9 +216,14 @@ class BlockManager:
 
     def forget_prefixes(self, request_id: str) -> None:
         """Take all blocks of a request out of the prefix cache: their content is not to be trusted."""
-        for table in self.owned[request_id].tables:
-            for block_id in table:
-                self.cache.forget(block_id)
+        owned = self.owned[request_id]
+        for block_id in owned.block_ids():
+            self.cache.forget(block_id)
+        if self.state_groups and (chain := self._chains.get(request_id)):
+            for digest, content in zip(chain.digests, chain.contents, strict=True):
+                for index in self.state_groups:
+                    if (checkpoint := self.cache.find(index, digest, content)) is not None:
+                        self.cache.forget(checkpoint)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any block is in use."""
@@ -179,38 +232,37 @@ class BlockManager:
         self.cache.clear()
         return True
 
-    # --- Giving and taking ----------------------------------------------------------------------
+    # --- Taking blocks --------------------------------------------------------------------------
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
-        for block_id in _real_blocks(hit.tables):
-            self.pool.share(block_id)
-        self.owned[request.request_id] = OwnedBlocks(
-            tables=hit.tables,
-            changed_from=[0] * len(hit.tables),
-            num_left_behind=self._first_needed(hit.num_tokens),
-            num_registered=hit.num_blocks,
-            is_changed=True,
-        )
-        if hit.num_blocks:
-            self._record(EventKind.SHARE, request.request_id, block_ids=_real_blocks(hit.tables))
+        self._own(request.request_id, hit.tables, self._first_needed(hit.num_tokens), hit.num_blocks)
 
-    def allocate(self, request: Request, num_tokens: int) -> tuple[BlockCopy, ...] | None:
+    def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
 
         A shared block in which the first of them falls is replaced by a copy, which must be made before the step.
+        `num_drafts` of the tokens may be rejected (`truncate`): then the state before the step is kept.
         """
         owned = self.owned[request.request_id]
         start = request.num_computed_tokens
         if self._has_windows:
             self._leave_behind(owned, start)
-        table_len = self._shape.table_len(start + num_tokens)
-        written = start // self._block_size if start % self._block_size else None
+        table_len = -(-(start + num_tokens) // self._block_size)
+        replaced: list[tuple[int, int]] = []
         num_needed = 0
-        for table in owned.tables:
+        written = start // self._block_size if start % self._block_size else None
+        for index in self.token_groups:
+            table = owned.tables[index]
             num_needed += max(0, table_len - len(table))
             if written is not None and self.pool.reference_counts[table[written]] > 1:
-                num_needed += 1
+                replaced.append((index, written))
+        keeps_states = False
+        if self.state_groups:
+            keeps_states = start > 0 and (num_drafts > 0 or self._wants_checkpoint(request, num_needed))
+            num_needed += sum(not owned.tables[index] for index in self.state_groups)
+            replaced += [(index, 0) for index in self.state_groups if keeps_states or self._is_needed(owned, index)]
+        num_needed += len(replaced)
         if num_needed == 0:
             return ()
         if num_needed > self.pool.num_free:
@@ -218,51 +270,35 @@ class BlockManager:
         taken = self._take(num_needed)
         self._record(EventKind.ALLOCATE, request.request_id, block_ids=tuple(taken))
         taken.reverse()
-        copies = [] if written is None else self._copy_shared(request.request_id, owned, written, taken)
+        sources = {index: owned.tables[index][at] for index, at in replaced}
+        transfers = [self._replace(request.request_id, owned, index, at, taken.pop()) for index, at in replaced]
+        if keeps_states:
+            states = {index: sources.pop(index) for index in self.state_groups}
+            owned.kept_states.append(KeptState(start, states, start + num_tokens if num_drafts else None))
+        for source_id in sources.values():
+            self._release(source_id)
         for index, table in enumerate(owned.tables):
-            if len(table) < table_len:
+            num_entries = 1 if self._specs[index].is_state else table_len
+            if len(table) < num_entries:
                 owned.changed_from[index] = min(owned.changed_from[index], len(table))
-                table.extend(taken.pop() for _ in range(table_len - len(table)))
+                table.extend(taken.pop() for _ in range(num_entries - len(table)))
         owned.is_changed = True
-        return tuple(copies)
+        return tuple(transfers)
 
     def fork(self, parent_id: str, child: Request) -> None:
         """Give the child all of the parent's blocks that hold its computed tokens, the partly filled last one included.
 
-        Blocks that the parent took for rounds which did not happen stay its own.
+        The parent keeps to itself the blocks that it took for tokens which were not computed.
         """
         parent = self.owned[parent_id]
-        num_held = self._shape.table_len(child.num_computed_tokens)
+        num_held = -(-child.num_computed_tokens // self._block_size)
         tables = [table[:num_held] for table in parent.tables]
-        for block_id in _real_blocks(tables):
-            self.pool.share(block_id)
-        self.owned[child.request_id] = OwnedBlocks(
-            tables=tables,
-            changed_from=[0] * len(tables),
-            num_left_behind=parent.num_left_behind.copy(),
-            num_registered=parent.num_registered,
-            is_changed=True,
-        )
+        self._own(child.request_id, tables, parent.num_left_behind.copy(), parent.num_registered)
         if parent_id in self._chains:
             self._chains[child.request_id] = self._chains[parent_id].copy()
-        self._record(EventKind.SHARE, child.request_id, block_ids=_real_blocks(tables))
-
-    def free(self, request_id: str) -> None:
-        """Drop all blocks, deepest first, so that the start of a shared prefix is evicted last."""
-        owned = self.owned.pop(request_id)
-        for at in range(max(map(len, owned.tables)) - 1, -1, -1):
-            for table in owned.tables:
-                if at < len(table) and table[at] != NULL_BLOCK_ID:
-                    self._release(table[at])
-
-    def forget(self, request_id: str) -> None:
-        """Drop the blocks, if any, and the hashes of a request that will not come back."""
-        if request_id in self.owned:
-            self.free(request_id)
-        self._chains.pop(request_id, None)
 
     def take_table_updates(self, request_id: str) -> tuple[BlockTableUpdate, ...]:
-        """What changed in the tables since the last call, per group; from then on the executor knows it."""
+        """Return what changed in the tables since the last call, per group; the executor knows it from then on."""
         owned = self.owned[request_id]
         if not owned.is_changed:
             return owned.unchanged_updates
@@ -275,18 +311,108 @@ class BlockManager:
         owned.is_changed = False
         return updates
 
-    def _copy_shared(self, request_id: str, owned: OwnedBlocks, written: int, taken: list[int]) -> list[BlockCopy]:
-        copies = []
-        for index, table in enumerate(owned.tables):
-            source_id = table[written]
-            if self.pool.reference_counts[source_id] > 1:
-                target_id = taken.pop()
-                copies.append(BlockCopy(index, source_id, target_id))
-                table[written] = target_id
-                owned.changed_from[index] = min(owned.changed_from[index], written)
-                self._release(source_id)
-                self._record(EventKind.COPY, request_id, source_id=source_id, target_id=target_id)
-        return copies
+    # --- Giving back ----------------------------------------------------------------------------
+
+    def truncate(self, request_id: str, num_tokens: int) -> int:
+        """Give back the blocks behind the first `num_tokens` tokens: of rejected drafts, or of steps that ended early.
+
+        A recurrent state that has taken in rejected drafts cannot be taken back. The request then returns to the state
+        before the step, and computes the accepted tokens again; so a request with states may only be given drafts
+        when a single token is left to compute, or it would not get ahead.
+
+        Returns: how many tokens are computed from now on: `num_tokens`, or fewer if a state was restored.
+        Raises: EngineError if the prefix cache or a window already counts on tokens behind them.
+        """
+        owned = self.owned[request_id]
+        kept = owned.kept_states[-1] if owned.kept_states else None
+        if kept is not None and kept.drafts_end is not None and kept.position <= num_tokens < kept.drafts_end:
+            owned.kept_states.pop()
+            num_tokens = kept.position
+            for index, block_id in kept.block_ids.items():
+                self._release(owned.tables[index][0])
+                owned.tables[index][0] = block_id
+                owned.changed_from[index] = 0
+                owned.is_changed = True
+        if num_tokens < owned.num_registered * self._block_size:
+            raise EngineError(f"request '{request_id}' cannot give back tokens behind {num_tokens}: they are cached")
+        for index, (spec, table) in enumerate(zip(self._specs, owned.tables, strict=True)):
+            if spec.first_needed(num_tokens, self._block_size) < owned.num_left_behind[index]:
+                raise EngineError(f"request '{request_id}' cannot go back to {num_tokens} tokens: its window moved on")
+            num_entries = spec.table_len(num_tokens, self._block_size)
+            if num_entries < len(table):
+                for block_id in reversed(table[num_entries:]):
+                    self._release(block_id)
+                del table[num_entries:]
+                owned.changed_from[index] = min(owned.changed_from[index], num_entries)
+                owned.is_changed = True
+        return num_tokens
+
+    def free(self, request_id: str) -> None:
+        """Drop all blocks of a request; it may come back and use its hashes again."""
+        self.release(self.detach(request_id))
+
+    def forget(self, request_id: str) -> None:
+        """Drop the blocks, if any, and the hashes of a request that will not come back."""
+        if request_id in self.owned:
+            self.free(request_id)
+        self._chains.pop(request_id, None)
+
+    def detach(self, request_id: str) -> OwnedBlocks:
+        """Take a request's blocks out without releasing them: a step that writes them is still in flight."""
+        return self.owned.pop(request_id)
+
+    def release(self, owned: OwnedBlocks) -> None:
+        """Drop all references of detached blocks."""
+        for block_id in owned.block_ids():
+            self._release(block_id)
+
+    # --- States ---------------------------------------------------------------------------------
+
+    def _is_needed(self, owned: OwnedBlocks, group_index: int) -> bool:
+        """Whether another request or the prefix cache needs the state that the next step would overwrite."""
+        table = owned.tables[group_index]
+        return bool(table) and (self.pool.reference_counts[table[0]] > 1 or self.cache.holds(table[0]))
+
+    def _wants_checkpoint(self, request: Request, num_needed: int) -> bool:
+        """Whether the state before the next step is a checkpoint that the prefix cache lacks and has room for."""
+        start, interval = request.num_computed_tokens, self._checkpoint_interval
+        if interval is None or start % interval or num_needed + len(self.state_groups) > self.pool.num_free:
+            return False
+        chain, at = self._chain(request), start // self._block_size - 1
+        chain.extend(request, at + 1, self._block_size)
+        return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
+
+    def _settle_states(self, request: Request, owned: OwnedBlocks) -> None:
+        """Register kept states whose tokens are computed as checkpoints, and release them."""
+        while owned.kept_states and owned.kept_states[0].position < request.num_computed_tokens:
+            kept = owned.kept_states.pop(0)
+            if self._checkpoint_interval is not None and kept.position % self._checkpoint_interval == 0:
+                chain, at = self._chain(request), kept.position // self._block_size - 1
+                chain.extend(request, at + 1, self._block_size)
+                for index, block_id in kept.block_ids.items():
+                    self.cache.register(index, chain.digests[at], chain.contents[at], block_id)
+            for block_id in kept.block_ids.values():
+                self._release(block_id)
+
+    # --- References -----------------------------------------------------------------------------
+
+    def _own(self, request_id: str, tables: list[list[int]], num_left_behind: list[int], num_registered: int) -> None:
+        """Start a sequence with blocks that it shares."""
+        block_ids = tuple(_real_blocks(tables))
+        for block_id in block_ids:
+            self.pool.share(block_id)
+        changed_from = [0] * len(tables)
+        self.owned[request_id] = OwnedBlocks(tables, changed_from, num_left_behind, num_registered, is_changed=True)
+        if block_ids:
+            self._record(EventKind.SHARE, request_id, block_ids=block_ids)
+
+    def _replace(self, request_id: str, owned: OwnedBlocks, group_index: int, at: int, target_id: int) -> Transfer:
+        """Put a new block into a table, with the transfer that fills it; the old one is the caller's to release."""
+        table = owned.tables[group_index]
+        source_id, table[at] = table[at], target_id
+        owned.changed_from[group_index] = min(owned.changed_from[group_index], at)
+        self._record(EventKind.COPY, request_id, source_id=source_id, target_id=target_id)
+        return Transfer(group_index, Tier.DEVICE, (source_id,), Tier.DEVICE, (target_id,))
 
     def _leave_behind(self, owned: OwnedBlocks, position: int) -> None:
         for index, first in enumerate(self._first_needed(position)):
@@ -317,5 +443,5 @@ class BlockManager:
             self._events.record(kind, request_id, **data)
 
 
-def _real_blocks(tables: list[list[int]]) -> tuple[int, ...]:
-    return tuple(block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID)
+def _real_blocks(tables: Iterable[list[int]]) -> Iterator[int]:
+    return (block_id for table in tables for block_id in table if block_id != NULL_BLOCK_ID)

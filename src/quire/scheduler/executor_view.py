@@ -1,7 +1,7 @@
 """`ExecutorView`: what the executor has been told, so that each step tells it only what is new.
 
 Turns a `StepPlan` into a `SchedulerOutput`. The executor reads an output in this order: forget `finished_ids` and
-`preempted_ids`, make `copies`, take up `new_requests`, compute `scheduled`. An id may be forgotten and be new in one
+`preempted_ids`, make `transfers`, take up `new_requests`, compute `scheduled`. An id may be forgotten and be new in one
 output. News for the executor waits for the next step that computes something, so an empty output may be dropped.
 After a step that is lost nobody knows what the executor has taken in, so the next one starts from nothing.
 """
@@ -57,12 +57,12 @@ class ExecutorView:
                 new_token_ids = tuple(request.token_slice(num_sent, num_tokens))
             self._num_sent[request_id] = num_tokens
             scheduled.append(_describe_share(share, new_token_ids, blocks))
-        copies = tuple(copy for share in plan.shares.values() for copy in share.copies)
+        transfers = tuple(item for share in plan.shares.values() for item in share.transfers)
         preempted, finished = tuple(self._preempted), tuple(self._finished)
         self._preempted, self._finished = [], []
         forgets_all, self._forgets_all = self._forgets_all, False
         return SchedulerOutput(
-            step_id, tuple(new_requests), tuple(scheduled), copies, preempted, finished, forgets_all, plan.max_rounds
+            step_id, tuple(new_requests), tuple(scheduled), transfers, preempted, finished, forgets_all, plan.max_rounds
         )
 
 

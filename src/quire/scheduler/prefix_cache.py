@@ -1,7 +1,8 @@
-"""Which block holds which prefix: a SHA-256 chain over full blocks. Knows no reference counts and no free list.
+"""Cached prefixes by hash: a SHA-256 chain over full blocks. Knows no reference counts and no free list.
 
-The digest of block i covers its own tokens and, through the digest of block i - 1, all tokens before it and the cache
-salt. Equal digest and equal tokens in the block: equal KV content. Next to read: `blocks.py`.
+The digest of block i covers its own tokens and, through the digest of block i - 1, all tokens before it and the
+request's hash extras. Equal digest and equal tokens in the block: equal KV content. A checkpoint of recurrent state is
+cached under the last block before it. Next to read: `blocks.py`.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from quire.types import Request
 
-_ROOT = b"quire prefix cache 1\0"
+_ROOT = b"quire prefix cache 2\0"
 _TOKEN_BYTES = 8
 
 
@@ -21,7 +22,7 @@ class PrefixChain:
     Each block is hashed once in a request's life, also across preemptions and failed admissions.
     """
 
-    cache_salt: str
+    hash_extras: tuple[str, ...]
     digests: list[bytes] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
 
@@ -32,7 +33,7 @@ class PrefixChain:
             return
         tokens = request.token_slice(num_done * block_size, num_blocks * block_size)
         packed = array("q", tokens).tobytes()
-        parent = self.digests[-1] if self.digests else _root(self.cache_salt)
+        parent = self.digests[-1] if self.digests else _root(self.hash_extras)
         stride = block_size * _TOKEN_BYTES
         for start in range(0, len(packed), stride):
             content = packed[start : start + stride]
@@ -42,12 +43,14 @@ class PrefixChain:
 
     def copy(self) -> "PrefixChain":
         """An independent chain with the same blocks, for a fork."""
-        return PrefixChain(self.cache_salt, self.digests.copy(), self.contents.copy())
+        return PrefixChain(self.hash_extras, self.digests.copy(), self.contents.copy())
 
 
-def _root(cache_salt: str) -> bytes:
-    # A salt names a client and is never shown, so any string will do, also one that is not valid Unicode.
-    return hashlib.sha256(_ROOT + cache_salt.encode("utf-8", "surrogatepass")).digest()
+def _root(hash_extras: tuple[str, ...]) -> bytes:
+    """Digest before the first block. Each extra follows its length, so that no two tuples are encoded alike."""
+    # Extras are never shown, so any string will do, also one that is not valid Unicode.
+    encoded = [extra.encode("utf-8", "surrogatepass") for extra in hash_extras]
+    return hashlib.sha256(_ROOT + b"".join(b"%d:%b" % (len(item), item) for item in encoded)).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class PrefixCache:
         return block_id in self._entries
 
     def find(self, group_index: int, digest: bytes, content: bytes) -> int | None:
-        """The block with this prefix; its token ids are compared, so that a digest alone is never trusted."""
+        """Return the block with this prefix. Its token ids are compared: a digest alone is never trusted."""
         block_id = self._block_ids.get((group_index, digest))
         if block_id is None or self._entries[block_id].content != content:
             return None
@@ -86,7 +89,7 @@ class PrefixCache:
             self._entries[block_id] = _Entry(group_index, digest, content)
 
     def forget(self, block_id: int) -> bool:
-        """Drop the block's prefix because its content will be overwritten; whether it had one."""
+        """Drop the block's prefix because its content will be overwritten. Returns: whether it had one."""
         entry = self._entries.pop(block_id, None)
         if entry is None:
             return False
@@ -98,8 +101,13 @@ class PrefixCache:
         self._block_ids.clear()
         self._entries.clear()
 
+    def group_of(self, block_id: int) -> int | None:
+        """Group of the layers that the block was cached for; None if it holds no prefix."""
+        entry = self._entries.get(block_id)
+        return None if entry is None else entry.group_index
+
     def inconsistencies(self) -> list[str]:
-        """Where the two maps disagree; empty when all is well."""
+        """Return the contradictions between the two maps; empty when there are none."""
         problems = []
         if len(self._block_ids) != len(self._entries):
             problems.append(f"{len(self._block_ids)} digests for {len(self._entries)} cached blocks")

@@ -21,7 +21,6 @@ from quire.scheduler.request_table import RequestTable, is_idle
 from quire.scheduler.step_plan import Admission, Share, StepPlan
 from quire.scheduler.stopping import check_stop
 from quire.types import (
-    BlockCopy,
     Request,
     RequestResult,
     RequestStatus,
@@ -29,6 +28,7 @@ from quire.types import (
     SchedulerOutput,
     SequenceUpdate,
     StepResult,
+    Transfer,
 )
 
 _MAX_OVERTAKEN = 32
@@ -243,14 +243,14 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:  # preempted in this step
                 continue
             num_left = request.num_tokens - request.num_computed_tokens
-            num_tokens = plan.chunk_len(num_left)
+            num_tokens = self.blocks.chunk_limit(request, plan.chunk_len(num_left))
             if num_tokens == 0:  # its next token is not chosen yet, or prompts have had their share
                 continue
             copies = self._allocate_or_preempt(request, num_tokens + plan.max_rounds - 1, plan)
             if copies is not None:
                 self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
 
-    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[BlockCopy, ...] | None:
+    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[Transfer, ...] | None:
         while (copies := self.blocks.allocate(request, num_tokens)) is None:
             victim = self._requests.victim(self._requests.running)
             self._preempt(victim, plan)
@@ -290,6 +290,7 @@ class Scheduler:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = hit.num_tokens
         request.num_computed_tokens = hit.num_tokens
+        num_tokens = self.blocks.chunk_limit(request, num_tokens)
         request.status = RequestStatus.RUNNING
         self._requests.running.append(request)
         plan.free_seats -= 1 + len(request.siblings)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.config import SchedulerConfig
-from quire.types import BlockCopy, Request
+from quire.types import Request, Transfer
 
 MIN_STEP_TOKENS = 12
 """A step that has prompts may take so many tokens with those of the requests that generate: two groups of rows of a
@@ -33,7 +33,7 @@ class Share:
     request: Request
     num_tokens: int
     catches_up: bool
-    copies: tuple[BlockCopy, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
     logits_from: str | None = None
 
 

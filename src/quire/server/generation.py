@@ -133,7 +133,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.pooling,
             request.priority,
             request.client_id,
-            request.cache_salt,
+            request.hash_extras[0],
             request.arrival_time_s,
             streams,
             state.options.queue_timeout_s or None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from quire.errors import UnsupportedModelError
-from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.block_formats import BLOCK_FORMATS, BlockFormat, row_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,12 @@ class WeightTensor(Protocol):
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`. Copy before writing: memory may be shared with the file's mapping."""
 
+    def part(self, rows: slice, columns: slice) -> "WeightTensor":
+        """Some rows and columns of a matrix, or elements `rows` of a vector; nothing is read.
+
+        Columns must be whole blocks of the format.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
@@ -59,7 +65,8 @@ class MappedTensor:
     @property
     def num_bytes(self) -> int:
         """As stored."""
-        return self.stored.size
+        has_all_rows = self.row_order is None or len(self.shape) == 1
+        return self.stored.size if has_all_rows else self.shape[0] * self.stored.shape[1]
 
     @property
     def raw(self) -> np.ndarray:
@@ -71,15 +78,33 @@ class MappedTensor:
             return np.take(elements, self.row_order, axis=0).reshape(1, -1)
         return np.take(self.stored, self.row_order, axis=0)
 
+    def part(self, rows: slice, columns: slice) -> "MappedTensor":
+        """See `WeightTensor.part`. Raises: UnsupportedModelError for formats that `to_torch` refuses."""
+        block = self._block_format()
+        if len(self.shape) == 1:
+            # A vector is small: its part is copied.
+            elements = self.raw.reshape(-1, block.block_bytes)[rows]
+            return MappedTensor(self.name, (len(elements) * block.block_len,), self.format, elements.reshape(1, -1))
+        first, last, _ = columns.indices(self.shape[1])
+        stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
+        num_rows = len(range(*rows.indices(self.shape[0])))
+        if self.row_order is None:
+            return MappedTensor(self.name, (num_rows, last - first), self.format, stored[rows])
+        return MappedTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`.
 
         Raises: UnsupportedModelError for a format that no supported model has as weights.
         """
+        self._block_format()
+        from quire.weights.dequantize import dequantize
+
+        return dequantize(self.raw, self.format, dtype).view(self.shape)
+
+    def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:
             raise UnsupportedModelError(
                 f"weight '{self.name}' is stored as {self.format}; supported are {', '.join(BLOCK_FORMATS)}"
             )
-        from quire.weights.dequantize import dequantize
-
-        return dequantize(self.raw, self.format, dtype).view(self.shape)
+        return BLOCK_FORMATS[self.format]

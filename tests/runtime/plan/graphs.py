@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quire import _native
-from quire.cache_spec import KVCacheGroup, KVCacheSpec
+from quire.cache_spec import CacheGroup, PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import linear
@@ -29,7 +29,7 @@ from tests.runtime.builders import make_config
 
 WIDTH, VOCAB_SIZE, HEADS, KV_HEADS, HEAD_SIZE = 32, 19, 2, 1, 16
 QKV_WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
-SPEC = KVCacheSpec(KV_HEADS, HEAD_SIZE, 4)
+SPEC = PagedKV(KV_HEADS, HEAD_SIZE, 4)
 Format = _native.WeightFormat
 KINDS = ("linear", "gated", "gelu", "relu", "rms_norm", "layer_norm", "add", "attention", "activated")
 
@@ -141,7 +141,7 @@ def packed(model: nn.Module, weight_format: Any) -> PackedWeights:
 
 def planned(model: nn.Module, weight_format: Any = Format.f32, *, max_tokens: int = 32, num_threads: int = 1) -> Any:
     """A plan with a KV pool of NaN, and the engine that holds the pool."""
-    group = KVCacheGroup(tuple(range(model.num_layers)), SPEC)
+    group = CacheGroup(tuple(range(model.num_layers)), SPEC)
     config = make_config(kv_cache_groups=(group,), num_blocks=8, block_size=16)
     cache = CacheEngine(config)
     cache.pool.fill_(float("nan"))

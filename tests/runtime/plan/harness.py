@@ -23,11 +23,15 @@ from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedMod
 from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.worker import kv_layers
+from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import MappedTensor
 from tests.models.harness import Stream
+from tests.weights.gguf_builder import random_rows
 
+SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Offsets of a block's fp16 factors."""
 NO_ROWS = np.zeros(0, np.int32)
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -40,6 +44,17 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedT
         return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
     raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
     return MappedTensor(name, tuple(values.shape), format_name, raw)
+
+
+def k_quants(name: str, num_rows: int, num_inputs: int, stored_format: str) -> MappedTensor:
+    """Random bytes with ordinary scales: the gguf package cannot quantise to these formats."""
+    block = BLOCK_FORMATS[stored_format]
+    raw = random_rows(stored_format, num_rows, num_inputs // block.block_len)
+    blocks = raw.reshape(-1, block.block_bytes)
+    for index, offset in enumerate(SCALE_OFFSETS[stored_format]):
+        scales = np.random.default_rng(index).uniform(0.001, 0.1, len(blocks)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return MappedTensor(name, (num_rows, num_inputs), stored_format, raw)
 
 
 def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:

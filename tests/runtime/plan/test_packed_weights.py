@@ -9,15 +9,11 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
-from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.weight_tensor import MappedTensor
-from tests.runtime.plan.harness import decoded, packed, stored
-from tests.weights.gguf_builder import random_rows
+from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4m"}
-SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where a block has its fp16 factors."""
 OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K")
 
 
@@ -81,21 +77,10 @@ def test_floats_are_rounded_once(dtype: torch.dtype, name: str, stored_format: s
     assert torch.equal(found, expected.to(dtype).float())
 
 
-def k_quants(stored_format: str, num_rows: int, num_inputs: int) -> MappedTensor:
-    """Any bytes with ordinary scales: the gguf package cannot quantise to these formats."""
-    block = BLOCK_FORMATS[stored_format]
-    raw = random_rows(stored_format, num_rows, num_inputs // block.block_len)
-    blocks = raw.reshape(-1, block.block_bytes)
-    for index, offset in enumerate(SCALE_OFFSETS[stored_format]):
-        scales = np.random.default_rng(index).uniform(0.001, 0.1, len(blocks)).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return MappedTensor("w", (num_rows, num_inputs), stored_format, raw)
-
-
 @pytest.mark.parametrize("stored_format", OTHERS)
 def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> None:
     by_gguf = stored_format in ("Q5_0", "Q5_1")
-    tensor = stored("w", random(21, 256), stored_format) if by_gguf else k_quants(stored_format, 21, 256)
+    tensor = stored("w", random(21, 256), stored_format) if by_gguf else k_quants("w", 21, 256, stored_format)
     found, expected = packed("q8", tensor)
     largest = expected.view(-1, 32).abs().amax(1, keepdim=True)
     # Half a step, and the rounding of the step itself to fp16.
@@ -104,7 +89,7 @@ def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> No
 
 
 def test_q4_k_keeps_its_nibbles() -> None:
-    found, expected = packed("q4m", k_quants("Q4_K", 17, 512))
+    found, expected = packed("q4m", k_quants("w", 17, 512, "Q4_K"))
     assert (found - expected).abs().max() <= 2.0**-10 * expected.abs().max()
     assert not torch.equal(found, expected)
 

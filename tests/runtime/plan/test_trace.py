@@ -91,7 +91,7 @@ def test_the_batch_has_the_layers_caches_and_groups() -> None:
         ({"middle": lambda self, x, batch: nn.functional.silu(x)}, "torch's silu"),
         ({"middle": lambda self, x, batch: x.view(x.shape[0] // 2, 16)}, "TypeError"),
         ({"middle": lambda self, x, batch: x.view(-1, x.shape[2])}, "IndexError"),
-        ({"middle": lambda self, x, batch: self.up(x) if batch.num_decodes else x}, "the batch's num_decodes"),
+        ({"middle": lambda self, x, batch: self.up(x) if batch.block_size else x}, "the batch's block_size"),
         ({"middle": lambda self, x, batch: self.up(x) if max(batch.query_lens_list) > 1 else x}, "query_lens_list"),
         ({"middle": lambda self, x, batch: x.view(-1, 2, 4)}, "a norm with"),
         ({"norm": None}, "NoneType"),

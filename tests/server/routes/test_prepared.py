@@ -38,7 +38,7 @@ def prepare(kind: type[Body], fields: dict[str, Any], **chosen: Any) -> Request:
 def test_form_and_identity(kind: type[Body], fields: dict[str, Any], tool: dict[str, Any]) -> None:
     request = prepare(kind, {**fields, "structured_outputs": {"choice": ["a"]}, "cache_salt": "own"})
     assert request.request_id.startswith("mine-")
-    assert (request.client_id, request.cache_salt) == ("ann", "saltown")
+    assert (request.client_id, request.hash_extras) == ("ann", ("saltown",))
     assert request.sampling is not None
     assert request.sampling.structured_outputs is not None
     assert request.sampling.structured_outputs.choice == ("a",)

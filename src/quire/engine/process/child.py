@@ -1,4 +1,4 @@
-"""The engine's process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
+"""Main program of the engine process: `python -m quire.engine.process.child FD`, where FD is its end of a socket pair.
 
 The main thread computes steps. A second thread receives messages, so that pings are answered while a step computes.
 The process ends when its parent closes the socket or dies. Knows no HTTP. Next to read: `client.py`, the other end.
@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.engine.input_processor import PreparedRequest
-from quire.engine.process.deadlines import QueueDeadlines
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
@@ -40,25 +40,14 @@ from quire.engine.process.messages import (
 from quire.engine.process.statistics import Meter
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.outputs import RequestOutput
-from quire.runtime.address_space import check_room_for_imports, memory_errors_named
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
+    from quire.engine.output_processor import Output
 
 logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
 WARM_UP_TOKENS = 512
-
-
-class _Prepared(NamedTuple):
-    """A request that was checked, and how long it may wait to be computed."""
-
-    request: PreparedRequest
-    queue_timeout_s: float | None
-
-
-_Waiting = _Prepared | RequestUpdate | Abort
-"""What the receiving thread leaves for the one that computes."""
 
 
 class Channel:
@@ -72,13 +61,13 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the other end does not read. Raises: ConnectionError if it is gone."""
+        """Send a message; blocks while the other end does not read. Raises: ConnectionError if it is gone."""
         data = frame(message)
         with self._sending:
             self._connection.sendall(data)
 
     def receive(self) -> ToEngine | None:
-        """The next message; None when the other end is gone."""
+        """Return the next message; None when the other end is gone."""
         while not self._received:
             try:
                 data = self._connection.recv(RECEIVE_BYTES)
@@ -91,30 +80,24 @@ class Channel:
 
 
 class EngineLoop:
-    """Takes messages and computes steps until the other end is gone or the engine is dead."""
+    """Loop that takes messages and runs steps until the other end is gone or the engine is dead."""
 
     def __init__(self, engine: "LLMEngine", channel: Channel) -> None:
+        from quire.engine.driver import EngineDriver  # imports the engine
+
         self._engine = engine
         self._channel = channel
+        self._driver = EngineDriver(engine, self._deliver)
         self._deltas = DeltaEncoder()
-        self._inbox: deque[_Waiting] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = False
         self._meter = Meter(engine)
-        self._deadlines = QueueDeadlines()
+        self._deadlines_s: dict[str, float] = {}
+        """Requests that must be scheduled before a time of the monotonic clock."""
 
     def run(self) -> None:
-        """Raises: EngineDeadError, after everybody has been told; ConnectionError if nobody can be."""
-        # No new request, and nobody's end, waits for the rounds of a step.
-        self._engine.watch(lambda: bool(self._inbox) or self._is_closing)
+        """Raises: EngineDeadError after the requests got it; ConnectionError if the other end is gone."""
         threading.Thread(target=self._receive, name="quire-receive", daemon=True).start()
-        engine = self._engine
-        while self._take_messages():
-            if engine.has_unfinished_requests():
-                outputs = engine.step()
-                self._send([self._deltas.encode(output) for output in outputs])
-                self._end_overdue()
-            engine.check_health()
+        self._driver.run()
+        self._engine.check_health()
 
     def _receive(self) -> None:
         try:
@@ -124,16 +107,14 @@ class EngineLoop:
                         self._channel.send(Pong(message.ping_id))
                     elif isinstance(message, Submit):
                         self._prepare(message)
-                    elif not isinstance(message, Start):
-                        self._put(message)
+                    elif isinstance(message, Abort):
+                        self._driver.post(partial(self._abort, message.request_ids))
         finally:
-            # However it ends: an engine that nobody can talk to must not look alive.
-            with self._changed:
-                self._is_closing = True
-                self._changed.notify()
+            # However it ends: an engine without a client must not look alive.
+            self._driver.stop()
 
     def _prepare(self, message: Submit) -> None:
-        """Checks happen beside the steps: a grammar takes milliseconds."""
+        """Check a request in the receiving thread, beside the steps: compiling a grammar takes milliseconds."""
         try:
             prepared = self._engine.input_processor.prepare(
                 message.request_id,
@@ -147,55 +128,41 @@ class EngineLoop:
                 checked_grammar=message.checked_grammar,
             )
         except QuireError as error:
-            self._put(_refusal(message.request_id, error))
+            self._driver.post(partial(self._send, [_refusal(message.request_id, error)]))
         except Exception as error:
             logger.error("request %r cannot be prepared", message.request_id, exc_info=error)
             told = f"the request could not be prepared ({type(error).__name__}); the engine's log says more"
-            self._put(_refusal(message.request_id, EngineError(told)))
+            self._driver.post(partial(self._send, [_refusal(message.request_id, EngineError(told))]))
         else:
-            self._put(_Prepared(prepared, message.queue_timeout_s))
+            self._driver.post(partial(self._submit, prepared, message.queue_timeout_s))
 
-    def _put(self, message: _Waiting) -> None:
-        with self._changed:
-            self._inbox.append(message)
-            self._changed.notify()
-
-    def _take_messages(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._is_closing or self._engine.has_unfinished_requests())
-            messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
-        for message in messages:
-            self._handle(message)
-        return not self._is_closing
-
-    def _handle(self, message: _Waiting) -> None:
-        if isinstance(message, _Prepared):
-            self._submit(message)
-        elif isinstance(message, RequestUpdate):
-            self._send([message])
-        else:
-            self._deadlines.forget(message.request_ids)
-            self._engine.abort_request(message.request_ids)
-
-    def _submit(self, message: _Prepared) -> None:
-        request_id = message.request.request.request_id
+    def _submit(self, prepared: PreparedRequest, queue_timeout_s: float | None) -> None:
+        request_id = prepared.request.request_id
         try:
-            self._engine.submit(message.request)
+            self._engine.submit(prepared)
         except EngineDeadError:
             raise
         except QuireError as error:
             self._send([_refusal(request_id, error)])
         else:
-            if message.queue_timeout_s is not None:
-                self._deadlines.add(request_id, time.monotonic() + message.queue_timeout_s)
+            if queue_timeout_s is not None:
+                self._deadlines_s[request_id] = time.monotonic() + queue_timeout_s
 
-    def _end_overdue(self) -> None:
-        self._deadlines.forget(self._meter.admitted_ids)
-        overdue = self._deadlines.expired(time.monotonic())
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._deadlines_s.pop(request_id, None)
+        self._engine.abort_request(request_ids)
+
+    def _deliver(self, outputs: "list[Output]") -> None:
+        self._send([self._deltas.encode(output) for output in outputs])
+        for request_id in self._meter.admitted_ids:
+            self._deadlines_s.pop(request_id, None)
+        now_s = time.monotonic()
+        overdue = [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
         if overdue:
             error = QueueTimeoutError("the request waited too long to be computed: the server is busy, try again later")
-            self._engine.abort_request(overdue)
-            self._send([_refusal(name, error) for name in overdue])
+            self._abort(overdue)
+            self._send([_refusal(request_id, error) for request_id in overdue])
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         self._channel.send(Updates(updates, self._meter.take(updates)))
@@ -217,10 +184,10 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
         return error.exit_code
     warm_up = engine.input_processor.grammars.warm_up
     if start.is_replacement:
-        warm_up()  # requests come at once, and would share the interpreter with it
+        warm_up()  # requests come at once and would compete with it
     channel.send(Ready(engine.config, engine.startup_times))
     if not start.is_replacement:
-        # The server that starts now reads the tokenizer for itself: no request comes before that.
+        # The server loads its own tokenizer first, so no request comes before that.
         threading.Thread(target=warm_up, name="quire-grammars", daemon=True).start()
     try:
         EngineLoop(engine, channel).run()
@@ -233,20 +200,17 @@ def serve(channel: Channel, build: Callable[[Start], "LLMEngine"]) -> int:
 
 
 def _build(start: Start) -> "LLMEngine":
-    check_room_for_imports()
     from quire.engine.build import build_engine  # imports torch
 
-    with memory_errors_named("loading the model"):
-        engine = build_engine(start.options)
-        _warm_up(engine)
+    engine = build_engine(start.options)
+    _warm_up(engine)
     return engine
 
 
 def _warm_up(engine: "LLMEngine") -> None:
     from quire.sampling_params import SamplingParams
 
-    # The first request pays for what is made on first use, memory above all: it must not be a user's. Nor should a
-    # user be the first to learn that the model computes nothing.
+    # The first request allocates memory and fails if the model computes NaN: it must not be a user's.
     num_tokens = min(WARM_UP_TOKENS, engine.config.scheduler.max_model_len - 2)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     engine.add_request("warm-up", [0] * max(1, num_tokens), params)
@@ -261,17 +225,17 @@ def _warm_up(engine: "LLMEngine") -> None:
 
 
 def main() -> int:
-    """Entry point. The parent decides when this process ends: terminal signals are its business."""
+    """Entry point. The parent decides when this process ends: it handles terminal signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
     except ConnectionError:
-        return 0  # the server is gone, and its requests with it
+        return 0  # the server and its requests are gone
 
 
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # The receiving thread may be inside of the socket; unwinding it gains nothing.
+    # The receiving thread may be blocked in the socket: do not join it.
     os._exit(code)

@@ -1,7 +1,7 @@
-"""The server's end: starts an engine process and talks with it, in one event loop.
+"""Client of an engine process: starts it and exchanges messages with it, in one event loop.
 
 `EngineClient.submit` returns a `RequestStream` whose updates are read by one coroutine. When the process ends,
-everything that waits gets an `EngineDeadError`. Knows no HTTP and no tensors.
+every waiting coroutine gets an `EngineDeadError`. Knows no HTTP and no tensors.
 Next to read: `stream.py`, `messages.py`, `child.py`.
 """
 
@@ -37,14 +37,14 @@ from quire.errors import DuplicateRequestError, EngineDeadError
 
 REAP_CHECK_S = 0.01
 KILL_AFTER_S = 5.0
-"""How long a process whose socket was closed may take to end: a step of long prompts takes a second."""
+"""Time that a process may take to end after its socket is closed: a step of long prompts takes a second."""
 
 
 class EngineClient:
-    """One engine process. After its end make a new one.
+    """Handle of one engine process; a new process needs a new client.
 
-    `statistics` is what the last step reported; `on_death` is called once. In the loop's time: `last_heard_s`, of any
-    message; `progress_s`, when the engine last worked, or was given work while it had none.
+    `statistics`: as of the last step; `on_death` is called once. In the loop's time: `last_heard_s`, the last message;
+    `progress_s`, the last step, or the first request after an idle time.
     """
 
     def __init__(self, on_death: Callable[[EngineDeadError], None] | None = None) -> None:
@@ -67,10 +67,12 @@ class EngineClient:
     # --- Life -----------------------------------------------------------------------------------
 
     async def start(self, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
-        """Start the process and wait until its model is loaded. Raises: the error that the model cannot be loaded for;
-        EngineDeadError if the process cannot be started, or ended without a word.
+        """Start the process and wait until its model is loaded.
 
-        is_replacement: for a server that is up already, whose requests come at once.
+        Raises: the error that loading the model raised; EngineDeadError if the process cannot be started, or ended
+        without a message.
+
+        is_replacement: the server is already running, so requests will come at once.
         """
         try:
             connection = self._spawn()
@@ -79,7 +81,7 @@ class EngineClient:
         return await self.attach(connection, options, is_replacement=is_replacement)
 
     def _spawn(self) -> socket.socket:
-        """Start the process. Returns: our end of the socket. Raises: OSError where memory or files are short."""
+        """Start the process. Returns: our end of the socket. Raises: OSError if memory or files are short."""
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
@@ -93,7 +95,7 @@ class EngineClient:
         return ours
 
     async def attach(self, connection: socket.socket, options: EngineOptions, *, is_replacement: bool = False) -> Ready:
-        """Talk with the engine at the other end of a socket; `start` makes both. Raises: as `start`."""
+        """Connect to the engine at the other end of a socket. Raises: as `start`."""
         loop = asyncio.get_running_loop()
         self._starting = loop.create_future()
         await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
@@ -109,16 +111,16 @@ class EngineClient:
         return self.ready
 
     async def stop(self) -> None:
-        """End the process and all of its requests. May be called again."""
+        """End the process and all its requests. A second call does nothing."""
         self._is_stopping = True
         if self._transport is not None:
             self._transport.close()
         if self.ready is None:
-            self.kill()  # loading looks at no socket
+            self.kill()  # while loading it does not read the socket
         await self._reap()
 
     async def _reap(self) -> None:
-        """Wait until the process, whose socket is closed, is gone; it may compute a last step."""
+        """Wait for the end of the process after its socket is closed; it may compute a last step."""
         if self._process is None:
             return
         for _ in range(round(KILL_AFTER_S / REAP_CHECK_S)):
@@ -140,7 +142,7 @@ class EngineClient:
         return f"the engine's process was killed by {signal.Signals(-status).name} ({-status}){hint}"
 
     def kill(self) -> None:
-        """End the process at once: it does not answer."""
+        """Kill the process."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -149,11 +151,11 @@ class EngineClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def submit(self, request: Submit) -> RequestStream:
-        """Send a request; its updates come through what is returned.
+        """Send a request and return the stream of its updates.
 
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
@@ -168,9 +170,9 @@ class EngineClient:
         return stream
 
     def abort(self, stream: RequestStream) -> None:
-        """End a request that nobody reads any more; nothing happens if it has ended.
+        """Abort a request whose reader is gone; does nothing if it has ended.
 
-        Its id must not be used again: what the engine still says of it would go to the new request's stream.
+        Its id must not be used again: late updates would go to the new request's stream.
         """
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
@@ -198,14 +200,14 @@ class EngineClient:
         if self._transport is not None:
             self._transport.write(frame(message))
 
-    # --- What the protocol calls ----------------------------------------------------------------
+    # --- Called by the protocol ----------------------------------------------------------------
 
     def connected(self, transport: asyncio.WriteTransport) -> None:
-        """The socket is open."""
+        """Keep the transport of the open socket."""
         self._transport = transport
 
     def received(self, message: FromEngine) -> None:
-        """One message came."""
+        """Handle one message from the engine."""
         if isinstance(message, Updates):
             self.statistics = message.statistics
             self.progress_s = self.last_heard_s
@@ -228,7 +230,7 @@ class EngineClient:
                 self._starting.set_exception(message.failure.revive())
 
     def disconnected(self) -> None:
-        """The process is gone, or is told to go: fail all that waits."""
+        """Fail all waiting coroutines: the process has ended, or was told to."""
         what = "was shut down" if self._is_stopping else "ended unexpectedly"
         error = self.dead_error = EngineDeadError(f"the engine process {what}; the request was not completed")
         if self._starting is not None and not self._starting.done():

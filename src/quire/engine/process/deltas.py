@@ -1,4 +1,4 @@
-"""From cumulative outputs, which are easy to use, to differences, which are small to send.
+"""Encoder from cumulative outputs to differences, which are small to send.
 
 Next to read: `child.py`.
 """
@@ -10,13 +10,13 @@ from quire.outputs import CompletionOutput, PoolingRequestOutput
 
 
 class DeltaEncoder:
-    """Remembers of each request in flight how much of its outputs has been sent."""
+    """Encoder that keeps, for each request in flight, how much of its outputs has been sent."""
 
     def __init__(self) -> None:
         self._sent: dict[str, list[_Sent]] = {}
 
     def encode(self, output: Output) -> RequestUpdate:
-        """The difference to the request's output before. Mutates: what is remembered."""
+        """Return the difference from the request's previous output. Mutates: self."""
         if isinstance(output, PoolingRequestOutput):
             return _pooling_update(output)
         sent = self._sent.get(output.request_id)
@@ -41,7 +41,7 @@ class DeltaEncoder:
 
 
 class _Sent:
-    """How much of one completion has been sent."""
+    """Characters and tokens of one completion that have been sent."""
 
     __slots__ = ("is_finished", "num_chars", "num_tokens")
 

@@ -1,6 +1,6 @@
-"""What the server's process and the engine's say to each other, as MessagePack over a private socket pair.
+"""Messages between the server process and the engine process: MessagePack over a private socket pair.
 
-Every message is a typed struct: what does not fit its type is refused, and nothing that is received can run code.
+Every message is a typed struct: data of another type is refused, and no received data can run code.
 A frame is its length in four bytes and one message. Knows no engine and no HTTP. Next to read: `client.py`.
 """
 
@@ -23,17 +23,17 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """The first message: load this. `is_replacement`: requests wait for it, and nothing else has to be read first."""
+    """The first message: options of the model to load. `is_replacement`: the server is already running."""
 
     options: EngineOptions
     is_replacement: bool = False
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
-    """One request, its prompt tokenised. `streams` is False where only the final update is wanted.
+    """A request with its tokenised prompt. `streams` False: only the final update is wanted.
 
-    `queue_timeout_s`: how long it may wait for its first step. `checked_grammar`: what a `FormChecker` made of the
-    form in `sampling`; None: it was not checked, or that was long ago.
+    `queue_timeout_s`: longest wait for its first step. `checked_grammar`: the grammar that the server has checked for
+    the structured output in `sampling`; None: the engine checks it.
     """
 
     request_id: str
@@ -56,7 +56,7 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
 
 
 class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Is the process there? Answered at once by a `Pong` with the same number, also while a step computes."""
+    """Liveness probe, answered at once by a `Pong` with the same number, also during a step."""
 
     ping_id: int
 
@@ -68,18 +68,18 @@ ToEngine = Start | Submit | Abort | Ping
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """A `QuireError` on its way between processes."""
+    """Code and message of a `QuireError`."""
 
     code: str
     message: str
 
     @classmethod
     def of(cls, error: QuireError) -> "Failure":
-        """What is sent of an error: nothing but its code and its message."""
+        """Return the code and message of an error."""
         return cls(error.code, error.message)
 
     def revive(self) -> QuireError:
-        """An error of the class that has this code."""
+        """Return an error of the class with this code."""
         kind = _classes_by_code().get(self.code, EngineError)
         error = kind.__new__(kind)
         Exception.__init__(error, self.message)
@@ -87,7 +87,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 class ChoiceUpdate(msgspec.Struct, array_like=True):
-    """What one completion got since the update before; see `CompletionOutput` for the fields."""
+    """New text and tokens of one completion since the previous update; see `CompletionOutput` for the fields."""
 
     index: int
     text: str
@@ -100,8 +100,8 @@ class ChoiceUpdate(msgspec.Struct, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, array_like=True):
-    """What one request got since the update before. `prompt_logprobs` come with the first, `metrics` and `embedding`
-    with the last one.
+    """New outputs of one request since the previous update. `prompt_logprobs` come with the first update, `metrics` and
+    `embedding` with the last.
 
     `failure`: the request was refused, or the engine died; then it has no choices.
     """
@@ -117,7 +117,7 @@ class RequestUpdate(msgspec.Struct, array_like=True):
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """How often values fell between bounds; `counts` has one entry more than the bounds, for all above the last."""
+    """Counts of values between bounds; `counts` has one more entry than the bounds, for values above the last."""
 
     counts: list[int]
     total: float = 0.0
@@ -129,30 +129,30 @@ class Histogram(msgspec.Struct, array_like=True):
 
 
 class Statistics(msgspec.Struct, array_like=True):
-    """The engine after a step: what is in it now, and counters since its start.
+    """Gauges of the engine after a step, and counters since its start.
 
-    All is cumulative, so that a message that nobody read costs nothing. Bounds of the histograms: `statistics.py`.
+    Counters are cumulative, so a message that was not read loses nothing. Bounds of the histograms: `statistics.py`.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_steps: int = 0
     num_running_prompt_tokens: int = 0
-    """Of requests whose first step is over or under way."""
+    """Prompt tokens of requests that have been scheduled."""
     num_blocks: int = 0
     num_free_blocks: int = 0
-    """Nobody's, with or without a cached prefix."""
+    """Blocks without a reference, with or without a cached prefix."""
     num_cached_blocks: int = 0
-    """Of these, with one; counted anew once a second."""
+    """Free blocks with a cached prefix; counted once a second."""
     num_computed_tokens: int = 0
     busy_s: float = 0.0
     """Time spent in steps."""
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_looked_up_tokens: int = 0
-    """Prompt tokens that the prefix cache was asked for."""
+    """Prompt tokens looked up in the prefix cache."""
     num_cached_tokens: int = 0
-    """Of these, found there."""
+    """Prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
     num_finished: dict[str, int] = {}
     """By finish reason; each completion of `n` counts."""
@@ -174,7 +174,7 @@ class Refused(msgspec.Struct, tag="refused", array_like=True):
 
 
 class Updates(msgspec.Struct, tag="updates", array_like=True):
-    """All that one step brought."""
+    """Updates of one step."""
 
     updates: list[RequestUpdate]
     statistics: Statistics
@@ -199,13 +199,13 @@ def frame(message: ToEngine | FromEngine) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, whatever the pieces it comes in."""
+    """Splitter of a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that `data` completes. Raises: EngineError for a frame above `MAX_FRAME_BYTES`."""
+        """Yield the frames that `data` completes. Raises: EngineError for a frame above `MAX_FRAME_BYTES`."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -226,7 +226,7 @@ def _classes_by_code() -> dict[str, type[QuireError]]:
     waiting: list[type[QuireError]] = [QuireError]
     while waiting:
         kind = waiting.pop()
-        # Its field and value stay where they were; those who receive it can only show its message.
+        # Field and value are not sent: only the message is shown.
         found.setdefault(kind.code, RequestError if kind is InvalidParameterError else kind)
         waiting += kind.__subclasses__()
     return found

@@ -1,7 +1,7 @@
-"""What the engine did, in numbers: read off its event log after each step, and added up.
+"""Statistics of the engine, read from its event log after each step.
 
-The log is the one record of what happened; only times of single requests come from their outputs. After a step
-of thousands that would be too slow, `Meter` still costs a fraction of a percent of it. Knows no HTTP.
+Only the times of single requests come from their outputs. `Meter` takes a fraction of a percent of a step.
+Knows no HTTP.
 Next to read: `../../events.py`, `child.py`.
 """
 
@@ -31,11 +31,11 @@ BOUNDS_S: dict[str, Sequence[float]] = {
 """Upper bounds of the buckets of each histogram of `Statistics`."""
 COUNT_CACHED_EVERY_S = 1.0
 FEW_BLOCKS = 4096
-"""So few free blocks are counted in less than a millisecond: then also whenever the engine comes to rest."""
+"""Up to this number, free blocks are counted in less than a millisecond, so also whenever the engine becomes idle."""
 
 
 class Meter:
-    """Keeps the statistics of one engine; events before it was made do not count."""
+    """Statistics of one engine; events before its construction do not count."""
 
     def __init__(self, engine: "LLMEngine", clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -52,7 +52,7 @@ class Meter:
         """Requests that got their first step since the last `take`."""
 
     def take(self, updates: Sequence[RequestUpdate]) -> Statistics:
-        """Everything up to now; `updates` is what the last step brought. Mutates: what it returns, at each call."""
+        """Return the statistics up to now; `updates`: of the last step. Mutates: the object returned before."""
         now_s = self._clock()
         self._read_events()
         for update in updates:
@@ -74,7 +74,7 @@ class Meter:
     def _on_admit(self, event: Event) -> None:
         request_id, statistics = event.request_id, self.statistics
         if request_id in self._preempted:
-            # What it finds of itself after a preemption is no merit of the prefix cache.
+            # A preempted request finds its own blocks: that is no hit of the prefix cache.
             self._preempted.discard(request_id)
             return
         prompt_len = event.data["num_prompt_tokens"]
@@ -125,7 +125,7 @@ class Meter:
         if metrics.first_token_time_s is not None:
             self._observe("time_to_first_token", metrics.first_token_time_s - arrival_s)
             if before_s is None and longest > 1 and metrics.last_token_time_s is not None:
-                # All tokens came at once, because nobody wanted them earlier: only their mean distance is known.
+                # The request does not stream, so all tokens came at once: only their mean distance is known.
                 distance_s = (metrics.last_token_time_s - metrics.first_token_time_s) / (longest - 1)
                 self._observe("inter_token", distance_s, longest - 1)
         if metrics.finished_time_s is not None:
@@ -145,7 +145,7 @@ class Meter:
         statistics.num_cached_blocks = min(statistics.num_cached_blocks, statistics.num_free_blocks)
 
     def _observe(self, name: str, value_s: float, times: int = 1) -> None:
-        # Times of two processes: the one that began it may be a moment ahead.
+        # Times of two processes: the other clock may be slightly ahead.
         self.statistics.histograms[name].add(BOUNDS_S[name], max(0.0, value_s), times)
 
 

@@ -1,16 +1,16 @@
-"""Attention of new tokens to their own request's cached keys. Next to read: `reference.py`, then `batched.py`."""
+"""Attention of new tokens to their own request's cached keys. Next to read: `reference.py`."""
 
 import torch
 
-from quire.kernels.paged_attention import batched, reference
+from quire.kernels.paged_attention import reference
 from quire.kernels.paged_attention.step import AttentionStep
 from quire.kernels.registry import Kernel
 
 KERNEL = Kernel(
     "paged_attention",
     "paged_attention",
-    {"reference": reference.paged_attention, "batched": batched.paged_attention},
-    preferred={"*": "batched"},
+    {"reference": reference.paged_attention},
+    preferred={"*": "reference"},
 )
 
 
@@ -23,11 +23,10 @@ def paged_attention(
     head h // (H / K), and first = max(0, p - window + 1).     (Vaswani 2017 eq. 1; paging: Kwon 2023 sec. 4)
 
     Request r's token at position p lies at kv_cache[block_tables[group_index][r, p // B], :, p % B]. Its new tokens
-    are the last ones, and are written already. Nothing outside the keys named is used, whatever memory holds there.
+    are the last ones, and are written already. No other keys are read: the rest of the pool may hold NaN.
 
     Shapes: q [T, H, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N) -> [T, H, D].
     Dtypes: q bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
     Units: window in tokens, the query's own included; None attends to everything before.
-    Mutates: step.derived.
     """
     return KERNEL.on(q.device.type)(q, kv_cache, step, group_index, scale, window)

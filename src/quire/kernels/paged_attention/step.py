@@ -1,7 +1,6 @@
-"""What attention reads of a step: the part of `layers/forward_batch.py` that this folder may know."""
+"""The part of `layers/forward_batch.py` that attention reads: this folder may not import that one."""
 
-from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,11 +19,3 @@ class AttentionStep(Protocol):
     @property
     def seq_lens_list(self) -> tuple[int, ...]:
         """Tokens per request after this step."""
-
-    @property
-    def num_decodes(self) -> int:
-        """How many requests, the first ones, have exactly one new token."""
-
-    @property
-    def derived(self) -> dict[Hashable, Any]:
-        """Where to keep what all layers share."""

@@ -3,11 +3,9 @@
 import torch
 
 from quire.kernels.registry import Kernel
-from quire.kernels.write_kv import batched, reference
+from quire.kernels.write_kv import reference
 
-KERNEL = Kernel(
-    "write_kv", "write_kv", {"reference": reference.write_kv, "batched": batched.write_kv}, preferred={"*": "batched"}
-)
+KERNEL = Kernel("write_kv", "write_kv", {"reference": reference.write_kv}, preferred={"*": "reference"})
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

@@ -13,7 +13,8 @@ from quire._native import WeightFormat
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment, debugging_variable
 from quire.kernels.tracing import NotTraceableError
-from quire.runtime.loader import Placement, fill_with_random, make_model, plan_placements
+from quire.layers.group import SINGLE, Group, Partition
+from quire.runtime.loader import Placement, check_split, fill_with_random, make_model, partitions_of, plan_placements
 from quire.runtime.plan.instructions import Program
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format
@@ -23,51 +24,67 @@ from quire.weights.progress import Progress, ignore_progress
 
 
 def plan_model(
-    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], progress: Progress | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    layer_groups: tuple[int, ...],
+    progress: Progress | None = None,
+    group: Group = SINGLE,
 ) -> tuple[Program, PackedWeights]:
-    """Trace the model, then pack its weights.
+    """Trace this rank's share of the model, then pack its weights.
 
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
     `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
     """
     check_environment()
+    check_split(config, checkpoint, group)
     if (variable := debugging_variable()) is not None:
         raise NotTraceableError(variable)
     with torch.device("meta"):
-        model = make_model(config.model.hf_config)
+        model = make_model(config.model.hf_config, group)
     traced = trace_model(model, layer_groups)
-    parameters = dict(model.named_parameters())
-    random = config.options.load_format == "dummy"
-    placements = [] if random else plan_placements(model, checkpoint.tensors)
-    weights = PackedWeights(parameters, choose_formats(config, parameters, placements))
+    weights, placements = plan_weights(config, checkpoint, model)
     program = lower(traced, weights.format_of)
-    if random:
-        _fill_randomly(weights, parameters, config.options.seed)
+    if config.options.load_format == "dummy":
+        _fill_randomly(weights, model, config.options.seed)
     else:
-        _fill(weights, placements, progress or ignore_progress)
+        fill(weights, placements, progress or ignore_progress)
     return program, weights
 
 
+def plan_weights(
+    config: EngineConfig, checkpoint: Checkpoint, model: nn.Module
+) -> tuple[PackedWeights, list[Placement]]:
+    """Memory for the packed weights of a model, and what `fill` must put there."""
+    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+    random = config.options.load_format == "dummy"
+    placements = [] if random else plan_placements(model, checkpoint.tensors)
+    return PackedWeights(parameters, choose_formats(config, parameters, partitions, placements)), placements
+
+
 def choose_formats(
-    config: EngineConfig, parameters: Mapping[str, nn.Parameter], placements: list[Placement]
+    config: EngineConfig,
+    parameters: Mapping[str, nn.Parameter],
+    partitions: Mapping[str, Partition],
+    placements: list[Placement],
 ) -> dict[str, WeightFormat]:
-    """The packed format of each matrix, by its parameter's name."""
+    """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
     stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
     for placement in placements:
         stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
         stored[placement.parameter_name].append(placement.tensor.format)
-    vocab_size = config.model.vocab_size
-    return {
-        name: choose_format(
-            stored[name], parameter.shape[1], dtype=config.dtype, quantization=config.options.quantization,
-            keeps_stored=config.keeps_stored_weights, is_table=parameter.shape[0] == vocab_size,
-        )
-        for name, parameter in parameters.items()
-        if parameter.ndim == 2
-    }  # fmt: skip
+    formats = {}
+    for name, parameter in parameters.items():
+        if parameter.ndim == 2:
+            num_outputs, num_inputs = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
+            formats[name] = choose_format(
+                stored[name], num_inputs, dtype=config.dtype, quantization=config.options.quantization,
+                keeps_stored=config.keeps_stored_weights, is_table=num_outputs == config.model.vocab_size,
+            )  # fmt: skip
+    return formats
 
 
-def _fill(weights: PackedWeights, placements: list[Placement], progress: Progress) -> None:
+def fill(weights: PackedWeights, placements: list[Placement], progress: Progress) -> None:
+    """Pack the stored tensors. Mutates: weights."""
     total, done = sum(placement.tensor.num_bytes for placement in placements), 0
     for placement in placements:
         weights.put(placement.parameter_name, placement.tensor, placement.first_row)
@@ -75,9 +92,10 @@ def _fill(weights: PackedWeights, placements: list[Placement], progress: Progres
         progress("loading weights", done, total)
 
 
-def _fill_randomly(weights: PackedWeights, parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+def _fill_randomly(weights: PackedWeights, model: nn.Module, seed: int) -> None:
     """The same values as `fill_with_random` gives the eager model in fp32, one parameter at a time."""
+    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     for index, name in enumerate(sorted(parameters)):
-        one = {name: nn.Parameter(torch.empty(parameters[name].shape), requires_grad=False)}
-        fill_with_random(one, seed, first_index=index)
+        one = {name: nn.Parameter(torch.zeros(parameters[name].shape), requires_grad=False)}
+        fill_with_random(one, seed, partitions, first_index=index)
         weights.put_values(name, one[name].data)

@@ -4,15 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from quire.sampling.filters import (
-    POOL_SIZES,
-    candidate_groups,
-    filtered_probabilities,
-    is_filtered,
-    tempered_probabilities,
-)
+from quire.sampling.reference import draw_from_nucleus, filtered_probabilities, fixed_point, tempered_probabilities
 from tests.sampling.builders import EXAMPLE, params
 
 COMBINATIONS: list[dict[str, Any]] = [
@@ -152,35 +147,6 @@ def test_equals_the_definition_with_ties(
     assert found.tolist() == pytest.approx(by_definition(logits[0], **fields), rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("vocab_size", [33, 1000, 9001, 49_152])
-def test_a_row_has_the_same_bits_in_every_batch(vocab_size: int) -> None:
-    wanted = [params(**fields) for fields in COMBINATIONS]
-    logits = gaussian(len(wanted), vocab_size, scale=3.0)
-    together = filtered_probabilities(logits, wanted)
-    for row, p in enumerate(wanted):
-        assert torch.equal(filtered_probabilities(logits[row : row + 1], [p])[0], together[row]), COMBINATIONS[row]
-    backwards = filtered_probabilities(logits.flip(0), wanted[::-1]).flip(0)
-    assert torch.equal(backwards, together)
-
-
-def test_every_filtered_row_is_in_one_group_or_too_flat() -> None:
-    wanted = [params(**fields) for fields in COMBINATIONS]
-    probabilities = tempered_probabilities(gaussian(len(wanted), 20_000, scale=1.0), wanted)
-    rows = [row for row, p in enumerate(wanted) if is_filtered(p, 20_000)]
-    groups, flat = candidate_groups(probabilities, wanted, rows)
-    assert sorted([row for group in groups for row in group.rows] + flat) == rows
-    assert flat, "some top_p of an almost uniform row needs more than the first pool"
-    assert all(wanted[row].top_k == 0 for row in flat)
-    assert {group.weights.shape[-1] for group in groups} <= {*POOL_SIZES, 20_000}
-
-
-def test_what_the_first_pool_decides_is_not_looked_for_further() -> None:
-    probabilities = tempered_probabilities(gaussian(2, 20_000, scale=6.0), [params(top_p=0.5), params(top_k=10)])
-    groups, flat = candidate_groups(probabilities, [params(top_p=0.5), params(top_k=10)], [0, 1])
-    assert [(group.rows, group.weights.shape[-1]) for group in groups] == [([0, 1], POOL_SIZES[0])]
-    assert flat == []
-
-
 def test_masked_tokens_are_never_kept() -> None:
     logits = torch.full((4, 3000), -torch.inf)
     logits[:, [5, 9]] = torch.tensor([1.0, 2.0])
@@ -202,3 +168,23 @@ def test_tiny_temperatures_do_not_overflow() -> None:
     logits = torch.tensor([[300.0, -300.0, 299.0]])
     found = filtered_probabilities(logits, [params(temperature=1e-5)])
     assert found.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("top_p", [0.4, 0.9])
+def test_nucleus_draws_have_the_distribution_of_top_p(top_p: float) -> None:
+    # Five-fold ties at the edge; top_p decides between them by id.
+    logits = torch.arange(10).repeat_interleave(5).flip(0) / 4.0
+    count, weights = 600, fixed_point(logits.softmax(-1))
+    found = [draw_from_nucleus(weights, top_p, seed, 17) for seed in range(count)]
+    expected = filtered_probabilities(logits[None, :], [params(top_p=top_p)])[0]
+    counts = torch.bincount(torch.tensor(found), minlength=50)
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    if kept.sum() > 1:
+        frequencies = (expected[kept].double() / expected[kept].double().sum() * count).numpy()
+        assert stats.chisquare(counts[kept].numpy(), frequencies).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-30, 1e-6])
+def test_the_best_token_is_always_in_the_nucleus(top_p: float) -> None:
+    assert draw_from_nucleus(fixed_point(torch.full((1000,), 1e-3)), top_p, 0, 0) == 0

@@ -1,0 +1,195 @@
+"""Memory plan: bytes of a step, and of what is left the blocks of the KV cache and the context that fits in them.
+
+Pure arithmetic on integers, with the reason for each choice. Estimates of a step are upper ones: memory that was
+promised to the KV cache must not be missing in service. Next to read: `cache_spec.py`; `resolve.py`, the caller.
+"""
+
+from dataclasses import dataclass
+
+from quire.byte_sizes import format_bytes
+from quire.cache_spec import PoolShape
+from quire.config import DTYPES, Decision, EngineOptions, Hardware, ModelConfig
+from quire.errors import MemoryCapacityError
+
+CPU_RESERVE_BYTES = 64 * 2**20
+"""Tokenizers here and in the server, threads, and what libraries allocate with the first step; measured: 50 MiB."""
+GPU_RESERVE_BYTES = 512 * 2**20
+"""CUDA context, cuBLAS workspaces and allocator fragmentation."""
+
+PROMPT_LOGPROB_ROWS = 256
+"""Logits of so many prompt positions exist at once: 2,000 positions × 128k vocabulary in fp32 would be 1 GB."""
+
+
+MAX_DEFAULT_CPU_KV_BYTES = 4 * 2**30
+"""A machine that is also used for other things should not lose more than this unasked."""
+DEFAULT_TOKENS_PER_SEQUENCE = 256
+"""Tokens that a sequence holds on average: chats of a few hundred tokens (ShareGPT's mean is 161 prompt and 338
+generated tokens, of which half are there at a time), some of which share a prompt."""
+DEFAULT_NUM_CONTEXTS = 4
+"""Sequences of full length for which there is room at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLen:
+    """Context length before it is known to fit."""
+
+    value: int
+    reason: str
+    chosen_by_user: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes: what Quire may use in all, of that for weights and for a step, and what is left for KV."""
+
+    hardware: Hardware
+    usable: int
+    weights: int
+    activations: int
+
+    @property
+    def left(self) -> int:
+        """Bytes left for the KV cache."""
+        return self.usable - self.weights - self.activations
+
+    @property
+    def where(self) -> str:
+        """The device, and which limit its memory has."""
+        limit = self.hardware.memory_limit
+        return f"{self.hardware.device} ({limit})" if limit else self.hardware.device
+
+
+def split_memory(
+    options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int
+) -> Memory:
+    """Divide the device's memory. `num_tokens`: of the largest step."""
+    usable = hardware.available_memory_bytes
+    if hardware.device != "cpu":
+        usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
+    return Memory(hardware, usable, weights, bytes_beside(options, model, hardware.device, dtype, num_tokens))
+
+
+def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype: str, num_tokens: int) -> int:
+    """Reserve and activations of a step of `num_tokens` on this device."""
+    if device == "cpu":
+        return CPU_RESERVE_BYTES + _cpu_step_bytes(options, model, num_tokens)
+    return GPU_RESERVE_BYTES + _gpu_step_bytes(options, model, dtype, num_tokens)
+
+
+def _cpu_step_bytes(options: EngineOptions, model: ModelConfig, num_tokens: int) -> int:
+    # All in fp32. A plan, whose buffers share memory by lifetime, takes about half of what is counted per token.
+    per_token = 2 * model.hidden_size + max(_attention_width(model), 2 * _mlp_size(model))
+    # Logits, and as much again in the sampler.
+    per_row = 2 * model.vocab_size
+    return 4 * (num_tokens * per_token + max(options.max_num_seqs, PROMPT_LOGPROB_ROWS) * per_row)
+
+
+def _gpu_step_bytes(options: EngineOptions, model: ModelConfig, dtype: str, num_tokens: int) -> int:
+    per_token = (4 * model.hidden_size + _attention_width(model) + 3 * _mlp_size(model)) * DTYPES[dtype]
+    # Logits in the compute type and fp32, and as much again inside the sampler.
+    per_row = model.vocab_size * (DTYPES[dtype] + 3 * 4)
+    return num_tokens * per_token + options.max_num_seqs * per_row
+
+
+def _attention_width(model: ModelConfig) -> int:
+    return (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_size
+
+
+def _mlp_size(model: ModelConfig) -> int:
+    return int(model.hf_config.get("intermediate_size") or model.hf_config.get("ffn_dim") or 4 * model.hidden_size)
+
+
+def plan_blocks(
+    options: EngineOptions, memory: Memory, shape: PoolShape, model_len: int, decisions: list[Decision]
+) -> int:
+    """Blocks of the pool, the null block included. Raises MemoryCapacityError when a chosen number does not fit."""
+    if options.num_blocks_override is not None:
+        num_blocks, reason = options.num_blocks_override, "chosen"
+    elif options.kv_cache_memory_bytes is not None:
+        num_blocks = options.kv_cache_memory_bytes // shape.block_bytes
+        reason = f"kv_cache_memory_bytes is {format_bytes(options.kv_cache_memory_bytes)}"
+    else:
+        num_bytes, reason = _default_kv_bytes(options, memory, shape, model_len)
+        num_blocks = num_bytes // shape.block_bytes
+    if num_blocks * shape.block_bytes > memory.left:
+        most = memory.left // shape.block_bytes
+        fits = (
+            f"--num-blocks-override {most} fits"
+            if options.num_blocks_override is not None
+            else f"--kv-cache-memory-bytes {memory.left} fits"
+        )
+        raise MemoryCapacityError(
+            f"a KV cache of {num_blocks} blocks needs {format_bytes(num_blocks * shape.block_bytes)}, but"
+            f" {format_bytes(memory.left)} are left on {memory.where} after weights and step: {fits}"
+        )
+    size = format_bytes(num_blocks * shape.block_bytes)
+    decisions.append(Decision("num_blocks", str(num_blocks), f"{size} of KV cache: {reason}"))
+    return num_blocks
+
+
+def _default_kv_bytes(options: EngineOptions, memory: Memory, shape: PoolShape, model_len: int) -> tuple[int, str]:
+    """KV memory when none was chosen: bytes and the reason."""
+    if memory.hardware.device != "cpu":
+        share = f"gpu_memory_utilization={options.gpu_memory_utilization}"
+        return memory.left, f"what {share} leaves after weights and activations"
+    num_seqs, typical = options.max_num_seqs, min(model_len, DEFAULT_TOKENS_PER_SEQUENCE)
+    usual = (
+        (num_seqs * shape.peak_blocks(typical), f"room for {num_seqs} sequences of {typical} tokens"),
+        (DEFAULT_NUM_CONTEXTS * shape.peak_blocks(model_len), f"room for {DEFAULT_NUM_CONTEXTS} of {model_len} tokens"),
+    )
+    more = "; --kv-cache-memory-bytes for more"
+    num_blocks, reason = max(usual, key=lambda choice: choice[0])
+    choices = (
+        (num_seqs * shape.peak_blocks(model_len), f"room for {num_seqs} sequences of {model_len} tokens"),
+        (num_blocks, reason + more),
+        (memory.left // 2 // shape.block_bytes - 1, "half of the memory left after the weights"),
+        (MAX_DEFAULT_CPU_KV_BYTES // shape.block_bytes - 1, "the most that is taken unasked" + more),
+    )
+    num_blocks, reason = min(choices, key=lambda choice: choice[0])
+    return (num_blocks + 1) * shape.block_bytes, reason
+
+
+def fit_model_len(
+    options: EngineOptions,
+    memory: Memory,
+    shape: PoolShape,
+    wanted: WantedLen,
+    num_blocks: int,
+    decisions: list[Decision],
+) -> int:
+    """Return the context that one request can really have in this pool.
+
+    Raises: MemoryCapacityError when a chosen context, or not even one block per group, fits.
+    """
+    needed = shape.peak_blocks(wanted.value)
+    if needed <= num_blocks - 1:
+        decisions.append(Decision("max_model_len", str(wanted.value), wanted.reason))
+        return wanted.value
+    longest = shape.longest_sequence(num_blocks - 1, wanted.value)
+    if wanted.chosen_by_user or longest < 1:
+        blocks = needed if wanted.chosen_by_user else len(shape.groups)
+        length = wanted.value if wanted.chosen_by_user else 1
+        raise MemoryCapacityError(
+            f"one request of {length} tokens needs {blocks} KV blocks and the null block"
+            f" ({format_bytes((blocks + 1) * shape.block_bytes)}), but the KV cache has {num_blocks} blocks"
+            f" ({format_bytes(num_blocks * shape.block_bytes)}):"
+            f" {_fixes(options, memory, shape, longest, blocks + 1)}"
+        )
+    reason = f"what {num_blocks} KV blocks of {shape.block_size} tokens hold ({wanted.value} was wanted)"
+    decisions.append(Decision("max_model_len", str(longest), reason))
+    return longest
+
+
+def _fixes(options: EngineOptions, memory: Memory, shape: PoolShape, longest: int, num_blocks: int) -> str:
+    fixes = []
+    if longest >= 1:
+        fixes.append(f"--max-model-len {longest} fits")
+    if num_blocks * shape.block_bytes <= memory.left:
+        if options.num_blocks_override is not None:
+            fixes.append(f"--num-blocks-override {num_blocks} fits")
+        else:
+            fixes.append(f"--kv-cache-memory-bytes {num_blocks * shape.block_bytes} fits")
+    if not fixes:
+        missing = num_blocks * shape.block_bytes - memory.left
+        fixes.append(f"{format_bytes(missing)} of memory are missing; a smaller model, dtype or block_size may fit")
+    return ", ".join(fixes)

@@ -1,0 +1,97 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from quire.sampling.reference import apply_penalties
+from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
+from tests.sampling.builders import params
+
+VOCAB_SIZE = 30
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40)
+
+
+def counts_of(prompt: list[int], output: list[int]) -> TokenCounts:
+    counts = TokenCounts(prompt)
+    for token_id in output:
+        counts.add(token_id)
+    return counts
+
+
+@given(prompt=TOKENS, output=TOKENS)
+def test_counts(prompt: list[int], output: list[int]) -> None:
+    counts = counts_of(prompt, output)
+    expected = Counter(output)
+    assert sorted(counts.ids.tolist()) == sorted({*prompt, *output})
+    assert {i: int(c) for i, c in zip(counts.ids.tolist(), counts.counts.tolist(), strict=True) if c} == dict(expected)
+
+
+def test_counts_grow_past_their_first_capacity() -> None:
+    counts = counts_of([], [*range(1000), 999])
+    assert counts.ids.tolist() == list(range(1000))
+    assert counts.counts.tolist() == [1.0] * 999 + [2.0]
+
+
+@given(
+    seed=st.integers(0, 1000),
+    repetition=st.floats(0.125, 3, width=32),
+    frequency=st.floats(-2, 2, width=32),
+    presence=st.floats(-2, 2, width=32),
+    prompt=TOKENS,
+    output=TOKENS,
+)
+def test_penalties_equal_the_definition(
+    seed: int, repetition: float, frequency: float, presence: float, prompt: list[int], output: list[int]
+) -> None:
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+    expected = logits.numpy().astype(np.float64)
+    wanted = params(repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence)
+    for token_id in {*prompt, *output}:
+        value = expected[token_id]
+        expected[token_id] = value / repetition if value > 0 else value * repetition
+    for token_id, count in Counter(output).items():
+        expected[token_id] -= frequency * count + presence
+    apply_penalties(logits, wanted, counts_of(prompt, output))
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.2, 2.0])
+def test_repetition_equals_transformers(penalty: float) -> None:
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    prompt, output = [1, 5, 5, 9], [2, 9, 2]
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits.clone())
+    apply_penalties(logits[0], params(repetition_penalty=penalty), counts_of(prompt, output))
+    torch.testing.assert_close(logits, expected)
+
+
+def test_penalties_keep_masked_logits_masked() -> None:
+    logits = torch.tensor([-torch.inf, 1.0])
+    wanted = params(repetition_penalty=1.5, frequency_penalty=-2.0, presence_penalty=-2.0)
+    apply_penalties(logits, wanted, counts_of([], [0]))
+    assert logits.tolist() == [-torch.inf, 1.0]
+
+
+def banned_by_definition(sequences: list[list[int]], output: list[int]) -> set[int]:
+    """Every token after which the output would end with a bad sequence."""
+    return {
+        token_id for token_id in range(3) for sequence in sequences if [*output, token_id][-len(sequence) :] == sequence
+    }
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=5),
+    output=st.lists(st.integers(0, 2), max_size=8),
+)
+def test_bad_words_ban_exactly_the_tokens_that_complete_them(sequences: list[list[int]], output: list[int]) -> None:
+    assert BadWords(sequences).banned_next(output) == banned_by_definition(sequences, output)
+
+
+def test_leaves_a_token() -> None:
+    assert leaves_a_token({0, 1}, None, 3)
+    assert not leaves_a_token({0, 1, 2}, None, 3)
+    assert leaves_a_token({0, 1}, (1, 2), 3)
+    assert not leaves_a_token({0, 1}, (0, 1), 3)
