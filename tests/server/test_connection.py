@@ -211,7 +211,7 @@ async def unread(served: Served, data: bytes) -> socket.socket:
 
 
 async def seconds_until_cut(served: Served, client: socket.socket, chunk_bytes: int, limit_s: float) -> float | None:
-    """Read so many bytes every 20 ms. Returns: when the connection was reset; None within the limit."""
+    """Read `chunk_bytes` every 20 ms. Returns: when the connection was reset; None within the limit."""
     start_s = time.monotonic()
     while time.monotonic() < start_s + limit_s:
         await asyncio.sleep(0.02)

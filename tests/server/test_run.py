@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,22 +81,37 @@ def test_second_signal_ends_the_server_at_once(directory: Path) -> None:
 
 def test_killed_engine_is_replaced_until_the_fifth_death_within_a_minute(directory: Path) -> None:
     with serving(directory, **SLOW) as server:
-        for number in range(1, 6):
-            chats = [RunningChat(server, 2000) for _ in range(2)] if number < 3 else []
-            killed = server.engine()
-            killed.kill()
-            if number == 5:
-                break
-            for chat in chats:
-                assert chat.events()[-1]["error"]["code"] == "engine_dead"
-            server.wait_until("/health/ready", 503)
-            server.wait_until("/health/ready", 200)
-            assert server.engine().pid != killed.pid
-            assert server.chat(3)[1]["usage"]["completion_tokens"] == 3
+        chats = [RunningChat(server, 2000) for _ in range(2)]
+        killed = {server.engine().pid}
+        server.engine().kill()
+        for chat in chats:
+            assert chat.events()[-1]["error"]["code"] == "engine_dead"
+        server.wait_until("/health/ready", 503)
+        server.wait_until("/health/ready", 200)
+        assert server.engine().pid not in killed
+        assert server.chat(3)[1]["usage"]["completion_tokens"] == 3
+        while server.process.poll() is None:  # from now on engines are killed while they load
+            for engine in engines(server.process.pid):
+                if engine.pid not in killed:
+                    killed.add(engine.pid)
+                    engine.kill()
+            time.sleep(0.01)
         assert server.wait() == 1
+        assert len(killed) == 5
         assert server.stderr.count("killed by SIGKILL (9) (out of memory?); starting another") == 4
         assert "the 5th time within 60 s" in server.stderr
         assert "Traceback" not in server.stderr
+
+
+def engines(server_pid: int) -> list[psutil.Process]:
+    """The engine processes of a server."""
+    found = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(server_pid).children():
+            with suppress(psutil.Error):
+                if "quire.engine.process.child" in child.cmdline():
+                    found.append(child)
+    return found
 
 
 @pytest.mark.parametrize("is_engine_killed", [False, True])
@@ -104,7 +119,7 @@ def test_server_that_is_still_loading_ends_with_a_reason(directory: Path, is_eng
     command = [sys.executable, "-m", "quire", "serve", str(directory), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + LIMIT_S
-    while not (children := [child for child in psutil.Process(process.pid).children() if is_engine(child)]):
+    while not (children := engines(process.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     if is_engine_killed:
@@ -118,13 +133,6 @@ def test_server_that_is_still_loading_ends_with_a_reason(directory: Path, is_eng
         assert "killed by SIGKILL (9) (out of memory?), while it was loading the model" in stderr
     else:
         assert process.returncode == 0
-
-
-def is_engine(process: psutil.Process) -> bool:
-    try:
-        return "quire.engine.process.child" in process.cmdline()
-    except psutil.Error:
-        return False
 
 
 @pytest.mark.parametrize(

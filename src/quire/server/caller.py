@@ -13,7 +13,7 @@ SCOPE_KEY = "quire.caller"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One API key, or the anonymous caller of a server without keys.
+    """An API key, or the anonymous caller of a server without keys.
 
     `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
     """

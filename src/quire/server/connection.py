@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol over httptools, with limits on size, time and number.
+"""HTTP connection: uvicorn's protocol over httptools, with limits on size, time and number.
 
 Next to read: `gate.py`, which sees a request once its headers are complete.
 """
@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being received, computed or sent."""
+        """True if nothing is being received, computed or sent."""
         is_answered = self.cycle is None or self.cycle.response_complete
         is_free = is_answered and not self._is_in_message and self._write_timer is None
         return is_free and not self.transport.is_closing()
@@ -148,19 +148,19 @@ class Connection(HttpToolsProtocol):
             self._refuse(TOO_MANY_CHUNKS)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reset the state of the request."""
         super().on_message_begin()
         self._is_in_headers = self._is_in_message = True
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the URL."""
+        """Take a piece of the URL."""
         if len(self.url) + len(url) > MAX_URL_BYTES:
             self._stop(URL_TOO_LONG)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; those that come after the body are counted and dropped."""
+        """Take a header; a header after the body is counted and dropped."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
             self._stop(HEADERS_TOO_LARGE)
@@ -185,12 +185,12 @@ class Connection(HttpToolsProtocol):
         self._is_in_body = True
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Take a piece of the body."""
         self._framing_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Stop the time limit: the request is complete."""
         self._stop_read_timer()
         self._is_in_body = self._is_in_message = False
         self._is_in_headers = True
@@ -220,7 +220,7 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _owes_answer(self) -> bool:
-        """Whether a request that came completely is not yet answered completely, or an answer has begun."""
+        """Return True if a complete request has no complete answer yet, or an answer has begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return bool(self.pipeline)
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
 
     def _watch_reading(self) -> None:
-        """The next request may begin in the same piece of input as the last one ended in."""
+        """Start the time limit of a request that begins in the piece of input where the last one ended."""
         if self._is_in_message and self._read_timer is None and not self._is_deaf:
             self._start_read_timer()
 
@@ -255,20 +255,20 @@ class Connection(HttpToolsProtocol):
     # --- Writing --------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the application writes."""
+        """Start the time limit of a client that reads more slowly than the application writes."""
         super().pause_writing()
         if self._write_timer is None:
             self._start_write_timer(self.WRITE_TIMEOUT_S)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Stop the time limit: the client has read everything."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
     def on_response_complete(self) -> None:
-        """The answer is written, but perhaps not read; or the request was refused before it was read."""
+        """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
         super().on_response_complete()
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()

@@ -127,7 +127,7 @@ class Gate:
         """Identify the caller. Mutates: `scope`. Raises: ApiError 401."""
         caller: Caller | None = ANONYMOUS
         if len(self._keys):
-            # The path is the one that routes are chosen by, never one made of the `Host` header.
+            # Routing uses the same path, which no `Host` header can change.
             token = bearer_token(scope)
             caller = None if token is None else self._keys.find(token)
             if caller is None and scope["path"] in OPEN_PATHS:
@@ -208,7 +208,7 @@ class Gate:
         return record
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return the headers of every answer; rate limits only to a caller who has passed the check of the key."""
+        """Return the headers of every answer; rate limits only after the check of the key."""
         caller = scope.get(SCOPE_KEY)
         limits = [] if caller is None else self._state.admission.rate_limit_headers(caller)
         return [(b"x-request-id", scope[RECORD_KEY].request_id.encode()), *limits]

@@ -33,7 +33,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record, in ASCII."""
+    """Formatter of one JSON object per record, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one line."""

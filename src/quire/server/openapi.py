@@ -42,7 +42,7 @@ WITHOUT_BODY = (401, 500, 503)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route. `chunk`: the data of an event, where the answer can be a stream."""
+    """Description of a route. `chunk`: the data of an event, if the answer can be a stream."""
 
     method: str
     path: str

@@ -73,7 +73,7 @@ class ServerOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         if self.host.lower() == "localhost":
             return True
         try:

@@ -25,7 +25,7 @@ SAME_START_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """One server. `started_s`: start of its process, since 1970."""
+    """A server. `started_s`: start of its process, since 1970."""
 
     pid: int
     url: str

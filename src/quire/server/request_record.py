@@ -14,7 +14,7 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
+    """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
     `is_noted`: it is logged and counted. `started_s`: by `time.perf_counter()`.
     """

@@ -107,7 +107,7 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Service:
-    """One run of the server, from the bound port to the last answer."""
+    """Run of the server, from the bound port to the last answer."""
 
     def __init__(
         self,

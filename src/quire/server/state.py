@@ -15,7 +15,7 @@ from quire.server.tracing import Tracer
 
 @dataclass(slots=True)
 class ServerState:
-    """One server. `is_draining`: it was told to stop and refuses new requests."""
+    """A server. `is_draining`: it was told to stop and refuses new requests."""
 
     options: ServerOptions
     model_name: str

@@ -48,7 +48,7 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine takes requests."""
+        """True if the engine takes requests."""
         return self.state is EngineState.READY
 
     @property
