@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli.server_address import ServerUnreachableError
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings
-from quire.server.gate.authentication import UNKNOWN_KEY
+from quire.server.gate import UNKNOWN_KEY
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 

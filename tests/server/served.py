@@ -23,8 +23,8 @@ from quire.server.app import make_app
 from quire.server.connection import Connection
 from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
-from quire.server.gate import wrap
-from quire.server.gate.keys import KeyRing
+from quire.server.gate import Gate
+from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState
@@ -202,7 +202,7 @@ async def serving(
     app = make_app(state)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(
-        wrap(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
+        Gate(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
         http=connection, ws="none", server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=5, log_level=logging.WARNING,
     )  # fmt: skip

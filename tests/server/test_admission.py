@@ -1,4 +1,4 @@
-"""Admission: who waits, who is sent away, and that every place is given back."""
+"""Admission: bounds of the queue, limits per key, deadlines; every place is given back."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def refused(admission: Admission, caller: Caller = ANONYMOUS, tokens: int = 1, n
     return caught.value
 
 
-def test_seats_and_queue_together_are_the_limit() -> None:
+def test_running_and_queued_requests_share_the_limit() -> None:
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=3)
     with contextlib.ExitStack() as stack:
         for _ in range(5):
@@ -48,12 +48,12 @@ def test_seats_and_queue_together_are_the_limit() -> None:
         assert int(error.headers()["Retry-After"]) >= 1
         with pytest.raises(ApiError):
             admission.check_room(ANONYMOUS, 1)
-    assert admission.num_requests == admission.num_waiting == 0
+    assert admission.num_requests == 0
     with admission.enter(ANONYMOUS, 1, 1):
         admission.check_room(ANONYMOUS, 1)
 
 
-def test_those_sent_away_are_told_to_come_back_one_after_another() -> None:
+def test_refused_clients_get_increasing_times() -> None:
     # 100 tokens a second, 50 per completion: each takes half a second.
     statistics = Statistics(num_computed_tokens=1000, num_steps=1000, busy_s=10.0)
     admission, _, clock = make(max_num_seqs=1, max_queued_requests=1, statistics=statistics)
@@ -65,7 +65,7 @@ def test_those_sent_away_are_told_to_come_back_one_after_another() -> None:
         assert refused(admission).retry_after_s == pytest.approx(hints[0])
 
 
-def test_n_counts_as_n() -> None:
+def test_n_completions_count_as_n() -> None:
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=3)
     with admission.enter(ANONYMOUS, 1, 4):
         assert refused(admission, n=2).status == 429
@@ -75,30 +75,29 @@ def test_n_counts_as_n() -> None:
     assert (error.status, error.param) == (400, "n"), "waiting would not help"
 
 
-def test_a_full_engine_has_no_seats_left() -> None:
+def test_queue_of_the_engine_leaves_no_room_to_run() -> None:
     admission, client, _ = make(max_num_seqs=100, max_queued_requests=2)
     client.statistics = Statistics(num_running=1, num_waiting=2)
     with admission.enter(ANONYMOUS, 1, 3):
-        assert admission.num_waiting == 2
         assert refused(admission).code == "queue_full"
 
 
-def test_prompt_tokens_that_wait_are_bounded() -> None:
+def test_waiting_prompt_tokens_are_bounded() -> None:
     admission, client, _ = make(max_num_seqs=100, max_queued_tokens=1000)
     with admission.enter(ANONYMOUS, 900, 1):
         assert refused(admission, tokens=101).code == "queue_full"
         client.statistics = Statistics(num_running=1, num_running_prompt_tokens=900)
         with admission.enter(ANONYMOUS, 101, 1):
-            assert admission.num_waiting_tokens == 101
+            assert refused(admission, tokens=900).code == "queue_full"
 
 
-def test_one_long_prompt_alone_may_exceed_the_bound() -> None:
+def test_single_long_prompt_may_exceed_the_bound_of_tokens() -> None:
     admission, _, _ = make(max_queued_tokens=10)
     with admission.enter(ANONYMOUS, 5000, 1):
         assert refused(admission).status == 429
 
 
-def test_the_wait_is_what_waits_over_how_fast_the_engine_is() -> None:
+def test_retry_after_is_the_work_left_over_the_throughput() -> None:
     admission, client, clock = make(max_num_seqs=1, max_queued_requests=1)
     client.statistics = Statistics(
         num_running=1, num_waiting=1, num_computed_tokens=1000, num_steps=1000, busy_s=10.0, num_running_prompt_tokens=0
@@ -113,7 +112,7 @@ def test_the_wait_is_what_waits_over_how_fast_the_engine_is() -> None:
         assert 12 <= refused(admission).retry_after_s <= 13
 
 
-def test_asking_for_headers_makes_nobody_known() -> None:
+def test_headers_of_a_key_do_not_make_it_known() -> None:
     admission, _, _ = make(max_num_seqs=4, max_queued_requests=4, requests_per_minute=100)
     ann = Caller("ann")
     assert dict(admission.rate_limit_headers(ANONYMOUS))[b"x-ratelimit-remaining-requests"] == b"100"
@@ -124,7 +123,7 @@ def test_asking_for_headers_makes_nobody_known() -> None:
     assert dict(admission.rate_limit_headers(ann))[b"x-ratelimit-remaining-requests"] == b"92"
 
 
-def test_one_key_cannot_fill_the_queue_while_others_are_known() -> None:
+def test_key_cannot_fill_the_queue_while_another_is_known() -> None:
     ann, bob = Caller("ann"), Caller("bob")
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=10)
     with admission.enter(bob, 1, 1):
@@ -154,7 +153,7 @@ def test_requests_per_minute_are_per_key() -> None:
         pass
 
 
-def test_tokens_per_minute_count_what_is_generated() -> None:
+def test_generated_tokens_count_towards_tokens_per_minute() -> None:
     admission, _, clock = make(tokens_per_minute=100)
     with admission.enter(ANONYMOUS, 40, 1) as place:
         place.note(RequestUpdate("a", [ChoiceUpdate(0, "", [1] * 50)]))
@@ -177,14 +176,14 @@ def test_refusals_are_counted_by_reason() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, GeneratorExit, asyncio.CancelledError])
-def test_a_place_is_given_back_however_it_ends(error: type[BaseException]) -> None:
+def test_place_is_given_back_after_any_exception(error: type[BaseException]) -> None:
     admission, _, _ = make()
     with pytest.raises(error), admission.enter(ANONYMOUS, 7, 2):
         raise error
-    assert (admission.num_requests, admission.num_waiting_tokens) == (0, 0)
+    assert (admission.num_requests, admission._num_prompt_tokens) == (0, 0)
 
 
-def test_a_request_that_takes_too_long_ends_with_an_error() -> None:
+def test_request_over_its_deadline_ends_with_504() -> None:
     admission, _, _ = make(request_timeout_s=0.05)
 
     async def main() -> None:
@@ -197,7 +196,7 @@ def test_a_request_that_takes_too_long_ends_with_an_error() -> None:
     asyncio.run(main())
 
 
-def test_a_cancellation_from_outside_stays_one() -> None:
+def test_cancellation_from_outside_is_no_timeout() -> None:
     admission, _, _ = make(request_timeout_s=60)
 
     async def work() -> None:
@@ -220,7 +219,7 @@ def slowly(step_s: float):
     return lambda step: time.sleep(step_s)
 
 
-def test_overload_is_answered_at_once_and_what_was_let_in_finishes() -> None:
+def test_overload_is_refused_and_admitted_requests_finish() -> None:
     async def main() -> None:
         async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
             served.executor.in_step = slowly(0.005)
@@ -239,14 +238,16 @@ def test_overload_is_answered_at_once_and_what_was_let_in_finishes() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_whose_turn_never_comes_is_answered_503(stream: bool) -> None:
+def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
     async def main() -> None:
         async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
             served.executor.in_step = slowly(0.02)
             first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
-            await asyncio.sleep(0.05)
+            while not served.executor.num_steps:
+                await asyncio.sleep(0.005)
             answer = await served.chat(stream=stream)
             assert (answer.status, answer.code) == (503, "queue_timeout")
+            served.executor.in_step = slowly(0)
             assert (await first).json["usage"]["completion_tokens"] == 60
             await served.until_idle()
             assert (await served.chat()).status == 200
@@ -254,13 +255,14 @@ def test_a_request_whose_turn_never_comes_is_answered_503(stream: bool) -> None:
     asyncio.run(main())
 
 
-def test_a_request_over_time_ends_and_frees_its_blocks() -> None:
+def test_request_over_its_deadline_frees_its_blocks() -> None:
     async def main() -> None:
         async with serving(request_timeout_s=0.2) as served:
             served.executor.in_step = slowly(0.02)
-            answer = await served.chat(max_tokens=100, ignore_eos=True)
+            answer, stream = await asyncio.gather(
+                served.chat(max_tokens=100, ignore_eos=True), served.chat(max_tokens=100, ignore_eos=True, stream=True)
+            )
             assert (answer.status, answer.code) == (504, "request_timeout")
-            stream = await served.chat(max_tokens=100, ignore_eos=True, stream=True)
             assert stream.status == 200
             assert b'"code":"request_timeout"' in stream.body
             await served.until_idle()
@@ -270,7 +272,7 @@ def test_a_request_over_time_ends_and_frees_its_blocks() -> None:
     asyncio.run(main())
 
 
-def test_limits_are_told_in_headers() -> None:
+def test_answers_have_headers_of_the_limits() -> None:
     async def main() -> None:
         async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
             answer = await served.chat()

@@ -37,7 +37,7 @@ def routes(items: object) -> list[tuple[str, str]]:
 
 
 @in_loop
-async def test_there_are_no_pages_of_the_frameworks() -> None:
+async def test_documentation_pages_of_fastapi_are_off() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         for path in ("/docs", "/redoc"):

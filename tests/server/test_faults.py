@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 async def texts_of_others(server: Server) -> list[str]:
-    """Answers that the bad tokens have no part in."""
+    """Texts of requests without the bad tokens."""
     bodies = [
         chat_body(word, 40, temperature=1, seed=index, logit_bias=NEVER_DRAWN) for index, word in enumerate(WORDS)
     ]
@@ -39,7 +39,7 @@ async def texts_of_others(server: Server) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", BAD_TOKENS)
-def test_one_request_fails_alone(server: Server, fault: str) -> None:
+def test_faulty_request_fails_alone(server: Server, fault: str) -> None:
     async def disturbed(stream: bool) -> tuple[Seen, list[str]]:
         beside = asyncio.create_task(texts_of_others(server))
         await asyncio.sleep(0.05)
@@ -59,7 +59,7 @@ def test_one_request_fails_alone(server: Server, fault: str) -> None:
     assert asyncio.run(server.metrics()).value("quire_engine_deaths_total") == 0
 
 
-def test_connections_cut_anywhere_leave_nothing_behind(server: Server) -> None:
+def test_broken_connections_leave_nothing_behind(server: Server) -> None:
     num_files = server.num_files()
     row = asyncio.run(cut_links(server, count=40, num_tokens=200))
     measured = {name: value for name, value, _ in row.checks}

@@ -1,4 +1,4 @@
-"""Short loads on a real server with a tiny model: what must hold whatever the machine's speed.
+"""Short loads on a real server with a tiny model, without assertions on times.
 
 `python -m benchmarks.soak` has the long ones and their limits in time.
 """
@@ -30,7 +30,7 @@ def server(model: Path) -> Iterator[Server]:
         yield running
 
 
-def test_a_cancel_storm_leaves_nothing_behind(server: Server) -> None:
+def test_disconnects_of_all_clients_free_everything(server: Server) -> None:
     async def storm() -> None:
         await ask(server.url, HELLO)
         num_files = server.num_files()
@@ -46,7 +46,7 @@ def test_a_cancel_storm_leaves_nothing_behind(server: Server) -> None:
     asyncio.run(storm())
 
 
-def test_more_than_the_queue_holds_is_sent_away_with_a_hint(server: Server) -> None:
+def test_requests_beyond_the_queue_get_429_with_retry_after(server: Server) -> None:
     seen = asyncio.run(gathered(server, 2 * (SEATS + QUEUE), 10))
     refused = [item for item in seen if item.status == 429]
     assert {item.status for item in seen} == {200, 429}
@@ -55,7 +55,7 @@ def test_more_than_the_queue_holds_is_sent_away_with_a_hint(server: Server) -> N
     assert asyncio.run(ask(server.url, HELLO)).is_good
 
 
-def test_a_full_pool_changes_no_text(model: Path) -> None:
+def test_full_kv_cache_changes_no_text(model: Path) -> None:
     row = asyncio.run(pool_pressure(str(model), count=24, max_tokens=60, num_blocks=40))
     assert row.passes, row.cells()
     assert {name: value for name, value, _ in row.checks}["preemptions"] > 0

@@ -29,13 +29,13 @@ def test_json_is_one_object() -> None:
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 @pytest.mark.parametrize("text", ["a\r\nINFO forged", "\x1b[2J", "\u2028", "\x9b0m", "\u202etxt", "\x00", "\ud800"])
-def test_nothing_that_a_terminal_obeys_gets_out(formatter: logging.Formatter, text: str) -> None:
+def test_control_characters_are_escaped(formatter: logging.Formatter, text: str) -> None:
     line = formatter.format(record(text, path=text))
     assert line.isprintable()
     assert line.isascii()
 
 
-def test_fields_cannot_replace_what_a_line_is() -> None:
+def test_fields_cannot_replace_level_and_message() -> None:
     assert json.loads(JsonFormatter().format(record(level="debug", message="other")))["level"] == "info"
 
 

@@ -1,12 +1,14 @@
-"""Metrics against a known load, over the wire; and labels whose number clients cannot raise."""
+"""Metrics against a known load, over the wire; the number of labels is bounded."""
 
 import asyncio
 import time
 
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.server.gate.keys import KeyRing
-from quire.server.metrics import MAX_ROUTES
+from quire.engine.process.messages import Histogram, Statistics
+from quire.server.keys import KeyRing
+from quire.server.metrics import MAX_ROUTES, add_histogram, engine_metrics
 from tests.server.served import CHAT, Served, make_state, serving
 
 
@@ -55,24 +57,27 @@ def test_a_known_load_gives_known_metrics() -> None:
     asyncio.run(main())
 
 
-def test_the_engine_at_work_is_seen() -> None:
+def test_running_and_waiting_requests_are_counted() -> None:
     async def main() -> None:
         async with serving(scheduler={"max_num_seqs": 2}) as served:
             served.executor.in_step = lambda step: time.sleep(0.02)
             chats = [asyncio.create_task(served.chat(max_tokens=40, ignore_eos=True)) for _ in range(5)]
-            await asyncio.sleep(0.3)
+            client = served.supervisor.the_client
+            async with asyncio.timeout(20):
+                while served.server_requests() < 5 or client.statistics.num_waiting < 3:
+                    await asyncio.sleep(0.005)
             found = await samples(served)
             assert value(found, "quire_requests_running") == 2
             assert value(found, "quire_requests_waiting") == 3
             assert value(found, "quire_admitted_requests") == 5
             assert 0 < value(found, "quire_kv_usage_ratio") < 1
-            for chat in chats:
-                await chat
+            served.executor.in_step = lambda step: None
+            await asyncio.gather(*chats)
 
     asyncio.run(main())
 
 
-def test_refusals_and_a_dead_engine_are_seen() -> None:
+def test_refusals_and_engine_deaths_are_counted() -> None:
     async def main() -> None:
         async with serving(requests_per_minute=1) as served:
             await served.chat()
@@ -86,11 +91,11 @@ def test_refusals_and_a_dead_engine_are_seen() -> None:
     asyncio.run(main())
 
 
-def test_clients_cannot_make_labels() -> None:
+def test_paths_and_methods_of_clients_make_no_labels() -> None:
     async def main() -> None:
         async with serving(keys=KeyRing({"k": None})) as served:
             bearer = {"Authorization": "Bearer k"}
-            for number in range(300):
+            for number in range(60):
                 await served.answer(f"M{chr(65 + number % 26)}" if number % 2 else "GET", f"/{number}", headers=bearer)
                 await served.answer("GET", f"/{number}")
             text = (await served.answer("GET", "/metrics", headers=bearer)).body.decode()
@@ -127,3 +132,38 @@ def test_counters_with_labels_begin_at_0() -> None:
         assert f'quire_refused_requests_total{{reason="{reason}"}} 0.0' in text
     for reason in ("stop", "length", "abort", "error"):
         assert f'quire_requests_total{{finish_reason="{reason}"}} 0.0' in text
+
+
+VLLM_NAMES = {
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket", "vllm:request_queue_time_seconds_bucket",
+}  # fmt: skip
+
+
+def test_vllm_names_have_vllm_labels_and_the_same_values() -> None:
+    statistics = Statistics(num_running=3, num_blocks=10, num_free_blocks=5, num_finished={"stop": 2})
+    found = [sample for family in engine_metrics(statistics, "m") for sample in family.samples]
+    vllm = [sample for sample in found if sample.name.startswith("vllm:")]
+    assert {sample.name for sample in vllm} >= VLLM_NAMES
+    assert all(sample.labels["model_name"] == "m" and sample.labels["engine"] == "0" for sample in vllm)
+    values = {(sample.name, sample.labels.get("finished_reason")): sample.value for sample in vllm}
+    assert values["vllm:num_requests_running", None] == 3
+    assert values["vllm:kv_cache_usage_perc", None] == 0.5
+    assert values["vllm:request_success_total", "stop"] == 2
+
+
+def test_engine_metrics_are_0_before_the_engine_reports() -> None:
+    samples = [sample for family in engine_metrics(Statistics()) for sample in family.samples]
+    assert {sample.value for sample in samples} == {0}
+    assert len({sample.name for sample in samples}) > 20
+
+
+def test_histogram_buckets_are_cumulative() -> None:
+    family = HistogramMetricFamily("h", "text")
+    add_histogram(family, [], (1.0, 2.0), Histogram([3, 0, 4], 20.5))
+    found = {(sample.name, sample.labels.get("le")): sample.value for sample in family.samples}
+    assert found == {("h_bucket", "1.0"): 3, ("h_bucket", "2.0"): 3, ("h_bucket", "+Inf"): 7, ("h_count", None): 7,
+                     ("h_sum", None): 20.5}  # fmt: skip

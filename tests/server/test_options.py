@@ -16,7 +16,7 @@ from quire.server.options import ServerOptions
         ("requests_per_minute", 0), ("tokens_per_minute", False), ("log_format", "xml"), ("metrics_names", "all"),
     ],
 )  # fmt: skip
-def test_bad_values_are_named(name: str, value: object) -> None:
+def test_error_names_the_option_with_a_bad_value(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         ServerOptions(**{name: value})
 
@@ -36,18 +36,14 @@ def test_the_defaults_are_bounded_and_local() -> None:
     [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("LocalHost", True), ("0.0.0.0", False), ("::", False),
      ("10.0.0.1", False), ("example.org", False), ("", False), ("localhost.example", False)],
 )  # fmt: skip
-def test_what_is_local(host: str, is_local: bool) -> None:
+def test_loopback_addresses_are_local(host: str, is_local: bool) -> None:
     assert ServerOptions(host=host).is_local is is_local
 
 
-def test_no_option_holds_a_key() -> None:
+def test_no_option_contains_a_key() -> None:
     assert [item.name for item in fields(ServerOptions) if "key" in item.name] == ["api_key_file"]
 
 
-def test_every_option_has_help() -> None:
-    assert all(len(item.metadata["help"]) > 10 for item in fields(ServerOptions))
-
-
-def test_the_model_is_called_as_chosen_or_as_loaded() -> None:
+def test_served_model_name_replaces_the_model_option() -> None:
     assert ServerOptions().model_name(EngineOptions(model="a")) == "a"
     assert ServerOptions(served_model_name="b").model_name(EngineOptions(model="a")) == "b"

@@ -101,7 +101,7 @@ def test_every_query_of_the_dashboard_and_every_alert_works(tmp_path: Path) -> N
         assert {(rule["health"], rule["state"]) for rule in rules} == {("ok", "inactive")}
 
 
-def test_a_server_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_missing_server_raises_an_alert(tmp_path: Path) -> None:
     model = make_tiny_directory(tmp_path)
     with serving(model, QUIRE_API_KEY=KEY) as server, prometheus(tmp_path, server.url) as found:
         found.wait_for('up{job="quire"} == 1')

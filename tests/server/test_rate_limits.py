@@ -23,7 +23,7 @@ def test_a_bucket_fills_up_within_a_minute() -> None:
     assert bucket.level == 60
 
 
-def test_what_is_more_than_a_bucket_holds_waits_for_it_to_be_full() -> None:
+def test_amount_above_the_capacity_waits_for_a_full_bucket() -> None:
     clock = Clock()
     bucket = Bucket(10, clock)
     assert bucket.wait_s(1000) == 0
@@ -31,7 +31,7 @@ def test_what_is_more_than_a_bucket_holds_waits_for_it_to_be_full() -> None:
     assert bucket.wait_s(1) == 60 * 991 / 10
 
 
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+def test_clock_that_goes_back_fills_no_bucket() -> None:
     clock = Clock()
     bucket = Bucket(10, clock)
     bucket.take(10)

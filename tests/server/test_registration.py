@@ -1,4 +1,4 @@
-"""Notes of servers: written, found, and removed when their server is gone."""
+"""Notes of running servers."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_server_is_known_as_long_as_it_runs() -> None:
+def test_server_is_found_while_it_runs() -> None:
     assert find() == []
     with registered("http://127.0.0.1:1", "tiny"):
         (note,) = find()
@@ -30,7 +30,7 @@ def test_a_server_is_known_as_long_as_it_runs() -> None:
     assert list(directory().iterdir()) == []
 
 
-def test_its_note_goes_when_it_fails() -> None:
+def test_note_is_removed_after_an_exception() -> None:
     with pytest.raises(ValueError, match="x"), registered("http://127.0.0.1:1", "tiny"):
         raise ValueError("x")
     assert list(directory().iterdir()) == []
@@ -48,7 +48,7 @@ def put(name: str, note: ServerNote | str) -> Path:
     return path
 
 
-def test_notes_of_servers_that_are_gone_are_removed() -> None:
+def test_notes_of_killed_servers_are_removed() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     note = note_of(process.pid)
     path = put("gone.json", note)
@@ -58,7 +58,7 @@ def test_notes_of_servers_that_are_gone_are_removed() -> None:
     assert not path.exists()
 
 
-def test_another_process_with_the_same_number_is_not_that_server() -> None:
+def test_process_with_a_reused_id_is_not_the_server() -> None:
     mine = note_of(os.getpid())
     path = put("old.json", replace(mine, started_s=mine.started_s - 1000))
     assert find() == []
@@ -79,7 +79,7 @@ def test_notes_of_other_machines_and_other_files_are_left_alone() -> None:
     assert all(path.exists() for path in kept)
 
 
-def test_a_directory_that_cannot_be_written_stops_no_server(state: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_runs_without_a_writable_directory(state: Path, caplog: pytest.LogCaptureFixture) -> None:
     (state / "quire").write_text("a file")
     with caplog.at_level(logging.INFO, "quire.server"), registered("http://127.0.0.1:1", "tiny"):
         assert find() == []

@@ -17,7 +17,7 @@ ROOMY = {"max_model_len": 2048, "num_blocks": 2000}
 
 
 async def read_late(served: Served, num_tokens: int, **fields: object) -> list[str]:
-    """The events of a streamed answer whose client reads nothing until the engine has done what it will do."""
+    """Return the events of a stream whose client reads nothing until the engine has finished."""
     body = json.dumps(chat_body(max_tokens=num_tokens, ignore_eos=True, stream=True, **fields)).encode()
     reader, writer = await served.connect()
     reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def token_count(events: list[str]) -> int:
 
 
 @pytest.mark.parametrize("fields", [{}, WIDE], ids=["text", "logprobs"])
-def test_who_reads_late_loses_nothing_of_what_is_kept(fields: dict[str, object]) -> None:
+def test_late_reader_gets_the_whole_stream(fields: dict[str, object]) -> None:
     async def main() -> None:
         num_tokens = 100 if fields else 900
         async with serving(scheduler=ROOMY) as served:
@@ -67,13 +67,13 @@ def test_reader_with_too_many_unread_logprobs_gets_them_and_an_error() -> None:
     asyncio.run(main())
 
 
-def test_slow_attackers_are_dropped_while_others_are_served() -> None:
+def test_slow_attackers_are_disconnected_while_others_are_served() -> None:
     async def main() -> None:
         with quick(READ_TIMEOUT_S=0.5, TAKE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
             async with serving(connection=connection, scheduler=ROOMY) as served:
                 served.state.model_name = "soak"
                 row = await slow_attacks(
-                    f"http://127.0.0.1:{served.port}", count=20, duration_s=5.0, every_s=0.1, limit_s=3.5,
+                    f"http://127.0.0.1:{served.port}", count=20, duration_s=3.0, every_s=0.1, limit_s=2.5,
                     max_tokens=8,
                 )  # fmt: skip
                 assert row.passes, row.cells()

@@ -1,4 +1,4 @@
-"""What the supervisor asks of the engines that it starts."""
+"""The supervisor, with engines that are ready at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,6 +29,9 @@ class StandInClient:
 
     async def stop(self) -> None:
         """Nothing runs."""
+
+    async def describe_end(self) -> str:
+        return "gone"
 
 
 started: list[StandInClient] = []

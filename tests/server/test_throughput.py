@@ -15,7 +15,7 @@ def after(tokens: int, busy_s: float) -> Statistics:
     return Statistics(num_computed_tokens=tokens, busy_s=busy_s)
 
 
-def test_nothing_computed_is_no_speed() -> None:
+def test_engine_without_a_step_has_no_speed() -> None:
     throughput = Throughput(Clock())
     assert throughput.tokens_per_s(Statistics()) is None
     assert throughput.wait_s(Statistics(), 10_000) == DEFAULT_WAIT_S
@@ -29,7 +29,7 @@ def test_idle_time_does_not_count() -> None:
     assert throughput.tokens_per_s(after(500, 5.0)) == 100
 
 
-def test_the_last_half_minute_counts_more_than_what_was_before() -> None:
+def test_speed_is_that_of_the_last_half_minute() -> None:
     clock = Clock()
     throughput = Throughput(clock)
     for second in range(100):
@@ -39,7 +39,7 @@ def test_the_last_half_minute_counts_more_than_what_was_before() -> None:
     assert throughput.tokens_per_s(after(600 + 4000, 100.0)) == 100
 
 
-def test_another_engine_begins_from_zero() -> None:
+def test_new_engine_starts_new_samples() -> None:
     clock = Clock()
     throughput = Throughput(clock)
     throughput.note(after(10_000, 10.0))
@@ -53,7 +53,7 @@ def test_waits_are_bounded() -> None:
     assert throughput.wait_s(after(10**9, 1.0), 1) == DEFAULT_WAIT_S
 
 
-def test_one_request_alone_says_little_about_many() -> None:
+def test_speed_of_one_row_is_extrapolated_to_many() -> None:
     throughput = Throughput(Clock())
     alone = Statistics(num_computed_tokens=100, num_steps=100, busy_s=1.0)
     assert throughput.tokens_per_s(alone) == 100
@@ -63,7 +63,7 @@ def test_one_request_alone_says_little_about_many() -> None:
     assert throughput.tokens_per_s(full, num_seats=16) == 1600
 
 
-def test_answers_use_what_they_used_of_late() -> None:
+def test_used_share_follows_recent_answers() -> None:
     lengths = AnswerLengths()
     assert lengths.used_share == 1
     lengths.add(64, 64)

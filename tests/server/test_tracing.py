@@ -1,4 +1,4 @@
-"""Spans. A stand-in for the provider is enough: what is under test is which spans are written, with which times."""
+"""Names, times and parents of spans, with a stand-in for the provider."""
 
 import asyncio
 import importlib.util
@@ -19,7 +19,7 @@ METRICS = RequestMetrics(10.0, 10.5, 11.0, 14.0, 14.5, num_preemptions=1)
 
 
 class Recorder:
-    """What `TracerProvider` offers, writing down spans."""
+    """Stand-in for `TracerProvider` that keeps the spans."""
 
     def __init__(self) -> None:
         self.spans: list[SimpleNamespace] = []
@@ -38,12 +38,12 @@ def test_phases_follow_each_other() -> None:
     assert phases(METRICS) == [("queue", 10.0, 10.5), ("prefill", 10.5, 11.0), ("decode", 11.0, 14.5)]
 
 
-def test_a_request_that_never_ran_has_waited_only() -> None:
+def test_request_that_never_ran_has_only_a_queue_phase() -> None:
     assert phases(RequestMetrics(10.0, finished_time_s=12.0)) == [("queue", 10.0, 12.0)]
     assert phases(RequestMetrics(10.0)) == []
 
 
-def test_it_is_off_unless_an_exporter_is_named() -> None:
+def test_tracing_is_off_without_an_exporter() -> None:
     assert Tracer.load({}) is None
     assert Tracer.load({"OTEL_SERVICE_NAME": "a"}) is None
     assert Tracer.load({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SDK_DISABLED": "true"}) is None
@@ -53,7 +53,7 @@ def test_it_is_off_unless_an_exporter_is_named() -> None:
     importlib.util.find_spec("opentelemetry") is not None and importlib.util.find_spec("opentelemetry.sdk") is not None,
     reason="the extra otel is installed",
 )
-def test_an_exporter_that_is_not_installed_is_said_and_nothing_breaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_exporter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert Tracer.load({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"}) is None
     assert "quire[otel]" in caplog.text
 
@@ -71,7 +71,7 @@ def test_spans_of_a_request() -> None:
 
 
 @needs_api
-def test_a_span_belongs_to_the_clients_trace() -> None:
+def test_span_belongs_to_the_trace_of_the_client() -> None:
     from opentelemetry import trace
 
     recorder = Recorder()
@@ -89,11 +89,11 @@ def test_every_request_is_traced_without_its_text(stream: bool) -> None:
         async with serving() as served:
             recorder = Recorder()
             served.state.admission._tracer = Tracer(recorder)
-            assert (await served.chat(text="nobody may read this", stream=stream)).status == 200
+            assert (await served.chat(text="the secret prompt", stream=stream)).status == 200
             await served.until_idle()
             assert [span.name for span in recorder.spans] == ["quire.request", "queue", "prefill", "decode"]
             attributes = recorder.spans[0].given["attributes"]
             assert attributes["gen_ai.usage.output_tokens"] == 4
-            assert "nobody" not in str(attributes)
+            assert "secret" not in str(attributes)
 
     asyncio.run(main())

@@ -5,8 +5,8 @@ import secrets
 from benchmarks.soak.inputs.plain_http import Answer, Client, connected
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import serving
-from quire.server.gate.headers import OPEN_PATHS
-from quire.server.gate.keys import VARIABLE
+from quire.server.gate import OPEN_PATHS
+from quire.server.keys import VARIABLE
 from quire.server.openapi import ENDPOINTS
 
 NOT_FOUND = ("/", "/v1", "/nowhere", "/v1/models/", "//v1/models", "/health/live/", "/Health/Live", "/health/live%2f")

@@ -6,7 +6,7 @@ import secrets
 from benchmarks.soak.inputs.plain_http import Client, connected
 from benchmarks.soak.row import Row
 from benchmarks.soak.server import serving
-from quire.server.gate.keys import VARIABLE
+from quire.server.keys import VARIABLE
 
 NUM_WORDS = 64
 """About 70 tokens: four whole blocks."""

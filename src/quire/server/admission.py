@@ -1,7 +1,7 @@
-"""Who may start computing: bounded numbers of requests and prompt tokens that wait, limits per key, deadlines.
+"""Admission control: a queue bounded in requests and prompt tokens, limits per key, deadlines.
 
-`Admission.enter` is called once per request, by `generation.generate`. What waits is what was let in and is not yet
-running, as the engine last said. Knows no HTTP beyond the errors. Next to read: `rate_limits.py`, `throughput.py`.
+`generation.generate` calls `Admission.enter` once per request. A request waits if it is admitted and, by the engine's
+last report, does not run yet. Knows no HTTP beyond the errors. Next to read: `rate_limits.py`, `throughput.py`.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from quire.server.throughput import AnswerLengths, Throughput
 from quire.server.tracing import Tracer
 
 RESERVED_SHARE = 4
-"""One key may not fill the last quarter of the queue while another is known: one that has asked for something."""
+"""A quarter of the queue stays free of any one key, once a second key has sent a request."""
 MOST_RETURNING = 10_000
-"""Clients that were sent away and are still to come back; further ones are not counted."""
+"""Most refused clients that are counted until they come back."""
 
 
 class Place:
-    """One request's place in the server, from its admission to its end."""
+    """Place of one request in the server, from its admission to its end."""
 
     def __init__(
         self, limits: RateLimits, num_prompt_tokens: int, tracer: Tracer | None, on_tokens: Callable[[int], None]
@@ -42,7 +42,7 @@ class Place:
             self._record.num_prompt_tokens += num_prompt_tokens
 
     def note(self, update: RequestUpdate) -> None:
-        """Count the tokens of an update, for the log and for the key's limit; the last one is traced."""
+        """Count the tokens of an update for the log and the key's limit; write a trace with the last update."""
         num_tokens = sum(len(choice.token_ids) for choice in update.choices)
         self.num_generated_tokens += num_tokens
         self._on_tokens(num_tokens)
@@ -55,10 +55,7 @@ class Place:
 
 
 class Admission:
-    """Counts what is in the server. For one event loop.
-
-    Per key it keeps two numbers and at most two buckets, so its memory is bounded by the number of keys.
-    """
+    """Counters of the requests in the server. For one event loop. Its memory is bounded by the number of keys."""
 
     def __init__(
         self,
@@ -83,10 +80,10 @@ class Admission:
         self._returning = _Returning()
         self._tracer = tracer
 
-    # --- What the routes call -------------------------------------------------------------------
+    # --- Calls of the routes --------------------------------------------------------------------
 
     def check_room(self, caller: Caller, num_requests: int) -> None:
-        """Refuse early, before a request is tokenised. Raises: ApiError 429 with `Retry-After`."""
+        """Refuse requests before they are read and tokenised. Raises: ApiError 429 with `Retry-After`."""
         self._check_rate(caller, 1)
         self._check_queue(caller, 1, num_requests)
 
@@ -101,8 +98,8 @@ class Admission:
     ) -> Iterator[Place]:
         """Hold a place while the body runs; the body must await in the task that entered.
 
-        num_allowed_tokens: that all completions together may have at most.
-        Raises: ApiError 429 with `Retry-After`; ApiError 504 out of the body, if it runs longer than a request may.
+        num_allowed_tokens: sum of `max_tokens` of all completions.
+        Raises: ApiError 429 with `Retry-After`; ApiError 504 out of the body after `request_timeout_s`.
         """
         self._check_rate(caller, num_prompt_tokens)
         self._check_queue(caller, num_prompt_tokens, num_completions)
@@ -121,27 +118,17 @@ class Admission:
             self._hold(caller, -num_prompt_tokens, -num_completions)
 
     def rate_limit_headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
-        """What a key has left, as headers; none where nothing is limited. Nobody becomes known by asking."""
+        """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
         limits = self._limits.get(caller.client_id) or RateLimits(self._options, self._clock)
         return limits.headers()
 
-    # --- What waits -----------------------------------------------------------------------------
-
-    @property
-    def num_waiting(self) -> int:
-        """Completions that were let in and do not run yet."""
-        return max(0, self.num_requests - self._num_seats(self._statistics()))
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens of requests that were let in and not yet begun."""
-        return self._num_tokens_behind(self._statistics())
+    # --- The queue ------------------------------------------------------------------------------
 
     def _num_tokens_behind(self, statistics: Statistics) -> int:
         return max(0, self._num_prompt_tokens - statistics.num_running_prompt_tokens)
 
     def _num_seats(self, statistics: Statistics) -> int:
-        # While nobody waits in the engine, all of its seats can be taken.
+        # While the engine's queue is empty, it has room for `max_num_seqs` sequences.
         return statistics.num_running if statistics.num_waiting else self._supervisor.options.max_num_seqs
 
     def _check_queue(self, caller: Caller, num_prompt_tokens: int, num_completions: int) -> None:
@@ -168,7 +155,7 @@ class Admission:
             )
 
     def _full(self, what: str, statistics: Statistics) -> ApiError:
-        # Those who were told to come back come first: with one time for all of them, most would be sent away again.
+        # Refused clients get one time after the other: with the same time for all, most would be refused again.
         now_s = self._clock()
         num_tokens = self._num_tokens_behind(statistics) + self._num_tokens_left(self._returning.count(now_s))
         wait_s = self._throughput.wait_s(statistics, num_tokens, self._supervisor.options.max_num_seqs)
@@ -180,7 +167,7 @@ class Admission:
         self._num_generated_tokens += num_tokens
 
     def _num_tokens_left(self, num_returning: int) -> float:
-        """To be computed for all that has begun, and for so many more completions of the same kind."""
+        """Estimate the tokens left to compute for admitted requests and `num_returning` similar ones."""
         share, num_here = self._lengths.used_share, max(1, self.num_requests)
         num_left = max(0.0, self._num_allowed_tokens * share - self._num_generated_tokens)
         each = (self._num_prompt_tokens + self._num_allowed_tokens * share) / num_here
@@ -216,31 +203,31 @@ class Admission:
 
 
 class _Returning:
-    """When clients that were sent away were told to come back."""
+    """Times at which refused clients were told to come back."""
 
     def __init__(self) -> None:
         self._times_s: list[float] = []
 
     def add(self, time_s: float) -> None:
-        """One more comes at this time."""
+        """Note a client that comes back at this time."""
         if len(self._times_s) < MOST_RETURNING:
             heapq.heappush(self._times_s, time_s)
 
     def count(self, now_s: float) -> int:
-        """How many are still to come."""
+        """Return the number of clients that have not come back yet."""
         while self._times_s and self._times_s[0] <= now_s:
             heapq.heappop(self._times_s)
         return len(self._times_s)
 
 
 def statistics_of(supervisor: Supervisor) -> Statistics:
-    """What the engine that runs last said of itself; all zeros while there is none."""
+    """Return the engine's last report; all zeros while no engine runs."""
     return supervisor.client.statistics if supervisor.is_ready else Statistics()
 
 
 @contextmanager
 def _deadline(timeout_s: float) -> Iterator[None]:
-    """Cancel the running task after so long, and turn that into an error. Raises: ApiError 504."""
+    """Cancel the running task after `timeout_s`, 0 being never. Raises: ApiError 504."""
     task = asyncio.current_task() if timeout_s else None
     if task is None:
         yield
@@ -257,7 +244,7 @@ def _deadline(timeout_s: float) -> Iterator[None]:
         yield
     except asyncio.CancelledError:
         if not is_over or task.uncancel() > 0:
-            raise  # cancelled by somebody else too
+            raise  # cancelled for another reason too
         raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask for "
                        "fewer tokens", code="request_timeout") from None  # fmt: skip
     finally:

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, errors, life of the engine. Start here; `run.py` serves it.
+"""The HTTP application: its routes and error handlers. `run.py` serves it.
 
 One request's way: `routes/` → `front_end.py` (template, tokens, checks) → `generation.py` (engine) → `streaming.py`.
 """
@@ -8,14 +8,14 @@ from fastapi.routing import APIRoute
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, completions, embeddings, health, metrics, models, openapi, responses, tokens
+from quire.server.routes import chat, completions, embeddings, responses, status, tokens
 from quire.server.state import ServerState
 
-MODULES = (health, metrics, models, chat, completions, responses, embeddings, tokens, openapi)
+MODULES = (status, chat, completions, responses, embeddings, tokens)
 
 
 def make_app(state: ServerState) -> FastAPI:
-    """The application around a server's state. The engine is started and stopped by whoever serves it."""
+    """Make the application of a server. The caller starts and stops the engine."""
     app = FastAPI(
         title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )

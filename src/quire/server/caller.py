@@ -1,6 +1,6 @@
-"""Who sent a request: found out once, by the gate in front of the application, and carried in the ASGI scope.
+"""Caller of a request, which the gate identifies once and puts into the ASGI scope.
 
-Next to read: `gate/keys.py`, where callers come from.
+Next to read: `keys.py`, where callers come from.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ SCOPE_KEY = "quire.caller"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One API key, or nobody where none is needed.
+    """An API key, or the anonymous caller of a server without keys.
 
-    `client_id` names it in the scheduler, in limits and in logs; `cache_salt` keeps its prefix cache its own.
+    `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
     """
 
     client_id: str = "anonymous"
     cache_salt: str = ""
 
     def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
-        """What `InputProcessor.prepare` must know of a request of this caller; `cache_salt` is the request's own."""
+        """Return the arguments of `InputProcessor.prepare` about the caller; `cache_salt` is the request's own."""
         return {
             "priority": priority or 0,
             "client_id": self.client_id,
@@ -34,7 +34,7 @@ ANONYMOUS = Caller()
 
 
 def caller_of(request: HTTPConnection) -> Caller:
-    """Whose request this is."""
+    """Return the caller of a request."""
     caller = request.scope.get(SCOPE_KEY, ANONYMOUS)
     assert isinstance(caller, Caller)
     return caller

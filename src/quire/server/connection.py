@@ -1,119 +1,133 @@
-"""One HTTP connection: uvicorn's protocol over httptools, with the limits that it lacks.
+"""HTTP connection: uvicorn's protocol over httptools, with limits on size, time and number.
 
-A client may send so many bytes of headers, take so long to send a request and so long to read its answer; whoever
-exceeds that is cut off, and has cost no more than a few hundred KiB. Times are of the event loop's monotonic clock.
-Next to read: `refusals.py`, `delivery.py`, then `gate/__init__.py`, which sees requests once their headers are there.
+Next to read: `gate.py`, which sees a request once its headers are complete.
 """
 
 import asyncio
 import contextlib
-import re
 import resource
 import socket
+import struct
 from typing import Any
-from urllib.parse import unquote
 
 import httptools
+import msgspec
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from quire.server import refusals
-from quire.server.delivery import Delivery
+from quire.server.errors import ApiError
 from quire.server.gate import Gate
-from quire.server.refusals import Refusal
 
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 MAX_URL_BYTES = 8 << 10
-MAX_CHUNKS = 8192
-MAX_FRAMING_BYTES = 512 << 10
-"""Bytes of a request that are not its body: headers, sizes of chunks, what stands behind these, trailers."""
+MAX_FRAMING_BYTES = 64 << 10
+"""Bytes of a request outside its body: headers, sizes and extensions of chunks, trailers. With chunks of 1 KiB a body
+of 4 MiB needs 32 KiB."""
 MAX_PIPELINED = 16
-WRITE_BUFFER_BYTES = 32 << 10
 SOCKET_BUFFER_BYTES = 96 << 10
-"""The kernel doubles it for its own bookkeeping; with the buffer above, less than 256 KiB wait for a slow reader."""
-_END_OF_PATH = re.compile("[?#]")
-_SPARE_FILES = 64
-_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-MAX_CONNECTIONS = max(16, min(4096, _OPEN_FILES - _SPARE_FILES if _OPEN_FILES > 0 else 4096))
+"""The kernel doubles it: less than 256 KiB wait for a slow reader."""
+ACCEPTED_AT_ONCE = 32
+"""Connections that the event loop accepts in one iteration; further ones wait in the kernel."""
+SPARE_FILES = 4 * ACCEPTED_AT_ONCE + 64
+"""Files that connections leave free: it takes four iterations from one that is accepted to the one closed for it."""
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: closing drops what the kernel still holds for a client that does not read."""
+
+MALFORMED = ApiError(400, "this is not valid HTTP/1.1", code="malformed_request")
+BAD_LENGTH = ApiError(
+    400, "a request has one Content-Length or one Transfer-Encoding, not both", code="malformed_request"
+)
+BAD_ENCODING = ApiError(400, "the only Transfer-Encoding understood here is chunked", code="malformed_request")
+BAD_HOST = ApiError(400, "a request has one Host header", code="malformed_request")
+TOO_MANY_CHUNKS = ApiError(400, "the body comes in too many small chunks: send larger ones", code="too_many_chunks")
+TIMED_OUT = ApiError(408, "the request did not arrive completely in time", code="request_timeout")
+URL_TOO_LONG = ApiError(414, f"the URL is longer than {MAX_URL_BYTES} bytes", code="url_too_long")
+HEADERS_TOO_LARGE = ApiError(
+    431, f"the headers are more than {MAX_HEADERS}, or larger than {MAX_HEADER_BYTES} bytes", code="headers_too_large"
+)
+TOO_MANY_CONNECTIONS = ApiError(
+    503, "the server has too many connections: try again later", code="too_many_connections", retry_after_s=2
+)
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is too large, too slow or ambiguous; everything else is uvicorn's."""
+    """Refuses requests that are too large, too slow or ambiguous; everything else is uvicorn's."""
 
+    MAX_CONNECTIONS = 4096
     READ_TIMEOUT_S = 15.0
     """For headers and body together, from the first byte; and for the first byte of a new connection."""
     WRITE_TIMEOUT_S = 60.0
-    """A reader who has not caught up for so long with an answer that is still being made is cut off."""
+    """A client that reads none of an unfinished answer for so long is disconnected: people pause streams."""
     TAKE_TIMEOUT_S = 15.0
-    """So is one who in so long takes less than 4 KiB of a finished answer that waits for him."""
+    """The same for a finished answer."""
     KEEP_ALIVE_S = 30
     LINGER_S = 2.0
-    """How long input is thrown away after a refusal: a socket closed with input unread loses the answer too."""
+    """Time that input is discarded after a refusal: a socket closed with input unread loses the answer too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert isinstance(self.app, Gate)
         self._gate = self.app
         self.timeout_keep_alive = self.KEEP_ALIVE_S
-        self._refusal: Refusal | None = None
+        self._refusal: ApiError | None = None
         self._read_timer: asyncio.TimerHandle | None = None
-        self._delivery: Delivery
+        self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._next: RequestResponseCycle | None = None
-        self._is_feeding = False
         self._is_deaf = False
         self._is_in_headers = True
         self._is_in_body = False
         self._is_in_message = False
-        self._has_head = False
         self._framing_bytes = 0
         self._header_bytes = 0
-        self._num_chunks = 0
 
     # --- The connection comes and goes ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Set up the socket. One connection too many replaces an idle one, or is refused."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._delivery = Delivery(
-            transport, self.loop, unfinished_s=self.WRITE_TIMEOUT_S, finished_s=self.TAKE_TIMEOUT_S
-        )
+        # The client has read everything whenever writing is not paused.
+        transport.set_write_buffer_limits(high=0)
         connected = transport.get_extra_info("socket")
-        if connected is not None:
-            with contextlib.suppress(OSError):
-                # asyncio does so only where the listening socket names its protocol. Without it the first token on a
-                # connection that is used again waits 40 ms for the client to acknowledge the headers.
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(refusals.TOO_MANY_CONNECTIONS)
-        else:
-            self._start_read_timer()
+        with contextlib.suppress(OSError):
+            # asyncio does so only where the listening socket names its protocol. Without it the first token on a
+            # connection that is used again waits 40 ms for the client to acknowledge the headers.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        self._start_read_timer()
+        if len(self.connections) > self._max_connections():
+            idle = next((item for item in self.connections if item is not self and item.is_idle), None)  # type: ignore[union-attr]
+            if idle is None:
+                self._refuse(TOO_MANY_CONNECTIONS)
+            else:
+                idle.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
-        self._stop_read_timer()
-        self._delivery.stop()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        """Stop all timers."""
+        for timer in (self._read_timer, self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is being received, computed or sent."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        is_free = is_answered and not self._is_in_message and self._write_timer is None
+        return is_free and not self.transport.is_closing()
+
+    def _max_connections(self) -> int:
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return self.MAX_CONNECTIONS if num_files < 0 else min(self.MAX_CONNECTIONS, max(16, num_files - SPARE_FILES))
 
     # --- Reading --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of a request. Never raises, whatever they are."""
+        """Parse some bytes of a request. Never raises, whatever they are."""
         if self._is_deaf or self.parser is None or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        self._is_feeding = True
-        self._feed(data)
-        self._is_feeding = False
-        self._begin()
-
-    def _feed(self, data: bytes) -> None:
         if self._read_timer is None and (self._is_in_headers or self._is_in_body):
             self._start_read_timer()
         self._framing_bytes += len(data)
@@ -125,88 +139,76 @@ class Connection(HttpToolsProtocol):
             if self.cycle is not None:
                 self.cycle.keep_alive = False
         except httptools.HttpParserError:
-            self._refuse(self._refusal or refusals.MALFORMED)
+            self._refuse(self._refusal or MALFORMED)
             return
         self._watch_reading()
         if self._is_in_headers and self._framing_bytes > MAX_HEADER_BYTES:
-            self._refuse(refusals.HEADERS_TOO_LARGE)
+            self._refuse(HEADERS_TOO_LARGE)
         elif self._framing_bytes > MAX_FRAMING_BYTES:
-            self._refuse(refusals.TOO_MANY_CHUNKS)
+            self._refuse(TOO_MANY_CHUNKS)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reset the state of the request."""
         super().on_message_begin()
-        self._delivery.ask()
         self._is_in_headers = self._is_in_message = True
-        self._has_head = False
-        self._framing_bytes = self._header_bytes = self._num_chunks = 0
+        self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the URL."""
+        """Take a piece of the URL."""
         if len(self.url) + len(url) > MAX_URL_BYTES:
-            self._stop(refusals.URL_TOO_LONG)
+            self._stop(URL_TOO_LONG)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; those that come after the body are counted and dropped."""
+        """Take a header; a header after the body is counted and dropped."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
-            self._stop(refusals.HEADERS_TOO_LARGE)
+            self._stop(HEADERS_TOO_LARGE)
         if self._is_in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The application hears of the request, unless something in its headers is ambiguous."""
-        self._has_head = True
-        self._check_headers()
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(refusals.MALFORMED)
+        """Start the application, unless the headers are ambiguous."""
+        names = [name for name, _ in self.headers]
+        num_lengths, num_encodings = names.count(b"content-length"), names.count(b"transfer-encoding")
+        version = self.parser.get_http_version()
+        if num_lengths + num_encodings > 1:
+            self._stop(BAD_LENGTH)
+        if num_encodings and dict(self.headers)[b"transfer-encoding"].strip().lower() != b"chunked":
+            self._stop(BAD_ENCODING)
+        if version not in ("1.0", "1.1") or len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(MALFORMED)
+        if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
+            self._stop(BAD_HOST)
         super().on_headers_complete()
         self._is_in_headers = False
         self._is_in_body = True
 
-    def on_chunk_header(self) -> None:
-        """A chunk of the body begins."""
-        self._num_chunks += 1
-        if self._num_chunks > MAX_CHUNKS:
-            self._stop(refusals.TOO_MANY_CHUNKS)
-
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Take a piece of the body."""
         self._framing_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
+        """Stop the time limit: the request is complete."""
         self._stop_read_timer()
         self._is_in_body = self._is_in_message = False
         self._is_in_headers = True
         self._framing_bytes = 0
         super().on_message_complete()
 
-    def _check_headers(self) -> None:
-        names = [name for name, _ in self.headers]
-        num_lengths, num_encodings = names.count(b"content-length"), names.count(b"transfer-encoding")
-        if num_lengths + num_encodings > 1:
-            self._stop(refusals.BAD_LENGTH)
-        if num_encodings and dict(self.headers)[b"transfer-encoding"].strip().lower() != b"chunked":
-            self._stop(refusals.BAD_ENCODING)
-        version = self.parser.get_http_version()
-        if version not in ("1.0", "1.1"):
-            self._stop(refusals.MALFORMED)
-        if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
-            self._stop(refusals.BAD_HOST)
-
-    def _stop(self, refusal: Refusal) -> None:
-        """Out of a callback of the parser. Raises: HttpParserError."""
+    def _stop(self, refusal: ApiError) -> None:
+        """Leave a callback of the parser. Raises: HttpParserError."""
         self._refusal = refusal
         raise httptools.HttpParserError(refusal.code)
 
-    def _refuse(self, refusal: Refusal) -> None:
-        """Answer and close; without an answer where one to an earlier request is still owed or under way."""
+    def _refuse(self, refusal: ApiError) -> None:
+        """Answer and close; close without an answer where an earlier one is owed or under way."""
         if self.transport.is_closing():
             return
-        named = self._gate.note_refusal(self._refused_scope(), refusal.status)
+        is_parsed = self._is_in_message and "path" in self.scope
+        scope: Scope = self.scope if is_parsed else {"method": "-", "path": "-", "headers": []}  # type: ignore[assignment]
+        headers = self._gate.note_refusal(scope, refusal.status)
         if self._owes_answer():
             self.transport.abort()
             return
@@ -214,24 +216,11 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        self.transport.write(refusal.response(named))
+        self.transport.write(whole_answer(refusal, headers))
         self._linger()
 
-    def _refused_scope(self) -> Scope:
-        """What is known of the request that is being read, as far as it may be written down."""
-        if self._is_in_message and "path" in self.scope:
-            return self.scope  # type: ignore[return-value]
-        scope: Scope = {"method": "-", "path": "-", "headers": []}
-        # A key that stands in the path is known as one only by the header that may still be missing.
-        if self._is_in_message and self._has_head:
-            scope["method"] = self.parser.get_method().decode("ascii")
-            scope["headers"] = self.headers
-            if self.url.startswith(b"/"):
-                scope["path"] = unquote(_END_OF_PATH.split(self.url.decode("latin-1"), maxsplit=1)[0])
-        return scope
-
     def _owes_answer(self) -> bool:
-        """Whether a request that came completely is not yet answered completely, or an answer has begun."""
+        """Return True if a complete request has no complete answer yet, or an answer has begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return bool(self.pipeline)
@@ -245,7 +234,7 @@ class Connection(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
 
     def _watch_reading(self) -> None:
-        """The next request may begin in the same piece of input as the last one ended in."""
+        """Start the time limit of a request that begins in the piece of input where the last one ended."""
         if self._is_in_message and self._read_timer is None and not self._is_deaf:
             self._start_read_timer()
 
@@ -261,55 +250,51 @@ class Connection(HttpToolsProtocol):
         self._read_timer = None
         # Stray bytes behind a request must not cost its answer; once that is out, the keep-alive time runs.
         if not self._owes_answer():
-            self._refuse(refusals.TIMED_OUT)
-
-    # --- Answering ------------------------------------------------------------------------------
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        # Not now: it is not known yet whether the body came together with the head.
-        self._next = cycle
-        if not self._is_feeding:
-            self.loop.call_soon(self._begin)
-
-    def _begin(self) -> None:
-        """If it is a request's turn: what the gate refuses is answered here; all else by a task."""
-        cycle, self._next = self._next, None
-        if cycle is None:
-            return
-        refused = None
-        if not (cycle.disconnected or self.flow.write_paused):
-            refused = self._gate.refusal(cycle.scope)  # type: ignore[arg-type]
-        if refused is None:
-            super()._start_asgi_task(cycle, self.app)
-            return
-        error, headers = refused
-        is_unread = self._is_in_body and cycle is self.cycle
-        closes = not cycle.keep_alive or is_unread or "Connection" in error.extra_headers
-        has_body = cycle.scope["method"] != "HEAD"
-        headers = [*cycle.default_headers, *headers]
-        self.transport.write(refusals.whole_answer(error, headers, closes=closes, has_body=has_body))
-        cycle.response_started = cycle.response_complete = True
-        if closes and not is_unread:
-            self.transport.close()
-        self.on_response_complete()
-        cycle.on_response = lambda: None  # else it and this connection would keep each other
+            self._refuse(TIMED_OUT)
 
     # --- Writing --------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the application writes."""
+        """Start the time limit of a client that reads more slowly than the application writes."""
         super().pause_writing()
-        self._delivery.pause()
+        if self._write_timer is None:
+            self._start_write_timer(self.WRITE_TIMEOUT_S)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Stop the time limit: the client has read everything."""
         super().resume_writing()
-        self._delivery.resume()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def on_response_complete(self) -> None:
-        """The answer is written, but perhaps not read; or the request was refused before it was read."""
+        """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
         super().on_response_complete()
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()
-        self._delivery.finish()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._start_write_timer(self.TAKE_TIMEOUT_S)
+
+    def _start_write_timer(self, timeout_s: float) -> None:
+        num_unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(timeout_s, self._on_write_timeout, timeout_s, num_unsent)
+
+    def _on_write_timeout(self, timeout_s: float, num_unsent: int) -> None:
+        if self.transport.get_write_buffer_size() < num_unsent:
+            return self._start_write_timer(timeout_s)
+        with contextlib.suppress(OSError):
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.transport.abort()
+
+
+def whole_answer(error: ApiError, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Encode an error as a whole answer of HTTP, after which the connection ends."""
+    body = msgspec.json.encode(error.body())
+    found = {"content-type": "application/json", "content-length": len(body), "connection": "close"} | error.headers()
+    lines = [
+        *(f"{name}: {value}\r\n".encode() for name, value in found.items()),
+        *(b"%b: %b\r\n" % item for item in headers),
+    ]
+    return b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body))

@@ -1,9 +1,8 @@
-"""Whether the server makes progress, and whether it can take work. Knows no HTTP.
+"""Liveness and readiness of the server. Knows no HTTP.
 
-Live is about progress: a server whose work does not move should be restarted by its platform. Ready is about the
-next request. Both count from the engine's last sign, not from the first probe: `Health.watch` asks an engine that is
-silent. Time in which this process did not run itself says nothing about the engine and does not count.
-Next to read: `routes/health.py`.
+The server is live while its requests make progress: a platform should restart it otherwise. It is ready while it takes
+requests. Both count from the engine's last message, not from the first probe: `Health.watch` pings a silent engine.
+Time in which this process itself was stopped does not count. Next to read: `routes/status.py`.
 """
 
 import asyncio
@@ -14,20 +13,20 @@ from quire.engine.process.client import EngineClient
 from quire.server.supervisor import Supervisor
 
 MAX_STALL_S = 30.0
-"""No step of the engine ends within this time while requests wait for one: something hangs."""
+"""The engine hangs if it has requests and ends no step within this time."""
 MAX_SILENT_S = 8.0
-"""An engine answers questions also while it computes."""
+"""An engine answers pings also while it computes."""
 LOOK_EVERY_S = 1.0
-"""An engine that said nothing for so long is asked for a sign."""
+"""An engine that has sent nothing for this time is pinged."""
 MAX_PAUSE_S = 5.0
-"""A look that comes so late means that this process stood still: it was stopped, or its machine slept."""
+"""If the watch is this late, this process was stopped, or its machine slept."""
 
 
 class Health:
-    """Answers probes, as often as they come, from what `watch` and the client noted."""
+    """Answers to probes, from the times that `watch` and the engine's client noted."""
 
     def __init__(self, supervisor: Supervisor, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: that of the client's times."""
+        """`clock`: the clock of the client's times."""
         self._supervisor = supervisor
         self._clock = clock
         self._looked_s: float | None = None
@@ -35,7 +34,7 @@ class Health:
         self._asking: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
-        """Look after the engine until cancelled."""
+        """Ping a silent engine until cancelled."""
         try:
             while True:
                 self._look()
@@ -45,21 +44,21 @@ class Health:
                 self._asking.cancel()
 
     def stall_s(self) -> float:
-        """Seconds without any step while there was work; 0 if there is none, or the engine is being started."""
+        """Return the seconds without a step while there are requests; 0 without requests or while the engine starts."""
         if not self._supervisor.is_ready or not self._supervisor.client.num_requests:
             return 0.0
         return self._since(self._supervisor.client.progress_s)
 
     def is_stalled(self) -> bool:
-        """Whether work hangs."""
+        """Return whether requests make no progress."""
         return self.stall_s() >= MAX_STALL_S
 
     def silence_s(self) -> float:
-        """Seconds since the engine's process said anything."""
+        """Return the seconds since the engine's last message."""
         return self._since(self._supervisor.client.last_heard_s)
 
     def answers(self) -> bool:
-        """Whether the engine is there and answers in time."""
+        """Return whether the engine runs and answers in time."""
         return self._supervisor.is_ready and self.silence_s() < MAX_SILENT_S
 
     def _since(self, moment_s: float) -> float:
@@ -67,7 +66,7 @@ class Health:
         return max(0.0, now_s - max(moment_s, self._resumed_s))
 
     def _note_time(self) -> float:
-        # Probes look here too: after a pause they may come before `watch`.
+        # After a pause a probe may come before `watch`.
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s > MAX_PAUSE_S:
             self._resumed_s = self._looked_s = now_s
@@ -80,7 +79,7 @@ class Health:
         client = self._supervisor.client
         if self._looked_s - client.last_heard_s >= LOOK_EVERY_S:
             self._asking = asyncio.create_task(self._ask(client), name="quire-ping")
-            # Nobody waits for it, and the engine may die.
+            # The engine may die meanwhile; without this, asyncio logs an exception that was never retrieved.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _ask(self, client: EngineClient) -> None:

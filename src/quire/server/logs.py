@@ -1,7 +1,7 @@
-"""Log lines of the server: one line each, as text or as JSON, and nothing in them that a terminal would obey.
+"""Log format of the server: one line per record, as text or JSON, with control characters escaped.
 
 A record's `fields` (given as `extra={"fields": {...}}`) become `name=value`, or members of the JSON object.
-Next to read: `gate/access.py`, which writes one line per request.
+Next to read: `gate.py`, which writes one line per request.
 """
 
 import datetime
@@ -16,7 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 def use_format(log_format: str) -> None:
-    """Have the handlers of Quire's log write "text" or "json". Mutates: the logger `quire`."""
+    """Make the handlers of Quire's log write "text" or "json". Mutates: the logger `quire`."""
     for handler in logging.getLogger("quire").handlers:
         handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
 
@@ -25,7 +25,7 @@ class TextFormatter(logging.Formatter):
     """`INFO quire.access: request method=GET path=/version status=200`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and below it the traceback if there is one."""
+        """Format one line, and below it the traceback if there is one."""
         parts = [f"{record.levelname} {record.name}: {escaped(record.getMessage())}"]
         parts += [f"{name}={shown(value)}" for name, value in fields_of(record).items()]
         line = " ".join(parts)
@@ -33,10 +33,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record, in ASCII."""
+    """Formatter of one JSON object per record, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format one line."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         content: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds"),
@@ -52,13 +52,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record brings beside its message."""
+    """Return the `fields` of a record, or nothing."""
     fields = getattr(record, "fields", None)
     return fields if isinstance(fields, dict) else {}
 
 
 def shown(value: object) -> str:
-    """A value as text without spaces around it, quoted where it is not plain."""
+    """Return a value as text, quoted where it is not plain."""
     if not isinstance(value, str):
         return str(value)
     text = value[:MAX_VALUE_CHARACTERS]
@@ -66,5 +66,5 @@ def shown(value: object) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text whose control characters, line ends and changes of direction are written out."""
+    """Escape control characters, line ends and changes of direction."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -1,7 +1,7 @@
-"""The description of the API: `python -m quire.server.openapi` writes it to docs/openapi.json.
+"""OpenAPI description of the server: `python -m quire.server.openapi` writes it to docs/openapi.json.
 
-Made from `ENDPOINTS` and the models in `protocol/`, and from nothing of a running server, so that it is the same
-everywhere. Tests hold the routes of `app.py`, and the answers that they give, to it. Next to read: `app.py`.
+It is made from `ENDPOINTS` and the models in `protocol/`, never from a running server. Tests compare the routes of
+`app.py` and their answers with it. Next to read: `app.py`.
 """
 
 import json
@@ -48,7 +48,7 @@ WITHOUT_BODY = (401, 500, 503)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route. `chunk`: the data of an event, where the answer can be a stream."""
+    """Description of a route. `chunk`: the data of an event, if the answer can be a stream."""
 
     method: str
     path: str
@@ -78,15 +78,15 @@ ENDPOINTS = (
     Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer, errors=(503,),
              is_open=True),
     Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
-    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
-    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=WITHOUT_BODY),
+    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
+    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
     Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, errors=WITHOUT_BODY, media_type="text/plain"),
     Endpoint("get", "/openapi.json", "This description", None, None, errors=WITHOUT_BODY),
 )  # fmt: skip
 
 
 def build_document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ErrorAnswer, "serialization")]
     for endpoint in ENDPOINTS:
         if endpoint.body is not None:
@@ -153,7 +153,7 @@ def _ref(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The document as it lies in docs/openapi.json."""
+    """Return the content of docs/openapi.json."""
     return json.dumps(build_document(), indent=1, ensure_ascii=False) + "\n"
 
 

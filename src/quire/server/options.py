@@ -1,7 +1,7 @@
-"""What an operator may choose of the server: one field is one flag of `quire serve` and one environment variable.
+"""Options of the server: each field is a flag of `quire serve` and an environment variable.
 
-API keys are no option, so that they never stand in a list of processes: `gate/keys.py` reads them from a file or from
-`QUIRE_API_KEY`. Engine settings are in `config.py`. Knows no HTTP. Next to read: `app.py`, `gate/__init__.py`.
+API keys are no options, so that a list of processes never shows one: `keys.py` reads them from a file or from
+`QUIRE_API_KEY`. Engine options are in `config.py`. Knows no HTTP. Next to read: `app.py`, `gate.py`.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ MAX_LIMIT = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where the server listens, who may use it and how much it takes. Times are in seconds, sizes in bytes."""
+    """Address, access and limits of the server. Times are in seconds, sizes in bytes."""
 
     host: str = option("127.0.0.1", "address to listen on", group="server")
     port: int = option(8000, "port to listen on; 0: any free one", group="server")
@@ -68,12 +68,12 @@ class ServerOptions:
                 raise ConfigError(f"{item.name}={value!r} is not one of {', '.join(choices)}")
 
     def model_name(self, engine: EngineOptions) -> str:
-        """What clients call the model."""
+        """Return the model's name in the API."""
         return self.served_model_name or engine.model
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         if self.host.lower() == "localhost":
             return True
         try:

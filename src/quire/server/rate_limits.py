@@ -1,6 +1,5 @@
-"""How much one API key may use in a minute: token buckets that fill up continuously.
+"""Limits of one API key per minute, as token buckets that fill up continuously. Knows no HTTP.
 
-There is one pair per key, so their number is bounded by the number of keys. Knows no HTTP.
 Next to read: `admission.py`.
 """
 
@@ -12,7 +11,7 @@ MINUTE_S = 60.0
 
 
 class Bucket:
-    """Holds up to `per_minute` and regains it within a minute. May be overdrawn by what is only known afterwards."""
+    """Token bucket of `per_minute`. Generated tokens, known only afterwards, may overdraw it."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -22,24 +21,24 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What is left now; below 0 if overdrawn."""
+        """Amount that is left now; below 0 if overdrawn."""
         now_s = self._clock()
         gained = max(0.0, now_s - self._at_s) * self.per_minute / MINUTE_S
         self._level, self._at_s = min(float(self.per_minute), self._level + gained), now_s
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` is there; 0 if it is. More than the bucket holds is there when it is full."""
+        """Return the seconds until `amount` is available, or the bucket is full."""
         missing = min(amount, self.per_minute) - self.level
         return max(0.0, missing) * MINUTE_S / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Use some, whether it is there or not. Mutates: the level."""
+        """Use an amount, even if it is not available. Mutates: the level."""
         self._level = self.level - amount
 
 
 class RateLimits:
-    """The buckets of one key; None where there is no limit."""
+    """Buckets of one key; None without a limit."""
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float]) -> None:
         def bucket(per_minute: int | None) -> Bucket | None:
@@ -49,19 +48,19 @@ class RateLimits:
         self.tokens = bucket(options.tokens_per_minute)
 
     def wait_s(self, num_tokens: int) -> float:
-        """Seconds until a request with so many prompt tokens may come; 0 for now."""
+        """Return the seconds until a request with `num_tokens` prompt tokens is allowed; 0 for now."""
         waits = [bucket.wait_s(amount) for bucket, amount in ((self.requests, 1), (self.tokens, num_tokens)) if bucket]
         return max(waits, default=0.0)
 
     def take(self, *, num_requests: int = 0, num_tokens: int = 0) -> None:
-        """Use some."""
+        """Use requests and tokens. Mutates: the buckets."""
         if self.requests is not None and num_requests:
             self.requests.take(num_requests)
         if self.tokens is not None and num_tokens:
             self.tokens.take(num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """OpenAI's `x-ratelimit-*`."""
+        """Return OpenAI's `x-ratelimit-*` headers."""
         found: list[tuple[bytes, bytes]] = []
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:

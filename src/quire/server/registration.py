@@ -1,7 +1,7 @@
-"""A note of each server that runs as this user on this machine, so that `quire ps` finds it.
+"""Notes of this user's running servers, for `quire ps`: one small JSON file per process.
 
-One small JSON file per process, in the user's state directory; it goes when the server ends in order, and `find`
-removes those of servers that did not. Knows no HTTP. Next to read: `run.py`, `../cli/ps.py`.
+They lie in the user's state directory. A server removes its note when it ends; `find` removes notes of killed servers.
+Knows no HTTP. Next to read: `run.py`, `../cli/ps.py`.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from quire import __version__
 
 LOGGER = logging.getLogger("quire.server")
 SAME_START_S = 2.0
-"""Clocks are read twice; a process that started further apart is another one with the same number."""
+"""Largest difference between two readings of a process's start. A larger one means that its id was used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """One server. `started_s`: since 1970, of its process."""
+    """A server. `started_s`: start of its process, since 1970."""
 
     pid: int
     url: str
@@ -35,7 +35,7 @@ class ServerNote:
     version: str
 
     def is_running(self) -> bool:
-        """Whether the process is still that server."""
+        """Return whether the process is still that server."""
         try:
             process = psutil.Process(self.pid)
             is_same = abs(process.create_time() - self.started_s) < SAME_START_S
@@ -45,13 +45,13 @@ class ServerNote:
 
 
 def directory() -> Path:
-    """Where the notes are. `XDG_STATE_HOME` moves it."""
+    """Return the directory of the notes. `XDG_STATE_HOME` moves it."""
     return Path(platformdirs.user_state_dir("quire", appauthor=False)) / "servers"
 
 
 @contextlib.contextmanager
 def registered(url: str, model: str) -> Iterator[None]:
-    """Leave a note of this process while the body runs. Where none can be written, a line in the log says so."""
+    """Keep a note of this process while the body runs. If it cannot be written, the log says so."""
     path = directory() / f"{socket.gethostname()}-{os.getpid()}.json"
     started_s = psutil.Process().create_time()
     note = ServerNote(os.getpid(), url, model, started_s, socket.gethostname(), __version__)
@@ -67,12 +67,12 @@ def registered(url: str, model: str) -> Iterator[None]:
 
 
 def find() -> list[ServerNote]:
-    """The servers that run on this machine, oldest first. Mutates: removes notes of servers that are gone."""
+    """Return the servers that run on this machine, oldest first. Mutates: removes notes of servers that are gone."""
     found = []
     for path in sorted(directory().glob("*.json")):
         note = _read(path)
         if note is None or note.host != socket.gethostname():
-            continue  # of another machine with the same home, or not ours
+            continue  # another machine with the same home directory, or not a note
         if note.is_running():
             found.append(note)
         else:

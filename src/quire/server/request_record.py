@@ -1,7 +1,7 @@
-"""What the server notes of one HTTP request for its log and its metrics: counts and names, never content.
+"""Record of one HTTP request for log and metrics: counts and names, never content.
 
-The gate makes one per request; whatever runs on behalf of it finds it with `current_record`.
-Next to read: `gate/access.py`, which writes it out, and `admission.py`, which counts tokens in it.
+The gate makes one per request; the tasks of the request find it with `current_record`.
+Next to read: `gate.py`, which logs it, and `admission.py`, which counts tokens in it.
 """
 
 import time
@@ -9,14 +9,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 CLIENT_LEFT = 499
-"""The status that is noted where the client left before there was one."""
+"""Status of a request whose client left before its answer began."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. `trace_headers`: the W3C headers that name its place in a distributed trace.
+    """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
-    `status`: of the answer. `is_noted`: its line is written. `started_s`: on `time.perf_counter()`.
+    `is_noted`: it is logged and counted. `started_s`: by `time.perf_counter()`.
     """
 
     request_id: str
@@ -32,15 +32,15 @@ class RequestRecord:
 
 
 RECORD_KEY = "quire.record"
-"""Where the ASGI scope of a request has its record."""
+"""Key of the record in the ASGI scope."""
 _CURRENT: ContextVar[RequestRecord | None] = ContextVar("quire_request_record", default=None)
 
 
 def current_record() -> RequestRecord | None:
-    """The record of the request that this task works for; None outside of any."""
+    """Return the record of the request that this task works for; None outside of requests."""
     return _CURRENT.get()
 
 
 def set_current_record(record: RequestRecord) -> None:
-    """Name the request that this task, and all that it starts from now on, works for."""
+    """Set the record for this task and the tasks that it starts."""
     _CURRENT.set(record)

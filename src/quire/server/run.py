@@ -1,7 +1,7 @@
-"""Serves until told to stop: binds the port, starts the engine, drains on SIGTERM.
+"""Life of the server: binds the port, starts the engine, serves, drains on SIGTERM.
 
-The port is bound before the model is loaded, so that a port in use is said at once; the health routes answer from
-then on. The first SIGTERM or SIGINT refuses new work and lets what runs finish; a second one ends it.
+The port is bound before the model is loaded, so that a port in use is an error at once; the health routes answer from
+then on. The first SIGTERM or SIGINT refuses new requests and lets running ones finish; a second one ends the server.
 Next to read: `app.py`.
 """
 
@@ -9,19 +9,21 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.app import make_app
-from quire.server.connection import Connection
-from quire.server.gate import wrap
+from quire.server.connection import ACCEPTED_AT_ONCE, Connection
+from quire.server.gate import Gate
 from quire.server.logs import use_format
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
@@ -30,12 +32,15 @@ from quire.server.supervisor import Supervisor
 
 LOGGER = logging.getLogger("quire.server")
 BACKLOG = 2048
+"""Connections that the kernel holds until the event loop accepts them."""
 LAST_WORDS_S = 2
-"""How long answers may take to reach their clients once nothing is computed any more."""
+"""Time that answers have to reach their clients after the last step."""
 DRAIN_CHECK_S = 0.02
+FILES_WARNING_S = 60.0
+"""At most one line about too many open files is logged within this time."""
 SWITCH_INTERVAL_S = 0.0005
-"""A template that is rendered holds the interpreter for so long each time the event loop, which needs it after every
-system call, wants it back. Python's 5 ms made a probe wait 0.7 s beside two of the worst templates."""
+"""Longest time that a thread keeps the interpreter from the event loop, which needs it after every system call.
+Python's 5 ms made a probe wait 0.7 s while two of the worst chat templates were rendered."""
 
 
 def serve(
@@ -50,13 +55,21 @@ def serve(
     """
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_file_limit()
     name = options.model_name(engine_options)
     with bind(options.host, options.port) as listener, registered(_url(listener), name):
         asyncio.run(_Service(listener, engine_options, options).run(on_ready))
 
 
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files, each connection being one, to the hard limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises: ConfigError if the address cannot be had."""
+    """Return a listening socket. Raises: ConfigError if the address is taken or not of this machine."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -79,16 +92,22 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, without its own handling of signals."""
+    """uvicorn without its own handling of signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are `_Service`'s."""
+        """Leave signals to `_Service`."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. The event loop takes its backlog for the kernel's too, which shall hold more."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
 
 class _Service:
-    """One run of the server, from the bound port to the last answer."""
+    """Run of the server, from the bound port to the last answer."""
 
     def __init__(
         self,
@@ -101,19 +120,21 @@ class _Service:
         self._supervisor = Supervisor(engine_options, self._on_engine_lost)
         self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
         config = uvicorn.Config(
-            wrap(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False,
+            Gate(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
         self._http = _HttpServer(config)
         self._failure: QuireError | None = None
         self._num_signals = 0
+        self._next_files_warning_s = 0.0
         self._stop_wanted = asyncio.Event()
         self._stop_now = asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Serve. Raises: why the engine cannot start or go on."""
+        """Serve. Raises: the error for which the engine cannot start or go on."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -149,8 +170,15 @@ class _Service:
         self._stop_wanted.set()
         self._stop_now.set()
 
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_files_warning_s:
+            self._next_files_warning_s = loop.time() + FILES_WARNING_S
+            LOGGER.error("no connection can be accepted: too many open files; raise the limit with `ulimit -n`")
+
     async def _drain(self) -> None:
-        """Refuse new work, and wait for what runs."""
+        """Refuse new requests and wait for running ones."""
         _notify("STOPPING=1")
         self._state.is_draining = True
         loop = asyncio.get_running_loop()

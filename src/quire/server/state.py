@@ -1,4 +1,4 @@
-"""What the routes of one server share. Made by `app.py`, found by routes with `state_of`."""
+"""State that the routes of one server share. Routes get it with `state_of`."""
 
 import os
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from quire.server.tracing import Tracer
 
 @dataclass(slots=True)
 class ServerState:
-    """One server. `is_draining`: it was told to stop and takes nothing new."""
+    """A server. `is_draining`: it was told to stop and refuses new requests."""
 
     options: ServerOptions
     model_name: str
@@ -32,7 +32,7 @@ class ServerState:
 
 
 def state_of(request: Request) -> ServerState:
-    """The server that a request came to."""
+    """Return the state of the server that got a request."""
     state = request.app.state.quire
     assert isinstance(state, ServerState)
     return state

@@ -1,4 +1,4 @@
-"""Keeps an engine process running: starts it, starts another when it dies, gives up when that happens too often.
+"""Supervisor of the engine process: starts it, replaces it when it dies, gives up when it dies too often.
 
 Knows no HTTP. Next to read: `engine/process/client.py`.
 """
@@ -22,7 +22,7 @@ DEATHS_WITHIN_S = 60.0
 
 
 class EngineState(enum.Enum):
-    """What the engine can do."""
+    """State of the engine as the server sees it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -31,7 +31,7 @@ class EngineState(enum.Enum):
 
 
 class Supervisor:
-    """One engine after the other. `on_stop` is called when there will be no more, with the reason or None."""
+    """Owner of the running engine. It calls `on_stop` with the reason when it starts no further one."""
 
     def __init__(self, options: EngineOptions, on_stop: Callable[[QuireError], None]) -> None:
         """Raises: ConfigError if the chat template cannot be read or does not parse."""
@@ -48,12 +48,12 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be computed."""
+        """True if the engine takes requests."""
         return self.state is EngineState.READY
 
     @property
     def client(self) -> EngineClient:
-        """The engine that runs. Raises: ApiError 503 while there is none."""
+        """The running engine. Raises: ApiError 503 while there is none."""
         if self._client is None or not self.is_ready:
             raise ApiError(503, f"the engine is {self.state.value}: try again in a moment", code="engine_not_ready",
                            retry_after_s=2)  # fmt: skip
@@ -68,7 +68,10 @@ class Supervisor:
         return self._front_end
 
     async def start(self) -> None:
-        """Start the first engine and the task that replaces it. Raises: why the model cannot be loaded."""
+        """Start the first engine and the task that replaces it.
+
+        Raises: the error of loading the model; EngineDeadError if the process ended meanwhile.
+        """
         await self._launch()
         self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
 
@@ -88,7 +91,7 @@ class Supervisor:
             front_end = await asyncio.to_thread(FrontEnd.load, ready.config, self._chat_template)
             await front_end.run(front_end.warm_up)
             self._front_end = front_end
-        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING) and not self._died.is_set():
             self.state = EngineState.READY
 
     def _on_death(self, error: EngineDeadError) -> None:
@@ -102,11 +105,13 @@ class Supervisor:
         while True:
             await self._died.wait()
             self._deaths.append(loop.time())
+            assert self._client is not None
+            how = await self._client.describe_end()
             if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
                 return self._give_up(EngineDeadError(
-                    f"the engine process died {MAX_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: giving up"
+                    f"{how}, the {MAX_DEATHS}th time within {DEATHS_WITHIN_S:.0f} s: giving up"
                 ))  # fmt: skip
-            LOGGER.error("the engine process died; starting another")
+            LOGGER.error("%s; starting another", how)
             try:
                 await self._launch()
             except QuireError as error:

@@ -19,7 +19,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 class Tracer:
-    """Writes spans after the fact, from the times that the engine measured."""
+    """Writer of spans after a request has ended, from the times that the engine measured."""
 
     def __init__(self, provider: Any) -> None:
         """`provider`: a `TracerProvider` of OpenTelemetry."""
@@ -29,7 +29,7 @@ class Tracer:
 
     @classmethod
     def load(cls, environment: Mapping[str, str]) -> "Tracer | None":
-        """The tracer that the environment asks for; None if it asks for none, or the extra is not there."""
+        """Return the tracer that the environment configures; None without one, or without the extra `otel`."""
         if not any(environment.get(name) for name in ENDPOINTS):
             return None
         if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -48,7 +48,7 @@ class Tracer:
         return cls(provider)
 
     def write(self, record: RequestRecord, metrics: RequestMetrics, finish_reasons: list[str]) -> None:
-        """The spans of one request that has ended."""
+        """Write the spans of one request that has ended."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -79,7 +79,7 @@ class Tracer:
 
 
 def phases(metrics: RequestMetrics) -> list[tuple[str, float, float]]:
-    """(name, start, end) of what a request went through, as far as it came. Units: seconds."""
+    """Return (name, start, end) of each phase that a request reached. Units: seconds."""
     moments = [
         ("queue", metrics.arrival_time_s),
         ("prefill", metrics.first_scheduled_time_s),

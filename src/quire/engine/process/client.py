@@ -103,7 +103,10 @@ class EngineClient:
         try:
             self.ready = await self._starting
         except BaseException:
+            how = None if self.dead_error is None or self._is_stopping else await self.describe_end()
             await self.stop()
+            if how is not None:
+                raise EngineDeadError(f"{how}, while it was loading the model") from None
             raise
         return self.ready
 
@@ -126,6 +129,17 @@ class EngineClient:
             await asyncio.sleep(REAP_CHECK_S)
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
+
+    async def describe_end(self) -> str:
+        """Wait until the process is gone. Returns: a sentence with the signal or status that it ended with."""
+        await self._reap()
+        status = None if self._process is None else self._process.returncode
+        if status is None:
+            return "the engine's process ended"
+        if status >= 0:
+            return f"the engine's process exited with status {status}"
+        hint = " (out of memory?)" if -status == signal.SIGKILL else ""
+        return f"the engine's process was killed by {signal.Signals(-status).name} ({-status}){hint}"
 
     def kill(self) -> None:
         """Kill the process."""

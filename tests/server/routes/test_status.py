@@ -1,25 +1,51 @@
+"""Routes about the server itself."""
+
 import asyncio
+import json
 import time
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire import __version__
+from quire.server.openapi import build_document
+from quire.server.protocol.models import ModelCard, ModelList
 from quire.server.supervisor import EngineState
+from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 from tests.server.served import serving
 
 
-def test_probes_of_a_server_that_is_well() -> None:
+def test_ready_server_answers_get_and_head() -> None:
     async def main() -> None:
         async with serving() as served:
             for path in ("/health/live", "/health/ready", "/health", "/ping"):
                 assert (await served.answer("GET", path)).status == 200
+                answer = await served.answer("HEAD", path)
+                assert (answer.status, answer.body) == (200, b"")
             assert (await served.answer("GET", "/version")).json == {"version": __version__}
+            answer = await served.answer("GET", "/metrics")
+            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+            families = {family.name for family in text_string_to_metric_families(answer.body.decode())}
+            assert {"quire_requests_running", "quire_generation_tokens", "process_resident_memory_bytes"} <= families
+            document = (await served.answer("GET", "/openapi.json")).json
+            assert document == json.loads(json.dumps(build_document()))
 
     asyncio.run(main())
 
 
+@in_loop
+async def test_only_the_served_model_exists() -> None:
+    app, _ = make_server()
+    async with requests_to(app) as client:
+        listed = (await client.get("/v1/models")).json()
+        one = (await client.get(f"/v1/models/{MODEL}")).json()
+        assert_error(await client.get("/v1/models/some/other"), 404, "model_not_found", "model")
+    assert ModelList.model_validate(listed).data == [ModelCard.model_validate(one)]
+    assert (one["id"], one["max_model_len"]) == (MODEL, 128)
+
+
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED])
-def test_without_an_engine_the_server_lives_but_is_not_ready(state: EngineState) -> None:
+def test_server_without_an_engine_is_live_and_not_ready(state: EngineState) -> None:
     async def main() -> None:
         async with serving() as served:
             served.supervisor.state = state
@@ -32,7 +58,7 @@ def test_without_an_engine_the_server_lives_but_is_not_ready(state: EngineState)
     asyncio.run(main())
 
 
-def test_a_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.server.health.MAX_STALL_S", 0.2)
 
     async def main() -> None:
@@ -46,9 +72,10 @@ def test_a_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: py
 
             served.executor.in_step = hang
             chat = asyncio.create_task(served.chat())
-            await asyncio.sleep(0.1)
             assert (await served.answer("GET", "/health/live")).status == 200
-            await asyncio.sleep(0.4)
+            async with asyncio.timeout(20):
+                while not served.state.health.is_stalled():
+                    await asyncio.sleep(0.01)
             answer = await served.answer("GET", "/health/live")
             assert (answer.status, answer.code) == (503, "engine_stalled")
             assert (await served.answer("GET", "/health/ready")).status == 200, "pings are answered beside a step"

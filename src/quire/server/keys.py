@@ -1,7 +1,7 @@
-"""API keys: where they come from, and whose one is. Knows no HTTP.
+"""API keys, from a file or the environment, and their callers. Knows no HTTP.
 
-A key is kept as its SHA-256 only. A token is hashed and compared with all keys in constant time, so that how long a
-refusal takes says nothing about how much of a guess was right. Next to read: `authentication.py`.
+Only the SHA-256 of a key is kept. A token is hashed and compared with all keys in constant time, so that the time of a
+refusal does not tell how much of a guess was right. Next to read: `gate.py`.
 """
 
 import hashlib
@@ -17,8 +17,6 @@ from quire.server.caller import Caller
 from quire.server.options import ServerOptions
 
 VARIABLE = "QUIRE_API_KEY"
-MAX_KEYS = 10_000
-MAX_KEY_FILE_BYTES = 4 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _SALT_OF = b"quire prefix cache of one key"
@@ -28,7 +26,7 @@ class KeyRing:
     """All keys of one server."""
 
     def __init__(self, names: Mapping[str, str | None]) -> None:
-        """`names`: key → its owner's name, None for one made from its hash. Raises: ConfigError."""
+        """`names`: key → name of its owner, or None for a name made from the hash. Raises: ConfigError."""
         self._callers: list[tuple[bytes, Caller]] = []
         client_ids: set[str] = set()
         for key, name in names.items():
@@ -45,7 +43,7 @@ class KeyRing:
 
     @classmethod
     def load(cls, options: ServerOptions, environment: Mapping[str, str]) -> "KeyRing":
-        """The keys of the file and of the environment. Raises: ConfigError, which never shows a key."""
+        """Read the keys of the file and of the environment. Raises: ConfigError, which never shows a key."""
         names: dict[str, str | None] = {}
         if VARIABLE in environment:
             keys = [key.strip() for key in environment[VARIABLE].split(",")]
@@ -57,15 +55,13 @@ class KeyRing:
                 if names.get(key) is not None:
                     raise ConfigError(f"api_key_file={options.api_key_file!r} has one key twice")
                 names[key] = name
-        if len(names) > MAX_KEYS:
-            raise ConfigError(f"{len(names)} API keys: at most {MAX_KEYS}")
         return cls(names)
 
     def __len__(self) -> int:
         return len(self._callers)
 
     def find(self, token: bytes) -> Caller | None:
-        """Whose token this is. Every key is compared, whichever matches."""
+        """Return the caller of a token, or None. Every key is compared, whichever matches."""
         digest = hashlib.sha256(token).digest()
         found = None
         for known, caller in self._callers:
@@ -77,8 +73,8 @@ class KeyRing:
 def _read_file(path: Path) -> list[tuple[str, str | None]]:
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_KEY_FILE_BYTES:
-            raise ConfigError(f"api_key_file={str(path)!r} is not a file of at most {MAX_KEY_FILE_BYTES} bytes")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"api_key_file={str(path)!r} is not a file")
         if status.st_uid == os.getuid() and status.st_mode & stat.S_IROTH:
             raise ConfigError(f"api_key_file={str(path)!r} can be read by everybody: run chmod o-r on it")
         lines = path.read_text(encoding="ascii").splitlines()
@@ -103,7 +99,7 @@ def _read_file(path: Path) -> list[tuple[str, str | None]]:
 
 
 def check_exposure(options: ServerOptions, keys: KeyRing) -> None:
-    """Raises: ConfigError if strangers could use the server."""
+    """Refuse a public address without a key. Raises: ConfigError."""
     if options.is_local or len(keys) or options.insecure:
         return
     raise ConfigError(

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.server.gate import keys as keys_module
-from quire.server.gate.keys import KeyRing, check_exposure
+from quire.server import keys as keys_module
+from quire.server.keys import KeyRing, check_exposure
 from quire.server.options import ServerOptions
 
 SECRET = "sk-very-secret"
@@ -41,13 +41,13 @@ def test_keys_of_a_file_may_have_names(tmp_path: Path) -> None:
     assert len(ring) == 4
 
 
-def test_no_key_is_found_for_what_is_none() -> None:
+def test_wrong_tokens_find_no_key() -> None:
     ring = KeyRing({SECRET: "ann"})
     for token in (b"", SECRET[:-1].encode(), SECRET.encode() + b" ", SECRET.upper().encode(), b"\xff", b"ann"):
         assert ring.find(token) is None
 
 
-def test_a_key_keeps_its_salt_across_restarts() -> None:
+def test_key_keeps_its_salt_across_restarts() -> None:
     assert KeyRing({SECRET: None}).find(SECRET.encode()) == KeyRing({SECRET: None}).find(SECRET.encode())
 
 
@@ -66,19 +66,19 @@ def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "bad name:key\n", "a:one\na:two\n", "a:same\nb:same\n", "two words\n"]
 )
-def test_a_file_that_is_wrong_is_refused_without_showing_a_key(tmp_path: Path, text: str) -> None:
+def test_wrong_file_is_refused_without_showing_a_key(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(key_file(tmp_path, text))
     assert "two words" not in str(caught.value)
     assert "same" not in str(caught.value)
 
 
-def test_a_file_for_everybody_is_refused(tmp_path: Path) -> None:
+def test_world_readable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="chmod"):
         load(key_file(tmp_path, SECRET, 0o644))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing-here"):
         load(tmp_path / "nothing-here")
     with pytest.raises(ConfigError, match="not a file"):
@@ -86,7 +86,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["", " , ,"])
-def test_an_empty_variable_is_an_error_not_an_open_door(value: str) -> None:
+def test_empty_variable_is_an_error(value: str) -> None:
     with pytest.raises(ConfigError, match="empty"):
         load(QUIRE_API_KEY=value)
 
@@ -96,7 +96,7 @@ def test_two_keys_with_one_name_are_refused() -> None:
         KeyRing({"one": "ann", "two": "ann"})
 
 
-def test_exposure_is_about_strangers() -> None:
+def test_public_address_without_a_key_is_refused() -> None:
     check_exposure(ServerOptions(), KeyRing({}))
     check_exposure(ServerOptions(host="0.0.0.0"), KeyRing({SECRET: None}))
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
