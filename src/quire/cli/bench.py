@@ -29,7 +29,7 @@ from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.options import chosen_engine_options, engine_options
 from quire.cli.output import Output, format_count
 from quire.cli.session import open_engine
-from quire.cli.values import LengthList
+from quire.cli.values import LENGTHS
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import ConfigError
 
@@ -53,13 +53,11 @@ SPEED_WIDTH = 20
     "bench", cls=VerbCommand, help=HELP, short_help="Measure prompt processing and generation speed.", examples=EXAMPLES
 )
 @click.argument("words", nargs=-1, metavar="[MODEL]")
-@click.option("-p", "--n-prompt", type=LengthList(), default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
-@click.option("-n", "--n-gen", type=LengthList(), default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
+@click.option("-p", "--n-prompt", type=LENGTHS, default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
+@click.option("-n", "--n-gen", type=LENGTHS, default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
+@click.option("-c", "--concurrency", type=LENGTHS, default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]")
 @click.option(
-    "-c", "--concurrency", type=LengthList(), default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]"
-)
-@click.option(
-    "-d", "--n-depth", type=LengthList(), default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
+    "-d", "--n-depth", type=LENGTHS, default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
 )
 @click.option(
     "-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, cls=GroupedOption, help="per row  [3]"

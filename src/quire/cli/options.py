@@ -1,7 +1,7 @@
-"""Flags made from `EngineOptions` and `SamplingParams`: same names with dashes, same defaults, one environment
-variable each (`QUIRE_MAX_MODEL_LEN`), so that Python, command line and reference cannot disagree.
+"""Flags made from `EngineOptions`, `ServerOptions` and `SamplingParams`: same names with dashes, same defaults, one
+environment variable each (`QUIRE_MAX_MODEL_LEN`), so that Python, command line and reference agree.
 
-Flags left out stay unset: the dataclass, the model's generation config or `resolve` chooses.
+A flag that is not given stays unset: the dataclass, the model's generation config or `resolve` chooses.
 Next to read: `values.py`, then `run.py`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import click
 
 from quire.cli.command import GroupedOption
-from quire.cli.values import ByteSize, JsonObject, Length, StructuredForm, Text, TokenBias
+from quire.cli.values import BYTES, JSON_OBJECT, LENGTH, STRUCTURED, TEXT, TOKEN_BIAS
 from quire.config import EngineOptions
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.server.options import ServerOptions
@@ -46,20 +46,37 @@ SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "logit_bias": "add a bias in [-100, 100] to a token's logit",
     "allowed_token_ids": "generate nothing but this token id",
-    "structured_outputs": 'form of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
+    "structured_outputs": 'structure of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
 }
-"""Help of each field of `SamplingParams`; a test holds the two together."""
+"""Help of each field of `SamplingParams`; a test compares the names."""
+COMPUTED_DEFAULTS = {
+    "tokenizer": "the model's",
+    "revision": "main",
+    "hf_overrides": "none",
+    "chat_template": "the model's",
+    "quantization": "none",
+    "max_model_len": "the model's context, at most 8192 and what fits in memory",
+    "block_size": "32 on a CPU, 16 on a GPU",
+    "kv_cache_memory_bytes": "computed from the memory",
+    "num_blocks_override": "computed from the memory",
+    "max_num_waiting": "no limit",
+    "served_model_name": "the model option",
+    "api_key_file": "none",
+    "requests_per_minute": "no limit",
+    "tokens_per_minute": "no limit",
+}
+"""Shown defaults of engine and server options whose default is None; a test compares them with `resolve`."""
 
 
 def engine_options(
     *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
 ) -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `EngineOptions`, but those in `without`. `defaults` overrides those shown."""
+    """Decorate with one flag per field of `EngineOptions` that is not in `without`. `defaults` are shown instead."""
     return _option_flags(EngineOptions, "engine", without, defaults or {})
 
 
 def server_options() -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `ServerOptions`."""
+    """Decorate with one flag per field of `ServerOptions`."""
     return _option_flags(ServerOptions, "server", frozenset(), {})
 
 
@@ -80,7 +97,7 @@ def _option_flags(
 
 
 def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `SamplingParams`. `defaults` overrides the default shown for a field."""
+    """Decorate with one flag per field of `SamplingParams`. `defaults` are shown instead of the field's."""
     hints = get_type_hints(SamplingParams)
 
     def decorate(function: _Decorated) -> _Decorated:
@@ -96,17 +113,17 @@ def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[
 
 
 def chosen_engine_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the engine flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    """Remove the engine flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
     return _take(values, "engine", [item.name for item in fields(EngineOptions)])
 
 
 def chosen_server_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the server flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    """Remove the server flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
     return _take(values, "server", [item.name for item in fields(ServerOptions)])
 
 
 def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the sampling flags that were set out of a verb's keyword arguments. Mutates: `values`."""
+    """Remove the sampling flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
     chosen = _take(values, "sampling", [item.name for item in fields(SamplingParams)])
     if "logit_bias" in chosen:
         chosen["logit_bias"] = dict(chosen["logit_bias"])
@@ -114,12 +131,12 @@ def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment_name(field_name: str) -> str:
-    """The environment variable of a field: `max_model_len` → `QUIRE_MAX_MODEL_LEN`."""
+    """Return the environment variable of a field: `max_model_len` → `QUIRE_MAX_MODEL_LEN`."""
     return f"QUIRE_{field_name.upper()}"
 
 
 def parse_sampling_value(name: str, text: str) -> Any:
-    """The value of one sampling field written as text, e.g. in the chat's `/set temperature 0.7`.
+    """Parse the value of one sampling field, e.g. of the chat's `/set temperature 0.7`.
 
     Raises: click.BadParameter on a malformed value; KeyError on an unknown field.
     """
@@ -149,24 +166,24 @@ def _flag(
 
 
 def _click_settings(hint: Any, name: str) -> dict[str, Any]:
-    """How Click reads a value of a field's type."""
+    """Return the settings of a Click option for values of a field's type."""
     kinds = {get_origin(kind) or kind for kind in _alternatives(hint)} - {type(None)}
     if bool in kinds:
         return {"is_flag": True, "type": click.BOOL}
     if name == "logit_bias":
-        return {"type": TokenBias(), "multiple": True}
+        return {"type": TOKEN_BIAS, "multiple": True}
     if StructuredOutputsParams in kinds:
-        return {"type": StructuredForm()}
+        return {"type": STRUCTURED}
     if Mapping in kinds:
-        return {"type": JsonObject()}
+        return {"type": JSON_OBJECT}
     if Sequence in kinds:
         element = next(get_args(kind)[0] for kind in _alternatives(hint) if get_origin(kind) is Sequence)
-        return {"type": Length() if element is int else Text(), "multiple": True}
+        return {"type": LENGTH if element is int else TEXT, "multiple": True}
     if float in kinds:
         return {"type": click.FLOAT}
     if int in kinds:
-        return {"type": ByteSize() if "bytes" in name else Length()}
-    return {"type": Text()}
+        return {"type": BYTES if "bytes" in name else LENGTH}
+    return {"type": TEXT}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -176,7 +193,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 def _default_text(item: Field[Any]) -> str:
     value = item.default
     if value is MISSING or value is None or value == ():
-        return ""
+        return COMPUTED_DEFAULTS.get(item.name, "")
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

@@ -8,17 +8,17 @@ import click
 from quire.cli.command import VerbCommand, output_of
 from quire.cli.options import chosen_engine_options, chosen_server_options, engine_options, server_options
 from quire.cli.progress import show_progress
-from quire.cli.session import configure_logging
 from quire.config import EngineOptions
 from quire.weights.sources import resolve_source
 
 DEFAULTS = {"performance_mode": "interactivity"}
-"""Several people watch several answers: none shall stand still for another's prompt."""
+"""A server streams several answers: a long prompt must not stall them."""
 
 
 @click.command(
     "serve",
     cls=VerbCommand,
+    log_level="INFO",  # one line per request
     examples=("quire serve", "quire serve ./model.gguf --port 8080 --max-num-seqs 64"),
 )
 @click.argument("model", required=False)
@@ -27,14 +27,13 @@ DEFAULTS = {"performance_mode": "interactivity"}
 def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     output = output_of()
-    configure_logging(output, "INFO")  # one line per request
     from quire.server.logs import use_format
     from quire.server.options import ServerOptions
 
     options = ServerOptions(**chosen_server_options(values))
     if options.log_format == "json":
         use_format(options.log_format)
-        output.logger = logging.getLogger("quire.server")  # a line that is not JSON would be lost, or worse
+        output.logger = logging.getLogger("quire.server")  # programs read each line of stderr as JSON
     chosen = chosen_engine_options(values)
     engine = EngineOptions.from_kwargs(**{**DEFAULTS, **chosen, **_named_model(model, chosen)})
     with show_progress(output) as progress:

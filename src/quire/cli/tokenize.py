@@ -48,7 +48,7 @@ def tokenize_command(
     arguments = split_arguments(words, {"model": engine_model}, what="text", plain_word_is_model=False)
     if system and not template:
         raise click.UsageError("--system needs --template")
-    text = read_text(arguments)
+    text = read_text(arguments.text, missing=arguments.missing_text)
     if text is None:
         raise click.UsageError("no text: give one, or pipe it in")
     encoder = open_tokenizer(open_model(arguments.model, revision, output), tokenizer)
