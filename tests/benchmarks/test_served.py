@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import served
 from benchmarks.served import Report, line, measure_case
-from quire.cli.load_client import Answer
-from quire.cli.load_run import Load, LoadResult
+from quire.cli.load_client import Load, LoadResult
+from quire.cli.server_client import Answer
 
 
 class StandIn:

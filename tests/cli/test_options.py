@@ -7,7 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from quire.cli.main import VERBS, cli
 from quire.cli.options import (
+    COMPUTED_DEFAULTS,
     SAMPLING_HELP,
     chosen_engine_options,
     chosen_sampling,
@@ -16,9 +18,13 @@ from quire.cli.options import (
     parse_sampling_value,
     sampling_options,
 )
-from quire.config import EngineOptions
+from quire.cli.other_options import OTHER_OPTIONS
+from quire.config import DEFAULT_MAX_MODEL_LEN_CAP, EngineOptions
+from quire.resolve import CPU_BLOCK_SIZE, GPU_BLOCK_SIZE
 from quire.sampling_params import SamplingParams
+from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
+from tests.cli.command_line import call
 
 Chosen = tuple[dict[str, Any], dict[str, Any]]
 
@@ -41,6 +47,13 @@ def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
 
 def test_every_sampling_field_has_help() -> None:
     assert set(SAMPLING_HELP) == {item.name for item in fields(SamplingParams)}
+
+
+def test_every_unset_default_says_what_is_computed() -> None:
+    unset = [item.name for kind in (EngineOptions, ServerOptions) for item in fields(kind) if item.default is None]
+    assert set(COMPUTED_DEFAULTS) == set(unset)
+    assert COMPUTED_DEFAULTS["block_size"] == f"{CPU_BLOCK_SIZE} on a CPU, {GPU_BLOCK_SIZE} on a GPU"
+    assert f"at most {DEFAULT_MAX_MODEL_LEN_CAP} " in COMPUTED_DEFAULTS["max_model_len"]
 
 
 def test_nothing_given_is_nothing_chosen() -> None:
@@ -121,3 +134,30 @@ def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type
 )
 def test_values_written_in_the_chat(name: str, text: str, value: object) -> None:
     assert parse_sampling_value(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "message"),
+    [
+        ("serve", "--ctx-size", "No such option '--ctx-size': --max-model-len is the context length here"),
+        ("serve", "--api-key", "set QUIRE_API_KEY, or use --api-key-file"),
+        ("chat", "--api-key", "which others can read: set QUIRE_API_KEY (see"),
+        ("chat", "--temp", "--temperature is its whole name"),
+        ("serve", "--disable-log-requests", "--quiet leaves the lines of requests out"),
+        ("ps", "--ctx-size", "No such option '--ctx-size' (see"),
+    ],
+)
+def test_option_of_another_engine_names_the_one_here(verb: str, option: str, message: str) -> None:
+    result = call(verb, option, "1")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_options_of_other_engines_are_not_options_here() -> None:
+    with cli.make_context("quire", ["version"]) as context:
+        for verb in VERBS:
+            command = cli.get_command(context, verb)
+            assert command is not None
+            names = {name for parameter in command.params for name in parameter.opts}
+            if verb in ("serve", "run"):
+                assert not names & set(OTHER_OPTIONS)

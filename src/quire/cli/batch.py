@@ -201,7 +201,7 @@ def _progress(output: Output) -> Iterator[Callable[["BatchCounts"], None]]:
     start_s = time.monotonic()
     next_s = start_s + (0.0 if redraws else LINE_INTERVAL_S)
 
-    def show(counts: BatchCounts) -> None:
+    def show(counts: "BatchCounts") -> None:
         nonlocal next_s
         now_s = time.monotonic()
         if now_s < next_s:

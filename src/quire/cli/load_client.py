@@ -75,7 +75,7 @@ class StreamClient:
         answer.status = parser.get_status_code()
         # Servers that do not count their tokens send one at a time.
         answer.num_tokens = answer.num_tokens or len(answer.chunk_times)
-        if answer.error is not None or not parser.should_keep_alive():
+        if answer.error is not None or not response.keeps_alive:
             self.close()
         return answer
 
@@ -109,14 +109,17 @@ class _Response:
 
     def __init__(self, answer: Answer) -> None:
         self.is_complete = False
+        self.keeps_alive = True
         self._answer = answer
         self._is_stream = False
         self._rest = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Notice a stream of events."""
+        """Notice a stream of events, and the end of the connection."""
         if name.lower() == b"content-type":
             self._is_stream = value.startswith(b"text/event-stream")
+        elif name.lower() == b"connection":
+            self.keeps_alive = value.lower() != b"close"
 
     def on_body(self, body: bytes) -> None:
         """Take the complete lines of a stream; comments and blank lines are skipped."""
@@ -230,8 +233,9 @@ async def _open_loop(endpoint: Endpoint, load: Load, bodies: Sequence[Body], see
 
     tasks: list[asyncio.Task[Answer]] = []
     for body in bodies:
+        if tasks:
+            await asyncio.sleep(gaps.expovariate(load.rate))
         tasks.append(asyncio.create_task(one(body)))
-        await asyncio.sleep(gaps.expovariate(load.rate))
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -4,6 +4,7 @@ On a terminal one view that is redrawn, elsewhere one line per interval. Next to
 """
 
 import contextlib
+import os
 import select
 import sys
 import time
@@ -72,7 +73,8 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     def wait(seconds: float) -> bool:
         end_s = time.monotonic() + seconds
         while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
-            if sys.stdin.read(1) in ("q", "Q", ""):
+            typed = os.read(sys.stdin.fileno(), 64)
+            if not typed or b"q" in typed.lower():
                 return True
         return False
 
