@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -60,7 +61,7 @@ class Terminated(BaseException):
 
 _SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 SEND_AGAIN_S = 0.01
-"""Time after which a dropped signal is sent again, until it arrives."""
+"""Time after which a dropped signal is sent again."""
 
 
 class RootGroup(click.Group):
@@ -164,9 +165,15 @@ def _send_again(unraisable: Any) -> None:
     if number is None:
         sys.__unraisablehook__(unraisable)
         return
-    timer = threading.Timer(SEND_AGAIN_S, os.kill, (os.getpid(), number))
-    timer.daemon = True
-    timer.start()
+    is_returning = threading.Event()
+
+    def send() -> None:
+        is_returning.wait()  # within this hook the exception would be dropped once more
+        time.sleep(SEND_AGAIN_S)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    is_returning.set()
 
 
 def _prepare_streams() -> None:
