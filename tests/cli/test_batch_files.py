@@ -192,7 +192,7 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     assert [line["custom_id"] for line in read_lines(path)] == ["a", "b"]
 
 
-def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "out", os.write
     with AnswerFile(path) as answers:
         answers.write(good("a"))

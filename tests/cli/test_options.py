@@ -11,12 +11,10 @@ from quire.cli.main import VERBS, cli
 from quire.cli.options import (
     COMPUTED_DEFAULTS,
     SAMPLING_HELP,
-    chosen_engine_options,
-    chosen_sampling,
-    engine_options,
+    chosen_options,
     environment_name,
+    option_flags,
     parse_sampling_value,
-    sampling_options,
 )
 from quire.cli.other_options import OTHER_OPTIONS
 from quire.config import DEFAULT_MAX_MODEL_LEN_CAP, EngineOptions
@@ -34,10 +32,10 @@ def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
     seen: list[Chosen] = []
 
     @click.command()
-    @sampling_options()
-    @engine_options(without=frozenset({"seed"}))
+    @option_flags(SamplingParams)
+    @option_flags(EngineOptions, without=frozenset({"seed"}))
     def verb(**values: Any) -> None:
-        seen.append((chosen_engine_options(values), chosen_sampling(values)))
+        seen.append((chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)))
         assert values == {}, "every flag belongs to one of the two"
 
     result = CliRunner().invoke(verb, arguments, env=env, catch_exceptions=False)
@@ -103,9 +101,9 @@ def test_environment_sets_what_the_command_line_does_not() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("options_class", [EngineOptions, SamplingParams])
+@pytest.mark.parametrize("options_class", [EngineOptions, ServerOptions, SamplingParams])
 def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type) -> None:
-    decorate = engine_options() if options_class is EngineOptions else sampling_options()
+    decorate = option_flags(options_class)
     command = click.command()(decorate(lambda **values: None))
     options = {parameter.opts[0]: parameter for parameter in command.params}
     for item in fields(options_class):

@@ -18,7 +18,7 @@ def test_page_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--check"]) == 0, "run: python -m quire.cli.reference"
 
 
-def test_the_page_has_verbs_options_variables_and_codes() -> None:
+def test_page_has_verbs_options_variables_and_codes() -> None:
     text = render()
     for verb in VERBS:
         assert f"\n## quire {verb}\n" in text
@@ -29,7 +29,7 @@ def test_the_page_has_verbs_options_variables_and_codes() -> None:
         assert f"--{name.replace('_', '-')} " in text or f"]{name.replace('_', '-')}`" in text
 
 
-def test_all_placeholders_of_values_are_written_alike() -> None:
+def test_placeholders_are_in_capitals() -> None:
     """In capitals; a choice shows its values as they are."""
     context = click.Context(cli, info_name="quire")
     for name in VERBS:
@@ -42,7 +42,7 @@ def test_all_placeholders_of_values_are_written_alike() -> None:
             assert text == text.upper() or isinstance(parameter.type, click.Choice), (name, parameter.name, text)
 
 
-def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = render()
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "77")

@@ -139,7 +139,7 @@ def test_unknown_single_word_suggests_the_prompt_form(
 
 
 @pytest.mark.model
-def test_the_default_model_answers(smollm2_path: Path) -> None:
+def test_default_model_answers(smollm2_path: Path) -> None:
     # In float32: the first token of this answer leads by less than 0.1 nats, which is within bfloat16's rounding.
     result = call_process(
         *("run", str(smollm2_path), "What is the capital of France?", "--temperature", "0", "--dtype", "float32")

@@ -48,7 +48,7 @@ def test_template(tiny: Path) -> None:
     assert call("show", str(tiny), "--template").stdout == TEMPLATE + "\n"
 
 
-def test_a_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:
+def test_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:
     path = make_tiny_directory(tmp_path / "tiny")
     (path / "tokenizer.json").write_text("{")
     value = parsed(call("show", str(path), "--json"))

@@ -22,7 +22,7 @@ import click
 from quire.cli.batch_files import STDIN, AnswerFile, check_output, read_requests
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_engine_options, engine_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import LINE_INTERVAL_S, draws_bars, show_progress
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
@@ -62,7 +62,7 @@ STOP_S = 10.0
               help="times to ask a busy server again  [20]")  # fmt: skip
 @click.option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S", cls=GroupedOption,
               help="time to wait for one answer  [600]")  # fmt: skip
-@engine_options()
+@option_flags(EngineOptions)
 def batch_command(
     source: Path, target: Path, url: str | None, concurrency: int, max_retries: int, timeout_s: float, **values: Any
 ) -> None:
@@ -75,7 +75,7 @@ def batch_command(
         _refuse_engine_options(ctx)
     if str(target) == STDIN:
         raise click.UsageError("-o needs a file: the answers are kept for the next run")
-    options = EngineOptions.from_kwargs(**chosen_engine_options(values))
+    options = EngineOptions.from_kwargs(**chosen_options(values, EngineOptions))
     check_output(target)
     requests = read_requests(source)
     counts = BatchCounts(len(requests))

@@ -15,7 +15,7 @@ from quire.cli.arguments import read_prompt
 from quire.cli.chat import Chat, Message, Reply, statistics_line
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_sampling, sampling_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.server_client import (
     CHAT_PATH,
@@ -50,12 +50,12 @@ EXAMPLES = (
 @click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
 @click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
 @click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
-@sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+@option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 def chat_command(prompt: str | None, url: str | None, model: str | None, system: str | None, **values: Any) -> None:
     """Check the parameters, then find the model and answer."""
     ctx = click.get_current_context()
     output = output_of(ctx)
-    chosen = chosen_sampling(values)
+    chosen = chosen_options(values, SamplingParams)
     defaults = {"max_tokens": max(DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))}
     params = SamplingParams(**{**defaults, **chosen})  # a bad value must not wait for a server
     text = read_prompt(prompt, missing="no prompt was given")

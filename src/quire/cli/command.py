@@ -63,7 +63,7 @@ class VerbCommand(click.Command):
             raise click.UsageError(f"No such option '{error.option_name}': {text}", ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section per option group, in order of first use; the output options last."""
+        """Write one section per option group, in order of first use; the output options last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -77,7 +77,7 @@ class VerbCommand(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The worked examples."""
+        """Write the worked examples."""
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
@@ -120,7 +120,7 @@ def output_of(ctx: click.Context | None = None) -> Output:
 
 
 def output_options(group: click.Group) -> click.Group:
-    """Decorator: add `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
+    """Decorate with `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
     group.params[:0] = _make_output_options()
     return group
 

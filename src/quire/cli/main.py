@@ -68,7 +68,7 @@ class RootGroup(click.Group):
     """Imports a verb when it is named, and ends the process with a documented exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Verbs in the order of the help."""
+        """Return the verbs in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -92,7 +92,7 @@ class RootGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs by section, from the table: the modules are not imported."""
+        """Write the verbs by section from `VERBS`: their modules are not imported."""
         width = max(map(len, VERBS))
         for section in dict.fromkeys(verb.section for verb in VERBS.values()):
             with formatter.section(section):
@@ -152,7 +152,7 @@ def _leave_at_once(exit_code: int) -> NoReturn:
 
 
 def _prepare_signals() -> None:
-    """SIGTERM and Ctrl-C become exceptions, wherever they arrive."""
+    """Turn SIGTERM and Ctrl-C into exceptions."""
     signal.signal(signal.SIGTERM, _on_sigterm)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
         signal.signal(signal.SIGINT, signal.default_int_handler)

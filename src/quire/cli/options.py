@@ -19,8 +19,8 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
 
-SAMPLING_GROUP = "Sampling"
-ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
+GROUPS = {"debug": "Debugging"}
+_PREFIXES: dict[type[Any], str] = {EngineOptions: "engine", ServerOptions: "server", SamplingParams: "sampling"}
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 SAMPLING_HELP = {
@@ -68,63 +68,26 @@ COMPUTED_DEFAULTS = {
 """Shown defaults of engine and server options whose default is None; a test compares them with `resolve`."""
 
 
-def engine_options(
-    *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
+def option_flags(
+    kind: type[Any], *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
 ) -> Callable[[_Decorated], _Decorated]:
-    """Decorate with one flag per field of `EngineOptions` that is not in `without`. `defaults` are shown instead."""
-    return _option_flags(EngineOptions, "engine", without, defaults or {})
-
-
-def server_options() -> Callable[[_Decorated], _Decorated]:
-    """Decorate with one flag per field of `ServerOptions`."""
-    return _option_flags(ServerOptions, "server", frozenset(), {})
-
-
-def _option_flags(
-    kind: type[Any], prefix: str, without: frozenset[str], defaults: Mapping[str, str]
-) -> Callable[[_Decorated], _Decorated]:
+    """Decorate with one flag per field of `kind` that is not in `without`. `defaults` are shown instead of its own."""
     hints = get_type_hints(kind)
 
     def decorate(function: _Decorated) -> _Decorated:
         for item in reversed(fields(kind)):
             if item.name not in without:
-                group = ENGINE_GROUPS.get(item.metadata["group"], item.metadata["group"].title())
-                note = defaults.get(item.name, _default_text(item))
-                function = _flag(item, hints[item.name], group, item.metadata["help"], note, prefix)(function)
+                shown = (defaults or {}).get(item.name, _default_text(item, kind))
+                function = _flag(item, hints[item.name], shown, _PREFIXES[kind])(function)
         return function
 
     return decorate
 
 
-def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[_Decorated], _Decorated]:
-    """Decorate with one flag per field of `SamplingParams`. `defaults` are shown instead of the field's."""
-    hints = get_type_hints(SamplingParams)
-
-    def decorate(function: _Decorated) -> _Decorated:
-        for item in reversed(fields(SamplingParams)):
-            shown = (defaults or {}).get(item.name)
-            if shown is None:
-                shown = "the model's" if item.name in MODEL_DEFAULTS else _default_text(item)
-            help_text = SAMPLING_HELP[item.name]
-            function = _flag(item, hints[item.name], SAMPLING_GROUP, help_text, shown, "sampling")(function)
-        return function
-
-    return decorate
-
-
-def chosen_engine_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Remove the engine flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
-    return _take(values, "engine", [item.name for item in fields(EngineOptions)])
-
-
-def chosen_server_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Remove the server flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
-    return _take(values, "server", [item.name for item in fields(ServerOptions)])
-
-
-def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    """Remove the sampling flags from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
-    chosen = _take(values, "sampling", [item.name for item in fields(SamplingParams)])
+def chosen_options(values: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Remove the flags of `kind` from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
+    taken = {item.name: values.pop(f"{_PREFIXES[kind]}_{item.name}", None) for item in fields(kind)}
+    chosen = {name: value for name, value in taken.items() if value is not None and value != ()}
     if "logit_bias" in chosen:
         chosen["logit_bias"] = dict(chosen["logit_bias"])
     return chosen
@@ -148,20 +111,20 @@ def parse_sampling_value(name: str, text: str) -> Any:
     return dict([value]) if name == "logit_bias" else [value]
 
 
-def _flag(
-    item: Field[Any], hint: Any, group: str, help_text: str, default_text: str, prefix: str
-) -> Callable[[_Decorated], _Decorated]:
+def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callable[[_Decorated], _Decorated]:
     settings = _click_settings(hint, item.name)
     if item.metadata.get("choices"):
         settings["type"] = click.Choice(item.metadata["choices"])
     flag = "--" + item.name.replace("_", "-")
     if settings.get("is_flag"):
         flag = f"{flag}/--no-{flag[2:]}"
+    group = item.metadata.get("group", "sampling")
     variable = environment_name(item.name)
     shown = f"{default_text}; {variable}" if default_text else variable
+    help_text = item.metadata.get("help") or SAMPLING_HELP[item.name]
     return click.option(
-        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=group, default=None, envvar=variable,
-        help=f"{help_text}  [{shown}]", **settings,
+        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=GROUPS.get(group, group.title()), default=None,
+        envvar=variable, help=f"{help_text}  [{shown}]", **settings,
     )  # fmt: skip
 
 
@@ -190,13 +153,10 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
 
 
-def _default_text(item: Field[Any]) -> str:
+def _default_text(item: Field[Any], kind: type[Any]) -> str:
     value = item.default
+    if kind is SamplingParams and item.name in MODEL_DEFAULTS:
+        return "the model's"
     if value is MISSING or value is None or value == ():
-        return COMPUTED_DEFAULTS.get(item.name, "")
+        return COMPUTED_DEFAULTS.get(item.name, "") if kind is not SamplingParams else ""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def _take(values: dict[str, Any], prefix: str, names: list[str]) -> dict[str, Any]:
-    taken = {name: values.pop(f"{prefix}_{name}", None) for name in names}
-    return {name: value for name, value in taken.items() if value is not None and value != ()}

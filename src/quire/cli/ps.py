@@ -22,7 +22,7 @@ HEADER = ("PID", "MODEL", "URL", "STATE", "RUNNING", "WAITING", "MEMORY", "UP")
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """One server as it is now. `running` and `waiting` are None where its metrics cannot be read."""
+    """The present state of one server. `running` and `waiting` are None where its metrics cannot be read."""
 
     pid: int
     model: str

@@ -11,7 +11,7 @@ import click
 from quire.cli.arguments import ModelAndText, prompt_form, read_prompt, split_arguments
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_engine_options, chosen_sampling, engine_options, sampling_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
@@ -48,13 +48,13 @@ EXAMPLES = (
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
 @click.option("--raw", is_flag=True, cls=GroupedOption, help="continue the text itself, without the chat template")
-@sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-@engine_options(without=frozenset({"seed"}))
+@option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+@option_flags(EngineOptions, without=frozenset({"seed"}))
 def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
-    engine_values, chosen = chosen_engine_options(values), chosen_sampling(values)
+    engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
     if chosen.get("seed") is not None:
         engine_values["seed"] = chosen["seed"]
     arguments = split_arguments(words, engine_values, what="prompt")

@@ -1,4 +1,4 @@
-"""A verb's engine: opens it with progress and notes, runs one request at a time, and stops it on Ctrl-C.
+"""The engine of a verb: opens with progress and notes, runs one request at a time, stops on Ctrl-C.
 
 Knows the engine's public methods and no tensors. The first Ctrl-C ends the generation, the second one the command.
 Next to read: `run.py`, `chat.py`.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 DEFAULT_MAX_TOKENS = 512
-"""Length of an answer in `run` and in the chat, where neither the user nor the model's generation config says."""
+"""Limit of an answer in `run` and in the chat if neither the user nor the model's generation config sets one."""
 _REQUEST_IDS = itertools.count()
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished (or interrupted) request and its times, in seconds."""
+    """A finished or interrupted request and its times, in seconds."""
 
     output: RequestOutput
     time_to_first_token_s: float | None
@@ -66,7 +66,7 @@ class Generation:
         )  # fmt: skip
 
     def timings(self) -> dict[str, float | None]:
-        """The times as they appear in JSON."""
+        """Return the times as they appear in JSON."""
         return {
             "time_to_first_token_s": self.time_to_first_token_s,
             "decode_s": self.decode_s,
@@ -80,7 +80,7 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
     """Build an engine, describe it on stderr, and shut it down at the end."""
     start = time.perf_counter()
     with show_progress(output) as progress:
-        # A model that is not there must be reported before seconds go into importing torch.
+        # A missing model is reported before torch is imported, which takes seconds.
         resolve_source(options.model, revision=options.revision, progress=progress)
         from quire.engine.build import build_engine
 
@@ -102,12 +102,12 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
 
 def sampling_params_for(engine: "LLMEngine", chosen: Mapping[str, Any]) -> SamplingParams:
-    """`chosen` flags, else the model's generation defaults, else `SamplingParams`; answers of `DEFAULT_MAX_TOKENS`.
+    """Merge `chosen` flags, the model's generation defaults, `DEFAULT_MAX_TOKENS` and those of `SamplingParams`.
 
     Raises: InvalidParameterError.
     """
     defaults = {"max_tokens": DEFAULT_MAX_TOKENS, **engine.config.model.generation_defaults}
-    SamplingParams(**defaults)  # a bad recommendation is named before anything is done with it
+    SamplingParams(**defaults)  # a bad default of the model is an error of its own
     defaults["max_tokens"] = max(defaults["max_tokens"], chosen.get("min_tokens", 0))
     return SamplingParams(**{**defaults, **chosen})
 

@@ -81,7 +81,7 @@ def tokenize_command(
 
 
 def token_text(tokenizer: "Tokenizer", token_id: int) -> str:
-    """What one token adds to the text; part of a character shows its bytes, as `<F0><9F>`."""
+    """Return the text of one token; part of a character shows its bytes, as `<F0><9F>`."""
     if tokenizer.byte_decoding is None:
         return tokenizer.decode([token_id], skip_special_tokens=False)
     # A byte that is not part of a whole character becomes the surrogate U+DC00 + byte.
