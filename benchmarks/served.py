@@ -20,7 +20,7 @@ from benchmarks.served_sides import RECIPES, Body, Offline, Side, running
 from benchmarks.side_specs import Skipped
 from quire import __version__
 from quire.cli.bench_serve import Bodies
-from quire.cli.load_run import LoadResult, percentile
+from quire.cli.load_client import LoadResult, percentile
 
 PERCENTS = (50, 95, 99)
 NUM_IDLE = 20

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.server_process import ServerProcess, quire_serve
 from benchmarks.side_specs import KINDS, Models, interpreter
-from quire.cli.load_client import Answer, Endpoint
-from quire.cli.load_run import Load, LoadResult, put_load
+from quire.cli.load_client import Endpoint, Load, LoadResult, put_load
+from quire.cli.server_client import Answer
 from quire.engine.llm import LLM
 from quire.sampling_params import SamplingParams
 

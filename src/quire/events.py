@@ -6,12 +6,15 @@ Next to read: `scheduler/scheduler.py`, which writes most of it.
 """
 
 import enum
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+LOGGER = logging.getLogger("quire.engine.events")
 
 
 class EventKind(enum.Enum):
@@ -46,12 +49,15 @@ class EventLog:
     def __init__(self, max_events: int = 65536, clock: Callable[[], float] = time.monotonic) -> None:
         self._events: deque[tuple[float, EventKind, str, dict[str, Any]]] = deque(maxlen=max_events)
         self._clock = clock
+        self._is_logged = LOGGER.isEnabledFor(logging.DEBUG)
         self.num_recorded = 0
 
     def record(self, kind: EventKind, request_id: str = "", **data: Any) -> None:
         """Append one event with the current time."""
         self._events.append((self._clock(), kind, request_id, data))
         self.num_recorded += 1
+        if self._is_logged:
+            LOGGER.debug("%s %s %s", kind.value, request_id, data)
 
     @property
     def num_dropped(self) -> int:

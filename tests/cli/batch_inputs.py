@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.cli.batch_requests import RequestFile
-
 URL = "/v1/chat/completions"
 
 
@@ -17,10 +15,6 @@ def write_lines(path: Path, *lines: Any) -> Path:
     """Each is a JSON value, or text as it is."""
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return path
-
-
-def requests_of(path: Path) -> RequestFile:
-    return RequestFile(path, str(path))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from quire.cli.arguments import ModelAndText, names_a_model, read_text, split_arguments
+from quire.cli.arguments import names_a_model, read_prompt, read_text, split_arguments
 from tests.cli.command_line import FakeEngine, call
 
 
@@ -23,9 +23,10 @@ def test_models(word: str) -> None:
 )
 def test_texts(word: str) -> None:
     assert not names_a_model(word)
+    assert not names_a_model("hello", plain_word_is_model=False)
 
 
-def test_an_existing_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my model").mkdir()
     monkeypatch.chdir(tmp_path)
     assert names_a_model("my model")
@@ -72,33 +73,32 @@ def test_model_given_twice_is_an_error() -> None:
     assert "twice" in result.stderr
 
 
-def test_tokenize_takes_a_plain_word_for_text() -> None:
-    assert not names_a_model("hello", plain_word_is_model=False)
-    assert names_a_model("smollm2", plain_word_is_model=False)
-    assert names_a_model("org/name", plain_word_is_model=False)
+@pytest.mark.parametrize(
+    ("word", "piped", "text"),
+    [
+        (None, "Grüße\n", "Grüße"),
+        ("-", "Grüße\n", "Grüße"),
+        ("explain", "Grüße\n", "Grüße\n\nexplain"),
+        ("explain", "", "explain"),
+        ("été".encode().decode("ascii", "surrogateescape"), "", "été"),
+        ("a\udcff", "", "a\ufffd"),
+    ],
+)
+def test_prompt_is_piped_input_and_the_word(
+    word: str | None, piped: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
+    assert read_prompt(word, missing="") == text
 
 
-@pytest.mark.parametrize("text", [None, "-"])
-def test_text_from_stdin(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüße\n".encode())))
-    assert read_text(ModelAndText("smollm2", text)) == "Grüße"
-
-
-def test_a_given_text_never_reads_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_text_leaves_stdin_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert read_text(ModelAndText("smollm2", "given")) == "given"
+    assert read_text("given", missing="") == "given"
 
 
-def test_empty_stdin_is_an_error() -> None:
+def test_empty_stdin_is_an_error_that_names_the_prompt_form() -> None:
     result = call("run", "hello", stdin="")
     assert result.exit_code == 2
-    expected = "no text was given ('hello' is the model; as a text: smollm2 'hello'), and standard input is empty"
+    expected = "('hello' is the model; to use it as the prompt: quire run smollm2 'hello'), and standard input is empty"
     assert expected in result.stderr
     assert "('smollm2' is the model), and standard input is empty" in call("run", stdin="").stderr
-
-
-def test_a_word_is_utf8_whatever_the_locale_says() -> None:
-    in_ascii = "été".encode().decode("ascii", "surrogateescape")
-    assert read_text(ModelAndText("m", in_ascii)) == "été"
-    assert read_text(ModelAndText("m", "été 😀")) == "été 😀"
-    assert read_text(ModelAndText("m", "a\udcff")) == "a\ufffd"

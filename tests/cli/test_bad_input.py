@@ -16,7 +16,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))
 
 
-def test_an_answer(tiny: str) -> None:
+def test_tiny_model_answers(tiny: str) -> None:
     arguments = ("run", tiny, "Hi there", "--max-tokens", "5", "--temperature", "0", "--dtype", "float32")
     value = parsed(call(*arguments, "--json", "--logprobs", "2"))
     assert value["num_prompt_tokens"] == len("<user>Hi there<a>")
@@ -58,9 +58,7 @@ def test_prompt_logprobs_in_json(tiny: str) -> None:
         (["--revision", "main"], 2, "invalid_option", ["revision"]),
     ],
 )
-def test_what_does_not_fit_is_one_line(
-    arguments: list[str], code: int, label: str, words: list[str], tiny: str
-) -> None:
+def test_refusal_is_one_line(arguments: list[str], code: int, label: str, words: list[str], tiny: str) -> None:
     result = call("run", "-q", tiny, "Hi there", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith(f"error[{label}]: ")
@@ -69,7 +67,7 @@ def test_what_does_not_fit_is_one_line(
         assert word in result.stderr
 
 
-def test_an_empty_prompt(tiny: str) -> None:
+def test_empty_prompt_is_refused(tiny: str) -> None:
     for arguments, stdin in (((tiny, "", "--raw"), ""), ((tiny, "--raw"), "")):
         result = call("run", "-q", *arguments, stdin=stdin)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -78,7 +76,7 @@ def test_an_empty_prompt(tiny: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["run", "bench"])
-def test_models_that_cannot_be_read(verb: str, tmp_path: Path) -> None:
+def test_unreadable_model_is_named(verb: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00\x05\x00")
     unknown = make_tiny_directory(tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
@@ -117,7 +115,7 @@ def test_no_traceback_in_a_users_shell(tiny: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_on_a_terminal(tiny: str) -> None:
+def test_chat_on_a_terminal(tiny: str) -> None:
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
     process = subprocess.Popen(

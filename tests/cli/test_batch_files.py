@@ -1,8 +1,10 @@
-"""A file of answers that survives being cut off, full disks and wrong paths."""
+"""Requests from files, pipes and standard input; a file of answers that survives cuts, full disks, wrong paths."""
 
 import errno
+import io
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli.batch_files import AnswerFile, BatchWriteError, answer_line, error_line, is_wrong, succeeded
-from quire.cli.batch_requests import BatchFileError, BatchRequest
-from tests.cli.batch_inputs import read_lines, request, write_lines
+from quire.cli.batch_files import (
+    AnswerFile,
+    BatchFileError,
+    BatchRequest,
+    BatchWriteError,
+    answer_line,
+    error_line,
+    is_wrong,
+    read_requests,
+    succeeded,
+)
+from tests.cli.batch_inputs import URL, read_lines, request, write_lines
 
 
 def good(custom_id: str) -> dict[str, Any]:
@@ -23,10 +34,76 @@ def bad(custom_id: str) -> dict[str, Any]:
     return error_line(BatchRequest(1, custom_id), "timeout", "too slow")
 
 
-def test_what_succeeded() -> None:
-    assert succeeded(good("a"))
-    assert not succeeded(bad("a"))
-    assert not succeeded(answer_line(BatchRequest(1, "a"), 400, "", {}))
+def test_good_lines_are_read_and_blank_ones_skipped(tmp_path: Path) -> None:
+    found = read_requests(write_lines(tmp_path / "in", request("a"), "", request("b", body={"n": 1}, extra=1)))
+    assert [(item.line_number, item.custom_id, item.url, item.body) for item in found] == [
+        (1, "a", URL, {"messages": []}),
+        (3, "b", URL, {"n": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
+        (request(None), "custom_id"),
+        (request(""), "custom_id"),
+        (request("a", method="GET"), "method"),
+        (request("a", url="http://elsewhere/v1/x"), "url"),
+        (request("a", url="//elsewhere/v1/chat"), "url"),
+        (request("a", url="/v1/../secret"), "url"),
+        (request("a", url="/v1/files\n"), "url"),
+        (request("a", url=None), "url"),
+        (request("a", body=[]), "body"),
+        (request("a", body={"stream": True}), "stream"),
+    ],
+)
+def test_bad_line_has_a_problem_and_no_body(tmp_path: Path, line: Any, problem: str) -> None:
+    (found,) = read_requests(write_lines(tmp_path / "in", line))
+    assert problem in (found.problem or "")
+    assert found.body is None
+
+
+def test_bytes_that_are_not_utf8_are_a_problem_of_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"\xff\xfe\n" + json.dumps(request("a")).encode())
+    first, second = read_requests(path)
+    assert "not JSON" in (first.problem or "")
+    assert second.problem is None
+
+
+def test_double_ids_are_named_with_their_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in", request("a"), "{", request("b"), request("a"), request("b"))
+    with pytest.raises(BatchFileError, match="'a' in lines 1 and 4; 'b' in lines 3 and 5"):
+        read_requests(path)
+
+
+def test_requests_are_read_from_a_pipe_and_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "in")
+    text = json.dumps(request("a")) + "\n{\n"
+    threading.Thread(target=(tmp_path / "in").write_text, args=(text,)).start()
+    assert [line.custom_id for line in read_requests(tmp_path / "in")] == ["a", None]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert [line.custom_id for line in read_requests(Path("-"))] == ["a", None]
+
+
+def test_source_without_requests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    for path, message in (
+        (tmp_path / "missing", "missing cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (write_lines(tmp_path / "in", ""), "has no requests"),
+        (Path("/dev/zero"), "/dev/zero is neither a file nor a pipe"),
+        (Path("-"), "standard input has no requests"),
+    ):
+        with pytest.raises(BatchFileError, match=message):
+            read_requests(path)
+    with open("/dev/zero") as device:
+        monkeypatch.setattr("sys.stdin", device)
+        with pytest.raises(BatchFileError, match="standard input is neither"):
+            read_requests(Path("-"))
 
 
 @pytest.mark.parametrize(
@@ -40,19 +117,29 @@ def test_what_succeeded() -> None:
         (500, "internal_error", False),
     ],
 )
-def test_what_can_never_work(status: int, code: str, wrong: bool) -> None:
-    asked = BatchRequest(1, "a")
-    assert is_wrong(answer_line(asked, status, "r", {"error": {"code": code}})) is wrong
+def test_only_refused_requests_are_wrong(status: int, code: str, wrong: bool) -> None:
+    line = answer_line(BatchRequest(1, "a"), status, "r", {"error": {"code": code}})
+    assert (succeeded(line), is_wrong(line)) == (False, wrong)
 
 
-def test_lines_that_cannot_be_sent_are_wrong_and_broken_connections_are_not() -> None:
+def test_unsendable_line_is_wrong_and_broken_connection_is_not() -> None:
     asked = BatchRequest(1, "a")
+    assert succeeded(good("a"))
+    assert not succeeded(bad("a"))
     assert is_wrong(error_line(asked, "invalid_line", "not JSON"))
     assert not is_wrong(error_line(asked, "connection_broken", "gone"))
     assert is_wrong(answer_line(asked, 400, "r", ["no object"]))
 
 
-def test_successes_stay_and_failures_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev/zero", "pipe", ".", "missing/out"])
+def test_output_that_is_no_file_is_an_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(BatchFileError, match="cannot be written" if "/out" in path else "is not a file"):
+        AnswerFile(Path(path))
+
+
+def test_opening_keeps_successes_and_removes_failures(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "out", good("a"), bad("b"), good("c"))
     path.chmod(0o600)
     with AnswerFile(path) as answers:
@@ -65,7 +152,7 @@ def test_successes_stay_and_failures_go(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=0, max_value=10_000))
-def test_a_file_cut_anywhere_is_repaired(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_file_cut_anywhere_is_repaired(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "out"
     whole = "".join(json.dumps(good(name), ensure_ascii=False) + "\n" for name in ("a", "b")).encode()
     data = whole[: cut % (len(whole) + 1)]
@@ -81,7 +168,7 @@ def test_a_file_cut_anywhere_is_repaired(tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("text", ["hello\n", "hello", '{"id": 1}\n', json.dumps(request("a")) + "\n", "[]\n", "\n"])
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_file_of_another_format_is_unchanged(tmp_path: Path, text: str) -> None:
     path = tmp_path / "out"
     path.write_text(text)
     with pytest.raises(BatchFileError, match="line 1 is not an answer of a batch"):
@@ -89,32 +176,14 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> No
     assert path.read_text() == text
 
 
-def test_one_batch_at_a_time(tmp_path: Path) -> None:
+def test_second_batch_on_the_same_file_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "out", good("a"), bad("b"))
     with AnswerFile(path), pytest.raises(BatchFileError, match="being written by another batch"):
         AnswerFile(path)
     AnswerFile(path).__exit__()
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(BatchFileError, match="cannot be written"):
-        AnswerFile(tmp_path / "missing" / "out")
-
-
-@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "/dev/zero"])
-def test_devices_are_no_files(path: str) -> None:
-    with pytest.raises(BatchFileError, match=f"{path} is not a file"):
-        AnswerFile(Path(path))
-
-
-def test_a_pipe_and_a_directory_are_no_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(BatchFileError, match="is not a file"):
-            AnswerFile(path)
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_link_stays_a_link(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "out", good("a"), bad("b"))
     (tmp_path / "link").symlink_to(path)
     with AnswerFile(tmp_path / "link") as answers:
@@ -123,7 +192,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert [line["custom_id"] for line in read_lines(path)] == ["a", "b"]
 
 
-def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "out", os.write
     with AnswerFile(path) as answers:
         answers.write(good("a"))

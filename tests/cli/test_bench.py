@@ -57,7 +57,7 @@ def test_enough_sequences_for_the_largest_concurrency(engines: list[FakeEngine])
     assert "8" in result.stderr
 
 
-def test_a_row_longer_than_the_context_is_refused_with_numbers(engines: list[FakeEngine]) -> None:
+def test_row_longer_than_the_context_is_refused(engines: list[FakeEngine]) -> None:
     result = call("bench", "-p", "4K", "-n", "2", "--max-model-len", "2048")
     assert result.exit_code == 2
     assert result.stdout == ""

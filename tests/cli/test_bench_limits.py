@@ -27,27 +27,27 @@ def smollm2() -> EngineConfig:
     return resolve(EngineOptions(), hardware, model)
 
 
-def test_a_decode_step_reads_weights_once_and_the_kv_of_every_stream(smollm2: EngineConfig) -> None:
+def test_decode_step_reads_weights_once_and_the_kv_of_every_stream(smollm2: EngineConfig) -> None:
     work = work_of(BenchCase(480, 64, 32), smollm2)
     assert work.num_tokens == 32
     assert work.num_bytes == 2 * PARAMETERS + 32 * 512 * 23_040
     assert work.num_flops == 32 * (2 * PARAMETERS + 4 * 30 * 576 * 512)
 
 
-def test_a_prompt_computes_the_head_once(smollm2: EngineConfig) -> None:
+def test_prompt_computes_the_head_once(smollm2: EngineConfig) -> None:
     work = work_of(BenchCase(512, 0), smollm2)
     assert work.num_tokens == 512
     assert work.num_bytes == 2 * PARAMETERS
     assert work.num_flops == 2 * IN_LAYERS * 512 + 2 * HEAD + 2 * 30 * 576 * 512**2
 
 
-def test_an_untied_embedding_is_not_read(smollm2: EngineConfig) -> None:
+def test_untied_embedding_is_not_read(smollm2: EngineConfig) -> None:
     model = dataclasses.replace(smollm2.model, hf_config={}, num_parameters=PARAMETERS + HEAD)
     untied = dataclasses.replace(smollm2, model=model)
     assert work_of(BenchCase(1, 8), untied) == work_of(BenchCase(1, 8), smollm2)
 
 
-def test_the_slower_of_memory_and_arithmetic_binds(smollm2: EngineConfig) -> None:
+def test_slower_of_memory_and_arithmetic_binds(smollm2: EngineConfig) -> None:
     one, prompt = BenchCase(1, 2), BenchCase(512, 0)
     limits = MachineLimits(read_bytes_per_s=27e9, flops_per_s=1e12)
     assert tokens_per_s_limit(one, smollm2, limits) == pytest.approx(100, rel=0.01)

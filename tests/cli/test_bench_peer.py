@@ -13,7 +13,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 
 @pytest.mark.slow
-def test_it_measures_both_kinds(tmp_path: Path) -> None:
+def test_transformers_measures_prompts_and_generation(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     files = resolve_source(str(make_tiny_directory(tmp_path / "tiny")))
     side = TransformersSide(files, dtype="float32", device="cpu")
@@ -21,7 +21,7 @@ def test_it_measures_both_kinds(tmp_path: Path) -> None:
     assert side.measure(BenchCase(1, 5, 3), [[1], [2], [3]]) > 0
 
 
-def test_its_absence_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = resolve_source(str(make_tiny_directory(tmp_path / "tiny")))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install transformers"):

@@ -1,3 +1,6 @@
+"""`quire bench serve` against a stub server."""
+
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -15,7 +18,7 @@ def answer(handler: Handler, body: dict[str, Any]) -> None:
     handler.send_events(chunks("a", "b", "c"), gap_s=0.002)
 
 
-def test_a_table_row_per_load() -> None:
+def test_table_has_a_row_per_load() -> None:
     with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "-c", "1,4", "--requests", "8", "--gen", "3")
     assert result.exit_code == 0, result.stderr
@@ -26,7 +29,7 @@ def test_a_table_row_per_load() -> None:
     ]  # fmt: skip
 
 
-def test_prompts_are_streamed_all_different_and_as_long_as_asked() -> None:
+def test_prompts_differ_and_have_the_asked_length() -> None:
     with serving(answer) as server:
         call("bench", "serve", "--url", server.url, "-c", "2", "--requests", "6", "--prompt", "5", "--model", "m")
     bodies = [body for _, _, body in server.requests]
@@ -37,7 +40,7 @@ def test_prompts_are_streamed_all_different_and_as_long_as_asked() -> None:
         assert len(body["messages"][0]["content"].split()) == 6
 
 
-def test_the_json_holds_every_figure() -> None:
+def test_json_has_every_figure() -> None:
     with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "--rate", "500", "--requests", "10", "--json")
     value = parsed(result)
@@ -50,13 +53,13 @@ def test_the_json_holds_every_figure() -> None:
 
 
 @pytest.mark.parametrize(("limit", "code"), [("e2e_p50<60s", 0), ("e2e_p50<0.001ms", 6)])
-def test_limits_decide_the_exit_code(limit: str, code: int) -> None:
+def test_exceeded_limit_exits_6(limit: str, code: int) -> None:
     with serving(answer) as server:
         result = call("bench", "serve", "--url", server.url, "-c", "1", "--requests", "2", "--slo", limit)
     assert result.exit_code == code
 
 
-def test_refusals_are_counted_and_hold_no_limit() -> None:
+def test_refused_requests_exceed_the_limit() -> None:
     num_asked = 0
 
     def sometimes(handler: Handler, body: dict[str, Any]) -> None:
@@ -76,7 +79,9 @@ def test_refusals_are_counted_and_hold_no_limit() -> None:
     assert list(row["errors"].values()) == [2]
 
 
-def test_the_highest_rate_is_searched() -> None:
+def test_sweep_finds_the_highest_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr("quire.cli.load_client.asyncio.sleep", lambda seconds: sleep(0))  # 16 s at the lowest rate
     with serving(answer) as server:
         arguments = ("--url", server.url, "--sweep", "--slo", "ttft_p50<0.000001ms", "--requests", "2", "--json")
         result = call("bench", "serve", *arguments)
@@ -94,25 +99,27 @@ def test_the_highest_rate_is_searched() -> None:
         (("--rate", "0"), "above 0"),
         (("--slo", "ttft<5"), "not a limit"),
         (("--requests", "0"), "--requests"),
+        (("-c", "1,0"), "--concurrency is at least 1"),
     ],
 )
-def test_bad_usage(arguments: tuple[str, ...], message: str) -> None:
+def test_bad_options_are_named(arguments: tuple[str, ...], message: str) -> None:
     result = call("bench", "serve", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_address_and_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(answer) as server:
         monkeypatch.setenv("QUIRE_URL", server.url.removeprefix("http://") + "/v1")
         monkeypatch.delenv("QUIRE_API_KEY", raising=False)
         monkeypatch.setenv("OPENAI_API_KEY", "mine")
         assert call("bench", "serve", "-c", "1", "--requests", "1").exit_code == 0
     assert {headers["Authorization"] for _, headers, _ in server.requests} == {"Bearer mine"}
+    assert {body["model"] for _, _, body in server.requests} == {"tiny"}, "the server's first"
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [(401, 5), (404, 3), (503, 5)])
-def test_a_server_that_refuses_is_reported_as_by_other_verbs(status: int, exit_code: int) -> None:
+def test_refusing_server_is_reported_as_by_other_verbs(status: int, exit_code: int) -> None:
     def refuse(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_json(status, {"error": {"message": "because", "code": "the_code"}})
 
@@ -122,33 +129,14 @@ def test_a_server_that_refuses_is_reported_as_by_other_verbs(status: int, exit_c
     assert f"error[the_code]: the server answers {status}: because" in result.stderr
 
 
-def test_a_server_without_text_cannot_be_measured() -> None:
-    with serving(lambda handler, body: handler.send_events(chunks())) as server:
-        result = call("bench", "serve", "--url", server.url)
-    assert result.exit_code == 5
-    assert "it sent no text" in result.stderr
-
-
-def test_no_server() -> None:
-    with serving(answer) as server:
-        url = server.url
-    result = call("bench", "serve", "--url", url)
-    assert result.exit_code == 5
-    assert "no server at" in result.stderr
-
-
-def test_the_verb_of_two_words_does_not_hide_the_verb_of_one(tmp_path: Path) -> None:
+def test_verb_of_two_words_leaves_the_verb_of_one(tmp_path: Path) -> None:
     assert "Measure prompt processing" in call("bench", "--help").stdout
     assert call("bench", str(tmp_path / "nothing")).exit_code == 3
 
 
-def test_the_model_is_the_servers_first_unless_one_is_named() -> None:
-    with serving(answer) as server:
-        call("bench", "serve", "--url", server.url, "-c", "1", "--requests", "1")
-    assert {body["model"] for _, _, body in server.requests} == {"tiny"}
-
-
-def test_no_clients_are_no_load() -> None:
-    result = call("bench", "serve", "-c", "1,0")
-    assert result.exit_code == 2
-    assert "--concurrency is at least 1" in result.stderr
+def test_server_that_cannot_be_measured_is_an_error() -> None:
+    with serving(lambda handler, body: handler.send_events(chunks())) as server:
+        result = call("bench", "serve", "--url", server.url)
+    assert (result.exit_code, "it sent no text" in result.stderr) == (5, True)
+    result = call("bench", "serve", "--url", server.url)
+    assert (result.exit_code, "no server at" in result.stderr) == (5, True)

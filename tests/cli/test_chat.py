@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pytest
 
@@ -10,6 +11,7 @@ from quire.cli.chat import COMMANDS, Chat
 from quire.cli.output import Output
 from quire.cli.session import EngineAnswerer
 from quire.config import EngineOptions
+from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
 
 
@@ -42,7 +44,7 @@ def test_history_grows_with_each_turn(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.err.count("[stop]") == 2
 
 
-def test_clear_forgets_but_keeps_the_system_message() -> None:
+def test_clear_keeps_the_system_message() -> None:
     engine = chat("one", "/clear", "two", system="Be brief.")
     assert engine.prompts[1]["prompt"] == "system: Be brief.\nuser: two\n"
 
@@ -52,8 +54,12 @@ def test_system_begins_a_new_conversation() -> None:
     assert engine.prompts[1]["prompt"] == "system: You are a pirate.\nuser: two\n"
 
 
-def test_set_changes_sampling_until_default() -> None:
-    engine = chat("/set temperature 0.5", "/set max-tokens 3", "one", "/set temperature default", "two")
+def test_set_changes_sampling_until_default_and_lists_all_values(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = chat("/set temperature 0.5", "/set max-tokens 3", "one", "/set", "/set temperature default", "two")
+    errors = capsys.readouterr().err
+    assert all(f"  {item.name} = " in errors for item in fields(SamplingParams))
+    assert "  max_tokens = 3  (chosen)\n" in errors
+    assert "  top_p = 1.0\n" in errors
     assert [params.temperature for params in engine.params] == [0.5, 1.0]
     assert [params.max_tokens for params in engine.params] == [3, 3]
 
@@ -74,14 +80,14 @@ def test_bad_commands_say_why_and_change_nothing(line: str, message: str, capsys
     assert engine.params[0].temperature == 1.0
 
 
-def test_several_lines() -> None:
+def test_message_of_several_lines() -> None:
     engine = chat('"""', "first", "second", '"""', '"""one line"""')
     assert engine.prompts[0]["prompt"] == "user: first\nsecond\n"
     assert engine.prompts[1]["prompt"].endswith("user: one line\n")
 
 
 @pytest.mark.parametrize("leave", ["/exit", "/bye", " /exit "])
-def test_leaving(leave: str) -> None:
+def test_exit_commands_leave(leave: str) -> None:
     assert chat("one", leave, "never").prompts[-1]["prompt"] == "user: one\n"
 
 
@@ -93,7 +99,7 @@ def test_help_lists_every_command_and_blank_lines_do_nothing(capsys: pytest.Capt
     assert engine.prompts == []
 
 
-def test_stats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_of_the_last_answer(capsys: pytest.CaptureFixture[str]) -> None:
     chat("/stats", "one", "/stats")
     errors = capsys.readouterr().err
     assert "No answer yet." in errors
@@ -125,7 +131,7 @@ def test_ctrl_c_once_more_after_a_stopped_answer_leaves() -> None:
     assert len(engine.prompts) == 1
 
 
-def test_a_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:
     from quire.errors import ContextLengthError
 
     engine = FakeEngine(EngineOptions())

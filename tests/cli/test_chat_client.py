@@ -1,5 +1,6 @@
-"""`quire chat` against a server of a few lines."""
+"""`quire chat` against a stub server."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from quire.cli import chat_client
+from quire.cli.chat_client import ServerAnswerer, request_body
 from quire.cli.main import cli
+from quire.cli.server_client import Answer, ServedModel, ServerClient
+from quire.errors import InvalidParameterError
+from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
 from tests.cli.test_chat import Typist
@@ -33,7 +38,7 @@ def bodies(server: StubServer) -> list[dict[str, Any]]:
     return [body for _, _, body in server.requests if body]
 
 
-def test_one_question() -> None:
+def test_question_is_answered() -> None:
     with stub_server(answer) as server:
         result = call("chat", "why", "--url", server.url, "--system", "Be brief.", "--temperature", "0")
         assert (result.exit_code, result.stdout) == (0, "Because.\n")
@@ -44,14 +49,14 @@ def test_one_question() -> None:
     assert (body["max_tokens"], body["temperature"]) == (512, 0.0)
 
 
-@pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_a_piped_question(arguments: list[str]) -> None:
+@pytest.mark.parametrize(("arguments", "asked"), [([], "why"), (["-"], "why"), (["explain"], "why\n\nexplain")])
+def test_piped_input_is_the_question_or_comes_before_it(arguments: list[str], asked: str) -> None:
     with stub_server(answer) as server:
         assert call("chat", *arguments, "--url", server.url, "--model", "big", stdin="why\n").stdout == "Because.\n"
-        assert (bodies(server)[0]["model"], bodies(server)[0]["messages"][0]["content"]) == ("big", "why")
+        assert (bodies(server)[0]["model"], bodies(server)[0]["messages"][0]["content"]) == ("big", asked)
 
 
-def test_json_and_several_answers() -> None:
+def test_answers_are_json_or_numbered() -> None:
     with stub_server(answer) as server:
         value = parsed(call("chat", "why", "--url", server.url, "--json", "--n", "2"))
         assert (value["schema"], value["text"], value["finish_reason"]) == ("quire.chat/1", "No. 0", "stop")
@@ -69,22 +74,22 @@ def test_json_and_several_answers() -> None:
         (["why", "--url", "127.0.0.1:1"], 5, "start one with `quire serve`"),
     ],
 )
-def test_what_cannot_be_asked(arguments: list[str], code: int, message: str) -> None:
+def test_impossible_question_is_one_error_line(arguments: list[str], code: int, message: str) -> None:
     result = call("chat", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_an_answer_that_is_no_chat() -> None:
+def test_answer_of_another_api_is_an_error() -> None:
     with stub_server(lambda handler, body: handler.send_json(200, {"data": [{"id": "x"}]})) as server:
         result = call("chat", "why", "--url", server.url, "--json")
     assert result.exit_code == 5
     assert "did not answer with a chat completion" in result.stderr
 
 
-def test_the_loop_of_quire_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    typist = Typist("one", "/set temperature 0.5", "two", "/stats")
+def test_chat_keeps_history_and_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    typist = Typist("one", "/set temperature 0.5", "two", "/stats", "/set")
     monkeypatch.setattr("builtins.input", typist)
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(chat_client, "Chat", _with_reader(typist))
@@ -98,6 +103,8 @@ def test_the_loop_of_quire_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     captured = capsys.readouterr()
     assert captured.out == "Because.\nBecause.\n"
     assert "turns: 2" in captured.err
+    assert "  temperature = 0.5  (chosen)\n" in captured.err
+    assert "  top_p = the server's\n" in captured.err
 
 
 def _with_reader(typist: Typist) -> Any:
@@ -131,7 +138,7 @@ def test_ctrl_c_ends_a_question_with_130() -> None:
     assert "Traceback" not in stderr
 
 
-def test_an_error_after_some_text_has_a_line_of_its_own() -> None:
+def test_error_after_some_text_has_its_own_line() -> None:
     def breaks_off(handler: Handler, body: dict[str, Any]) -> None:
         if handler.command == "GET":
             handler.send_json(200, {"data": [{"id": "tiny"}]})
@@ -158,3 +165,61 @@ def test_log_probabilities_are_in_the_json() -> None:
     assert value["completions"] == [
         {"index": 0, "text": "a", "finish_reason": "stop", "logprobs": {"content": [{"logprob": -1.0}]}}
     ]
+
+
+def test_body_has_openai_names_and_the_structure_as_it_was_given() -> None:
+    structured = StructuredOutputsParams(choice=["a", "b"])
+    body = request_body("m", [], {"temperature": 0.5, "logprobs": 3, "structured_outputs": structured})
+    assert json.loads(json.dumps(body)) == {
+        "model": "m", "messages": [], "temperature": 0.5, "logprobs": True, "top_logprobs": 3,
+        "structured_outputs": {"choice": ["a", "b"]},
+    }  # fmt: skip
+
+
+def test_statistics_line_of_a_server() -> None:
+    answer = Answer(10.0)
+    for index, event in enumerate(chunks("a", "b", "c")[:-1]):
+        answer.take(event, 10.5 + 0.25 * index)
+    line = chat_client._statistics_line(answer, None, 100)
+    assert line == "[stop] prompt 7 tok (2 cached) · 3 new · TTFT 750 ms · 4.0 tok/s · ctx 10/100 (10%)"
+    answer.take({"timings": {"predicted_per_second": 61.24}}, 12.0)
+    line = chat_client._statistics_line(answer, None, None)
+    assert line == "[stop] prompt 7 tok (2 cached) · 3 new · TTFT 750 ms · 61.2 tok/s"
+    stopped = Answer(0.0)
+    for event in chunks("a", "b")[:3]:
+        stopped.take(event, 1.0)
+    line = chat_client._statistics_line(stopped, "interrupted", 100)
+    assert line == "[interrupted] 2 pieces of text · TTFT 1.00 s"
+
+
+def test_answer_is_streamed_and_bad_values_are_refused() -> None:
+    pieces: list[str] = []
+    with stub_server(lambda handler, body: handler.send_events(chunks("Be", "cause."))) as server:
+        with ServerClient(server.url) as client:
+            answerer = ServerAnswerer(client, ServedModel("m"), {"max_tokens": 5})
+            reply = answerer.answer([{"role": "user", "content": "why"}], {"temperature": 0.0}, pieces.append)
+            assert (reply.text, pieces, reply.interrupted) == ("Because.", ["Be", "cause."], False)
+            with pytest.raises(InvalidParameterError):
+                answerer.values({"temperature": 9})
+        assert server.requests[0][2] == {
+            "model": "m", "messages": [{"role": "user", "content": "why"}], "max_tokens": 5, "temperature": 0.0,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+
+
+def test_ctrl_c_keeps_the_text_and_closes_the_connection() -> None:
+    hung_up = threading.Event()
+
+    def endless(handler: Handler, body: dict[str, Any]) -> None:
+        try:
+            handler.send_events(chunks(*["a"] * 5000), gap_s=0.002)
+        except OSError:
+            hung_up.set()
+
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with stub_server(endless) as server, ServerClient(server.url) as client:
+        reply = ServerAnswerer(client, ServedModel("m"), {}).answer([], {}, stop)
+        assert (reply.text, reply.interrupted) == ("a", True)
+        assert hung_up.wait(30)

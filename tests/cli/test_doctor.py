@@ -29,7 +29,7 @@ def test_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed(call("doctor", "--json"))["healthy"] is True
 
 
-def test_a_problem_exits_6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_exits_6(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", {"a": lambda: Finding("a", PROBLEM, "bad", "fix it"), "b": lambda: 1 / 0})
     result = call("doctor")
     assert result.exit_code == 6
@@ -53,7 +53,7 @@ def test_a_problem_exits_6(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     finding = doctor.check_cache()
@@ -61,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
     assert "QUIRE_CACHE_DIR" in finding.advice
 
 
-def test_an_instruction_set_the_processor_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_instruction_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_native().status == OK
     monkeypatch.setattr("quire._native.requested_isa_missing", True)
     monkeypatch.setenv("QUIRE_ISA", "mmx")
@@ -70,14 +70,14 @@ def test_an_instruction_set_the_processor_lacks_is_a_problem(monkeypatch: pytest
     assert "QUIRE_ISA=mmx is not available here" in finding.found
 
 
-def test_a_failed_self_test_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_self_test_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
     finding = doctor.check_native()
     assert finding.status == NOTE
     assert "amx is not used" in finding.found
 
 
-def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     finding = doctor.check_hub()
@@ -92,6 +92,6 @@ def test_versions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert doctor.check_torch().status == status
 
 
-def test_the_model_is_missing_from_an_empty_cache() -> None:
+def test_empty_cache_lacks_the_default_model() -> None:
     finding = doctor.check_model()
     assert (finding.status, finding.advice) == (NOTE, "quire pull smollm2")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 90.0
 
 
-def test_a_server_that_can_write_nothing_serves(tmp_path: Path) -> None:
+def test_server_that_cannot_write_serves(tmp_path: Path) -> None:
     model = make_tiny_directory(tmp_path / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,10 +1,14 @@
+"""Streams as a load client reads them, and loads in closed and open loops."""
+
 import asyncio
+import math
+import threading
 from typing import Any
 
 import pytest
 
-from quire.cli.load_client import Answer, Endpoint, StreamClient
-from quire.cli.server_address import ServerUnreachableError
+from quire.cli.load_client import Endpoint, Load, LoadResult, StreamClient, highest_rate, percentile, put_load
+from quire.cli.server_client import Answer, ServerUnreachableError
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
 
 BODY = {"model": "tiny", "messages": [], "stream": True}
@@ -22,7 +26,7 @@ def ask(server: StubServer, times: int = 1, key: str = "") -> list[Answer]:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 100_000])
-def test_a_stream_is_read_however_it_is_cut(cut: int) -> None:
+def test_stream_is_read_in_pieces_of_any_size(cut: int) -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_events(chunks("Grü", "ße", "!"), cut=cut)
 
@@ -35,7 +39,7 @@ def test_a_stream_is_read_however_it_is_cut(cut: int) -> None:
     assert seen.error is None
 
 
-def test_one_connection_serves_many_requests_and_carries_the_key() -> None:
+def test_connection_is_reused_and_sends_the_key() -> None:
     ports = set()
 
     def answer(handler: Handler, body: dict[str, Any]) -> None:
@@ -49,22 +53,22 @@ def test_one_connection_serves_many_requests_and_carries_the_key() -> None:
     assert (path, body, headers["Authorization"]) == ("/v1/chat/completions", BODY, "Bearer secret")
 
 
-def test_a_refusal_is_an_answer_with_its_reason() -> None:
-    with stub_server(lambda handler, body: handler.send_json(429, {"error": "full"}, Retry_After="3")) as server:
+def test_refusal_is_an_answer_with_its_reason() -> None:
+    with stub_server(lambda handler, body: handler.send_json(429, {"error": "full"})) as server:
         (seen,) = ask(server)
     assert "full" in str(seen.error)
-    assert seen.retry_after_s == 3
+    assert seen.status == 429
     assert seen.chunk_times == []
 
 
-def test_an_error_in_the_middle_of_a_stream() -> None:
+def test_error_event_ends_a_stream_with_its_message() -> None:
     events = [*chunks("a")[:2], {"error": {"message": "the engine died"}}, "[DONE]"]
     with stub_server(lambda handler, body: handler.send_events(events)) as server:
         (seen,) = ask(server)
     assert (seen.text, seen.error) == ("a", "the engine died")
 
 
-def test_a_connection_that_breaks_off() -> None:
+def test_broken_connection_keeps_the_text() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
@@ -78,7 +82,7 @@ def test_a_connection_that_breaks_off() -> None:
         assert (seen.text, seen.error) == ("a", "the server closed the connection")
 
 
-def test_nobody_there() -> None:
+def test_closed_port_is_unreachable() -> None:
     with stub_server(lambda handler, body: None) as server:
         url = server.url
     client = StreamClient(Endpoint.parse(url, "/v1/chat/completions"))
@@ -86,7 +90,7 @@ def test_nobody_there() -> None:
         asyncio.run(client.ask(BODY))
 
 
-def test_other_servers_end_lines_otherwise_and_do_not_count() -> None:
+def test_crlf_lines_and_missing_usage_are_understood() -> None:
     events = (
         b': ping\r\n\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
         b'data:{"choices":[{"delta":{"content":"b"}}]}\r\n\r\ndata: [DONE]\r\n\r\n'
@@ -104,21 +108,100 @@ def test_other_servers_end_lines_otherwise_and_do_not_count() -> None:
     assert (seen.text, seen.num_tokens, len(seen.chunk_times), seen.error) == ("ab", 2, 2, None)
 
 
-@pytest.mark.parametrize("url", ["https://x", "ftp://x", "http://", ""])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ServerUnreachableError, match="http://host:port"):
-        Endpoint.parse(url, "/v1")
-
-
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "h:1", "http://h:1/v1"])
-def test_the_base_url_may_end_in_v1(url: str) -> None:
+def test_base_url_may_end_in_v1(url: str) -> None:
     assert Endpoint.parse(url, "/v1/models") == Endpoint("h", 1, "/v1/models")
 
 
-def test_a_server_of_something_else() -> None:
+def test_server_of_another_protocol_is_unreachable() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.wfile.write(b"220 mail.example ready\r\n")
         handler.close_connection = True
 
     with stub_server(answer) as server, pytest.raises(ServerUnreachableError, match="no HTTP server at "):
         ask(server)
+
+
+def test_address_without_plain_http_is_an_error() -> None:
+    with pytest.raises(ServerUnreachableError, match="http://host:port"):
+        Endpoint.parse("https://x", "/v1")
+
+
+def bodies(count: int) -> list[dict[str, Any]]:
+    return [{"index": index} for index in range(count)]
+
+
+def test_closed_loop_keeps_all_clients_busy_and_sends_each_body_once() -> None:
+    # Four clients must be there at once, or the barrier breaks.
+    together = threading.Barrier(4, timeout=30)
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        together.wait()
+        handler.send_events(chunks("a", "b"))
+
+    with stub_server(answer) as server:
+        result = put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(concurrency=4), bodies(12))
+    assert sorted(body["index"] for _, _, body in server.requests) == list(range(12))
+    assert len(result.good) == 12
+    assert result.tokens_per_s == pytest.approx(24 / result.duration_s)
+
+
+def test_open_loop_does_not_wait_for_answers() -> None:
+    together = threading.Barrier(5, timeout=30)
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        together.wait()
+        handler.send_events(chunks("a"))
+
+    with stub_server(answer) as server:
+        result = put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(rate=200), bodies(5))
+    assert len(result.good) == 5
+
+
+def test_gaps_of_an_open_loop_come_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        gaps.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("quire.cli.load_client.asyncio.sleep", note)
+    with stub_server(lambda handler, body: handler.send_events(chunks("a"))) as server:
+        for _ in range(2):
+            put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(rate=20), bodies(6), seed=3)
+    assert gaps[:5] == gaps[5:]
+    assert len(set(gaps)) == 5
+    assert 0.01 < sum(gaps[:5]) / 5 < 0.2
+
+
+def result_of(*answers: Answer) -> LoadResult:
+    return LoadResult(Load(concurrency=1), answers, 2.0)
+
+
+def test_result_measures_complete_answers() -> None:
+    first = Answer(0.0, 200, [0.1, 0.2, 0.4], 0.5, num_tokens=3)
+    second = Answer(1.0, 200, [1.3], 1.4, num_tokens=1)
+    failed = Answer(2.0, error="full")
+    result = result_of(first, second, failed)
+    assert result.good == [first, second]
+    assert result.tokens_per_s == 2.0
+    assert result.values_ms("ttft") == pytest.approx([100, 300])
+    assert result.values_ms("itl") == pytest.approx([100, 200])
+    assert result.values_ms("e2e") == pytest.approx([500, 400])
+    assert math.isnan(result_of(failed).percentile_ms("ttft", 50))
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(1, 1), (50, 5), (90, 9), (91, 10), (99, 10)])
+def test_percentiles_are_values_that_occurred(percent: int, expected: float) -> None:
+    assert percentile([7, 1, 2, 10, 9, 8, 3, 4, 5, 6], percent) == expected
+
+
+@pytest.mark.parametrize("capacity", [0.2, 1.0, 5.5, 37.0])
+def test_highest_rate_is_found_from_below(capacity: float) -> None:
+    found = highest_rate(lambda rate: rate <= capacity, 1.0)
+    assert found <= capacity < found * 1.2
+
+
+def test_no_rate_holds_the_limits() -> None:
+    assert highest_rate(lambda rate: False, 1.0) == 0.0

@@ -1,58 +1,47 @@
-"""The root group: exit codes, error lines, and what importing it costs."""
+"""The root group: help, log, exit codes, error lines, signals, closed streams, and the cost of its imports."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import click
 import pytest
 
+from quire import __version__
+from quire.cli.command import configure_logging
+from quire.cli.exit_codes import MEANINGS, ExitCode
 from quire.cli.main import VERBS, cli
-from quire.errors import MemoryCapacityError, ModelFileError, QuireError
-from tests.cli.command_line import call, call_process
+from quire.cli.output import Output
+from quire.cli.version import package_version
+from quire.errors import ConfigError, MemoryCapacityError, ModelFileError, QuireError
+from tests.cli.command_line import call, call_process, parsed
 
 HEAVY = ("torch", "numpy", "rich", "transformers", "tokenizers", "jinja2", "psutil")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["version"], ["--version"], ["version", "--json"], ["run", "--help"]]
-)
-def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+def test_help_and_version_import_nothing_heavy() -> None:
+    """Top-level help takes 60 ms with 130 modules on the development machine; the count does not depend on it."""
     code = (
         "import sys, quire.cli.main as m\n"
-        f"try: m.main({arguments!r})\n"
-        f"except SystemExit as e: print([n for n in {HEAVY!r} if n in sys.modules], e.code, file=sys.stderr)"
+        "for arguments in (['--help'], ['version', '--json'], ['run', '--help'], ['chat', '--help']):\n"
+        "    try: m.main(arguments)\n"
+        "    except SystemExit as ended: code = ended.code\n"
+        f"    found = [n for n in {(*HEAVY, 'httpx2')!r} if n in sys.modules]\n"
+        "    verbs = sorted({v.module for v in m.VERBS.values()} & set(sys.modules))\n"
+        "    print(found, code, len(sys.modules), verbs, file=sys.stderr)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.strip() == "[] 0"
-
-
-@pytest.mark.parametrize("argument", ["--help", "version"])
-def test_help_and_version_stay_small(argument: str) -> None:
-    """They take 60 ms with 130 modules on the development machine; the count does not depend on the machine's speed."""
-    code = (
-        "import sys, quire.cli.main as m\n"
-        f"try: m.main([{argument!r}])\n"
-        "except SystemExit: print(len(sys.modules), file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(result.stderr) < 200
-
-
-def test_top_level_help_imports_no_verb() -> None:
-    code = (
-        "import sys, quire.cli.main as m\n"
-        "try: m.main(['--help'])\n"
-        "except SystemExit: print(sorted({v.module for v in m.VERBS.values()} & set(sys.modules)), file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.strip() == "[]"
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("[] 0 ") for line in lines)
+    assert int(lines[0].split()[2]) < 200
+    assert lines[0].endswith(" []"), "top-level help imports no verb"
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_all_its_options_and_two_examples(verb: str) -> None:
+def test_help_of_a_verb_has_all_options_and_examples(verb: str) -> None:
     result = call(verb, "--help")
     assert result.exit_code == 0, result.stderr
     command = cli.get_command(click.Context(cli), verb)
@@ -61,25 +50,72 @@ def test_every_verb_has_help_with_all_its_options_and_two_examples(verb: str) ->
     for parameter in command.params:
         for name in parameter.opts if isinstance(parameter, click.Option) else ():
             assert name in words or f"--[no-]{name[2:]}" in words, name
-    assert result.stdout.count(f"  quire {verb}") >= 2 or verb in ("doctor", "version")
-    for shared in ("--json", "--quiet", "--verbose", "--color"):
-        assert shared in words
+    assert result.stdout.index("Output:") < result.stdout.index("Examples:")
+    assert command.get_short_help_str(200).rstrip(".") == VERBS[verb].summary.rstrip(".")
+    assert any(verb in line and VERBS[verb].summary in line for line in call("--help").stdout.splitlines())
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_summary_in_the_table_is_the_verbs_own(verb: str) -> None:
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None
-    assert command.get_short_help_str(200) == VERBS[verb].summary.rstrip(".") or (
-        command.get_short_help_str(200) == VERBS[verb].summary
-    )
+def test_every_exit_code_is_explained_and_every_error_has_one() -> None:
+    assert list(MEANINGS) == list(ExitCode)
+    assert [int(code) for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 130, 143]
+    errors = [QuireError]
+    for error in errors:
+        errors += error.__subclasses__()
+    assert {error.exit_code for error in errors} <= {int(code) for code in ExitCode}
 
 
-def test_top_level_help_lists_every_verb() -> None:
-    result = call("--help")
-    assert result.exit_code == 0
-    for verb, entry in VERBS.items():
-        assert any(verb in line and entry.summary in line for line in result.stdout.splitlines())
+def test_version_names_the_packages() -> None:
+    assert call("version").stdout == call("--version").stdout == f"quire {__version__}\n"
+    value = parsed(call("version", "--json"))
+    assert (value["schema"], value["version"]) == ("quire.version/1", __version__)
+    assert value["torch"] == package_version("torch")
+    assert f"\ntorch {value['torch']}\n" in call("version", "-v").stdout
+    assert package_version("no-such-package-as-this") is None
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_completes_verbs(shell: str) -> None:
+    script = call("completion", shell).stdout
+    assert f"_QUIRE_COMPLETE={shell}_complete" in script
+    assert parsed(call("completion", shell, "--json"))["script"] == script.removesuffix("\n")
+    environment = {
+        "_QUIRE_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": "quire vers",
+        "COMP_CWORD": "vers" if shell == "fish" else "1",
+    }
+    result = call_process(env={**os.environ, **environment})
+    assert "version" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "variable", "level"),
+    [
+        (0, None, "WARNING"),
+        (2, None, "DEBUG"),
+        (2, "info", "DEBUG"),
+        (-1, None, "ERROR"),
+        (0, "info", "INFO"),
+        (0, "", "WARNING"),
+    ],
+)
+def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_LOGGING_LEVEL", variable or "")
+    output = Output()
+    output.verbosity = verbosity
+    logger = logging.getLogger("quire")
+    before = (logger.level, list(logger.handlers))
+    try:
+        configure_logging(output, "WARNING")
+        configure_logging(output, "WARNING")
+        assert logging.getLevelName(logger.level) == level
+        assert len(logger.handlers) == 1
+        monkeypatch.setenv("QUIRE_LOGGING_LEVEL", "trace")
+        output.verbosity = 0
+        with pytest.raises(ConfigError, match="QUIRE_LOGGING_LEVEL='TRACE' is not one of DEBUG, INFO"):
+            configure_logging(output, "WARNING")
+    finally:
+        logger.setLevel(before[0])
+        logger.handlers[:] = before[1]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +126,7 @@ def test_top_level_help_lists_every_verb() -> None:
         (["run", "--temprature", "1", "hi there"], "'--temperature'"),
     ],
 )
-def test_unknown_words_name_the_nearest(arguments: list[str], named: str) -> None:
+def test_unknown_word_names_the_nearest(arguments: list[str], named: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -102,7 +138,7 @@ def test_unknown_words_name_the_nearest(arguments: list[str], named: str) -> Non
 @pytest.mark.parametrize(
     ("variable", "verb"), [("QUIRE_TEMPERATURE", "run"), ("QUIRE_PORT", "serve"), ("QUIRE_COLOR", "version")]
 )
-def test_a_bad_value_of_the_environment_names_its_variable(
+def test_bad_value_of_the_environment_names_its_variable(
     variable: str, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "tcp://10.0.0.1")
@@ -129,7 +165,7 @@ def test_a_bad_value_of_the_environment_names_its_variable(
         (KeyboardInterrupt(), "", 130),
     ],
 )
-def test_errors_become_one_line_and_an_exit_code(
+def test_error_becomes_one_line_and_an_exit_code(
     error: BaseException, line: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -142,7 +178,7 @@ def test_errors_become_one_line_and_an_exit_code(
     assert result.stderr.strip() == line
 
 
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cli.version._environment", lambda: 1 / 0)
     monkeypatch.setenv("QUIRE_DEBUG", "1")
     result = call("version", "--json")
@@ -151,80 +187,8 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr.strip().splitlines()[-1].startswith("internal error: ZeroDivisionError")
 
 
-def test_color_always_colours_the_error_and_never_does_not() -> None:
-    assert "\x1b[" in call("--color", "always", "show", "/missing.gguf").stderr
-    assert "\x1b[" not in call("--color", "never", "show", "/missing.gguf").stderr
-
-
-def test_broken_pipe_is_quiet() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(1); import quire.cli.main as m; m.main(['--help'])"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    assert process.wait(60) == 0
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_have_their_codes(number: signal.Signals, code: int) -> None:
-    script = (
-        "import time, quire.cli.main as m, quire.cli.version as v\n"
-        "v._environment = lambda: (print('ready', flush=True), time.sleep(60))\n"
-        "m.main(['version', '--json'])"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert "Traceback" not in errors
-
-
-def test_python_dash_m_is_the_same_command() -> None:
-    result = call_process("version")
-    assert (result.returncode, result.stdout, result.stderr) == (0, call("version").stdout, "")
-
-
-def test_no_arguments_show_the_help() -> None:
-    result = call_process()
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert "run" in result.stderr
-
-
-def test_a_full_disk_is_no_internal_error() -> None:
-    with open("/dev/full", "w") as full:
-        result = call_process("version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith("error[output]: the output cannot be written: no space is left")
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_streams_may_be_closed(closed: str) -> None:
-    command = ["bash", "-c", f'exec "$0" -m quire version {closed}', sys.executable]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_what_the_encoding_lacks_is_replaced() -> None:
-    result = call_process("run", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert (result.returncode, result.stderr) == (0, "")
-    missing = call_process("show", "mod\u00e8le", env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert missing.returncode == 3
-    assert "mod?le" in missing.stderr
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_that_python_drops_comes_again(number: signal.Signals, code: int) -> None:
+def test_signal_dropped_by_python_is_sent_again(number: signal.Signals, code: int) -> None:
     script = (
         "import os, time, quire.cli.main as m, quire.cli.version as v\n"
         "class Loud:\n"
@@ -236,7 +200,7 @@ def test_a_signal_that_python_drops_comes_again(number: signal.Signals, code: in
     assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
 
 
-def test_what_else_python_drops_is_still_shown() -> None:
+def test_other_exception_dropped_by_python_is_shown() -> None:
     script = (
         "import quire.cli.main as m, quire.cli.version as v\n"
         "class Loud:\n"
@@ -250,8 +214,104 @@ def test_what_else_python_drops_is_still_shown() -> None:
     assert "ValueError: dropped" in result.stderr
 
 
-def test_notes_and_errors_that_cannot_be_written_change_no_exit_code() -> None:
+def test_color_option_decides_for_the_error() -> None:
+    assert "\x1b[" in call("--color", "always", "show", "/missing.gguf").stderr
+    assert "\x1b[" not in call("--color", "never", "show", "/missing.gguf").stderr
+
+
+def test_broken_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = call_process("--help", stdout=writer, stderr=subprocess.PIPE, capture_output=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_with_its_code(number: signal.Signals, code: int) -> None:
+    script = (
+        "import threading, quire.cli.main as m, quire.cli.version as v\n"
+        "v._environment = lambda: (print('ready', flush=True), threading.Event().wait())\n"
+        "m.main(['version', '--json'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (code, "")
+
+
+def test_no_arguments_show_the_help() -> None:
+    result = call_process()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "run" in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-"])
+def test_streams_may_be_closed(closed: str) -> None:
+    command = ["bash", "-c", f'exec "$0" -m quire version {closed}', sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_characters_outside_the_encoding_are_replaced() -> None:
+    missing = call_process("show", "mod\u00e8le", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert "mod?le" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def test_full_disk_is_an_output_error_and_ignored_below_notes() -> None:
     with open("/dev/full", "w") as full:
+        result = call_process("version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
         noted = call_process("ls", stdout=subprocess.PIPE, stderr=full, capture_output=False)
-        wrong = call_process("version", "--jsn", stdout=subprocess.PIPE, stderr=full, capture_output=False)
-    assert (noted.returncode, wrong.returncode) == (0, 2)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("error[output]: the output cannot be written: no space is left")
+    assert noted.returncode == 0
+
+
+def interrupted_while_importing(tmp_path: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m quire`, to which a Ctrl-C comes when `module` is imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [*arguments, sys.executable, "-m", "quire", "version"], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_early_interrupt_is_quiet(tmp_path: Path) -> None:
+    for module in ("quire.cli.main", "click"):
+        result = interrupted_while_importing(tmp_path, module)
+        assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", ""), module
+
+
+def test_interrupt_while_a_verb_is_imported_is_quiet(tmp_path: Path) -> None:
+    result = interrupted_while_importing(tmp_path, "quire.cli.version")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_interrupt_ignored_by_the_shell_stays_ignored(tmp_path: Path) -> None:
+    result = interrupted_while_importing(tmp_path, "click", "sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("quire ")
+
+
+def test_package_alone_imports_nothing_slow() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    script = f"import sys; sys.path.insert(0, {source!r}); import quire; print(sorted(sys.modules))"
+    # Without `site`, which imports what it likes.
+    command = [sys.executable, "-S", "-E", "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "'quire'" in result.stdout
+    assert "'typing'" not in result.stdout
+    assert "'quire.errors'" not in result.stdout

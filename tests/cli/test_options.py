@@ -7,18 +7,22 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from quire.cli.main import VERBS, cli
 from quire.cli.options import (
+    COMPUTED_DEFAULTS,
     SAMPLING_HELP,
-    chosen_engine_options,
-    chosen_sampling,
-    engine_options,
+    chosen_options,
     environment_name,
+    option_flags,
     parse_sampling_value,
-    sampling_options,
 )
-from quire.config import EngineOptions
+from quire.cli.other_options import OTHER_OPTIONS
+from quire.config import DEFAULT_MAX_MODEL_LEN_CAP, EngineOptions
+from quire.resolve import CPU_BLOCK_SIZE, GPU_BLOCK_SIZE
 from quire.sampling_params import SamplingParams
+from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
+from tests.cli.command_line import call
 
 Chosen = tuple[dict[str, Any], dict[str, Any]]
 
@@ -28,10 +32,10 @@ def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
     seen: list[Chosen] = []
 
     @click.command()
-    @sampling_options()
-    @engine_options(without=frozenset({"seed"}))
+    @option_flags(SamplingParams)
+    @option_flags(EngineOptions, without=frozenset({"seed"}))
     def verb(**values: Any) -> None:
-        seen.append((chosen_engine_options(values), chosen_sampling(values)))
+        seen.append((chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)))
         assert values == {}, "every flag belongs to one of the two"
 
     result = CliRunner().invoke(verb, arguments, env=env, catch_exceptions=False)
@@ -41,6 +45,13 @@ def parse(*arguments: str, env: dict[str, str] | None = None) -> Chosen:
 
 def test_every_sampling_field_has_help() -> None:
     assert set(SAMPLING_HELP) == {item.name for item in fields(SamplingParams)}
+
+
+def test_every_unset_default_says_what_is_computed() -> None:
+    unset = [item.name for kind in (EngineOptions, ServerOptions) for item in fields(kind) if item.default is None]
+    assert set(COMPUTED_DEFAULTS) == set(unset)
+    assert COMPUTED_DEFAULTS["block_size"] == f"{CPU_BLOCK_SIZE} on a CPU, {GPU_BLOCK_SIZE} on a GPU"
+    assert f"at most {DEFAULT_MAX_MODEL_LEN_CAP} " in COMPUTED_DEFAULTS["max_model_len"]
 
 
 def test_nothing_given_is_nothing_chosen() -> None:
@@ -90,9 +101,9 @@ def test_environment_sets_what_the_command_line_does_not() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("options_class", [EngineOptions, SamplingParams])
+@pytest.mark.parametrize("options_class", [EngineOptions, ServerOptions, SamplingParams])
 def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type) -> None:
-    decorate = engine_options() if options_class is EngineOptions else sampling_options()
+    decorate = option_flags(options_class)
     command = click.command()(decorate(lambda **values: None))
     options = {parameter.opts[0]: parameter for parameter in command.params}
     for item in fields(options_class):
@@ -121,3 +132,30 @@ def test_every_field_is_a_flag_with_its_variable_and_default(options_class: type
 )
 def test_values_written_in_the_chat(name: str, text: str, value: object) -> None:
     assert parse_sampling_value(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "message"),
+    [
+        ("serve", "--ctx-size", "No such option '--ctx-size': --max-model-len is the context length here"),
+        ("serve", "--api-key", "set QUIRE_API_KEY, or use --api-key-file"),
+        ("chat", "--api-key", "which others can read: set QUIRE_API_KEY (see"),
+        ("chat", "--temp", "--temperature is its whole name"),
+        ("serve", "--disable-log-requests", "--quiet leaves the lines of requests out"),
+        ("ps", "--ctx-size", "No such option '--ctx-size' (see"),
+    ],
+)
+def test_option_of_another_engine_names_the_one_here(verb: str, option: str, message: str) -> None:
+    result = call(verb, option, "1")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_options_of_other_engines_are_not_options_here() -> None:
+    with cli.make_context("quire", ["version"]) as context:
+        for verb in VERBS:
+            command = cli.get_command(context, verb)
+            assert command is not None
+            names = {name for parameter in command.params for name in parameter.opts}
+            if verb in ("serve", "run"):
+                assert not names & set(OTHER_OPTIONS)

@@ -9,7 +9,7 @@ from quire.cli.progress import LINE_INTERVAL_S, PATIENCE_S, LineProgress, progre
 from tests.cli.command_line import Terminal
 
 
-def test_a_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     progress = LineProgress(Output(), clock=lambda: now)
     for second in range(int(3 * LINE_INTERVAL_S)):
@@ -26,14 +26,14 @@ def test_a_line_per_stage_and_interval(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_what_is_fast_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fast_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     progress = LineProgress(Output(), clock=lambda: 5.0)
     progress("loading", 1, 2)
     progress("verifying", 1, 2)
     assert capsys.readouterr().err == ""
 
 
-def test_text_says_only_what_is_known() -> None:
+def test_text_has_only_known_parts() -> None:
     assert progress_text("loading", 0, None) == "loading"
     assert progress_text("loading", 2048, None) == "loading 2 KiB"
     assert progress_text("loading", 512, 1024) == "loading 512 B / 1 KiB (50%)"
@@ -47,7 +47,7 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_bar_a_dumb_one_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_on_a_terminal_and_lines_on_a_dumb_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cli.progress.PATIENCE_S", 0.0)
     written = {}
     for term in ("xterm", "dumb"):

@@ -23,7 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_a_question_to_the_first_model(server: Server) -> None:
+def test_question_to_the_first_model(server: Server) -> None:
     arguments = ("chat", "hi", "--url", server.url, "--max-tokens", "20", "--ignore-eos", "--temperature", "0")
     value = parsed(call(*arguments, "--json"))
     assert (value["model"], value["finish_reason"], value["usage"]["completion_tokens"]) == ("soak", "length", 20)
@@ -53,7 +53,7 @@ def test_ctrl_c_ends_the_work_on_the_server_too(server: Server) -> None:
     assert asyncio.run(server.metrics()).value("quire_requests_total", finish_reason="abort") == 1
 
 
-def test_a_batch(server: Server, tmp_path: Path) -> None:
+def test_batch_over_two_routes(server: Server, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
     lines = [
         *(request(str(index), body=body) for index in range(40)),

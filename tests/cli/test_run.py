@@ -21,13 +21,13 @@ def test_text_streams_to_stdout_and_statistics_to_stderr(engines: list[FakeEngin
     assert engines[0].params[0].max_tokens == 512
 
 
-def test_quiet_leaves_only_the_text(engines: list[FakeEngine]) -> None:
+def test_quiet_prints_only_the_text(engines: list[FakeEngine]) -> None:
     for arguments in (["-q", "run", "Hi there"], ["run", "-q", "Hi there"]):
         result = call(*arguments)
         assert (result.stdout, result.stderr) == ("Because.\n", "")
 
 
-def test_json_is_one_object_and_nothing_else(engines: list[FakeEngine]) -> None:
+def test_json_is_one_object(engines: list[FakeEngine]) -> None:
     for arguments in (["--json", "run", "Hi there"], ["run", "Hi there", "--json"]):
         value = parsed(call(*arguments))
         assert value["schema"] == "quire.run/1"
@@ -47,7 +47,7 @@ def test_system_message_and_raw(engines: list[FakeEngine]) -> None:
     assert call("run", "Hi there", "--raw", "--system", "x").exit_code == 2
 
 
-def test_an_empty_prompt_is_an_error_before_the_model_is_loaded(engines: list[FakeEngine]) -> None:
+def test_empty_prompt_is_an_error_before_the_model_is_loaded(engines: list[FakeEngine]) -> None:
     for arguments in (["run", ""], ["run", "smollm2", ""]):
         result = call(*arguments)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -55,10 +55,12 @@ def test_an_empty_prompt_is_an_error_before_the_model_is_loaded(engines: list[Fa
     assert not engines
 
 
-def test_prompt_from_a_pipe(engines: list[FakeEngine]) -> None:
+def test_piped_input_is_the_prompt_or_comes_before_it(engines: list[FakeEngine]) -> None:
     assert call("run", stdin="Hi there\n").exit_code == 0
     assert call("run", "smollm2", stdin="Hi there\n").exit_code == 0
     assert call("run", "smollm2", "-", stdin="Hi there\n").exit_code == 0
+    assert call("run", "there", "--model", "smollm2", stdin="Hi\n").exit_code == 0
+    assert engines.pop().prompts[0]["prompt"] == "user: Hi\n\nthere\n"
     assert {engine.prompts[0]["prompt"] for engine in engines} == {"user: Hi there\n"}
 
 
@@ -124,7 +126,7 @@ def test_bad_values_name_field_value_and_limit_before_loading(
     assert engines == []
 
 
-def test_a_single_unknown_word_is_a_model_and_the_error_says_how_to_make_it_a_prompt(
+def test_unknown_single_word_suggests_the_prompt_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*arguments: object, **settings: object) -> None:
@@ -136,15 +138,8 @@ def test_a_single_unknown_word_is_a_model_and_the_error_says_how_to_make_it_a_pr
     assert "no model 'hello'; to use it as the prompt: quire run smollm2 'hello'" in result.stderr
 
 
-def test_json_without_a_prompt_cannot_chat(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.run.read_text", lambda arguments: None)
-    result = call("run", "--json")
-    assert result.exit_code == 2
-    assert "--json needs a prompt" in result.stderr
-
-
 @pytest.mark.model
-def test_the_default_model_answers(smollm2_path: Path) -> None:
+def test_default_model_answers(smollm2_path: Path) -> None:
     # In float32: the first token of this answer leads by less than 0.1 nats, which is within bfloat16's rounding.
     result = call_process(
         *("run", str(smollm2_path), "What is the capital of France?", "--temperature", "0", "--dtype", "float32")

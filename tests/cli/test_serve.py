@@ -17,7 +17,7 @@ from tests.cli.command_line import call, call_process
         (["--model", "./flag.gguf"], "./variable.gguf", "./flag.gguf"),
     ],
 )
-def test_the_model_is_the_argument_else_the_flag_else_the_variable(
+def test_model_is_the_argument_else_the_flag_else_the_variable(
     arguments: list[str], variable: str | None, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is not None:
@@ -27,19 +27,19 @@ def test_the_model_is_the_argument_else_the_flag_else_the_variable(
     assert f"there is no file or directory '{model}'" in result.stderr
 
 
-def test_the_model_is_given_once() -> None:
+def test_model_given_twice_is_an_error() -> None:
     result = call("serve", "one", "--model", "two")
     assert result.exit_code == 2
     assert "the model is given twice: 'one' and --model two" in result.stderr
 
 
-def test_the_help_shows_the_defaults_of_a_server() -> None:
+def test_help_shows_the_defaults_of_a_server() -> None:
     text = " ".join(call("serve", "--help").stdout.split())
     assert "[interactivity; QUIRE_PERFORMANCE_MODE]" in text
     assert "[()" not in text
 
 
-def test_a_log_of_json_has_nothing_else() -> None:
+def test_json_log_has_the_error_too() -> None:
     result = call_process("serve", "./nothing.gguf", "--port", "0", "--log-format", "json")
     assert result.returncode == 3
     (line,) = [json.loads(line) for line in result.stderr.splitlines()]

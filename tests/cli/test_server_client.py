@@ -1,32 +1,38 @@
-"""Keys, proxies, and what becomes of a server's errors."""
+"""Addresses, keys, models, streams, and errors of a server as Quire's own."""
 
 import json
-import time
+import threading
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from quire.cli.server_address import ServerUnreachableError
-from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings
+from quire.cli.server_client import (
+    DEFAULT_URL,
+    ServedModel,
+    ServerAnswerError,
+    ServerClient,
+    ServerUnreachableError,
+    api_key,
+    base_url,
+    client_settings,
+    find_model,
+    find_url,
+    key_hint,
+)
+from quire.errors import ModelNotFoundError
 from quire.server.gate import UNKNOWN_KEY
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 
-def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert client_settings("host")["headers"] == {}
-    monkeypatch.setenv("QUIRE_API_KEY", "first, other")
-    assert client_settings("host")["headers"] == {"Authorization": "Bearer first"}
-
-
-def test_the_proxy_of_the_environment_is_not_for_this_machine() -> None:
+def test_proxy_of_the_environment_is_not_used_for_this_machine() -> None:
     assert client_settings("http://127.0.0.1:1")["trust_env"] is False
     assert client_settings("http://[::1]:1")["trust_env"] is False
     assert client_settings("http://models.example")["trust_env"] is True
 
 
-def test_a_wrong_key_is_called_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", "wrong")
     error = {"message": UNKNOWN_KEY, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
     refused = str(ServerAnswerError.of(401, json.dumps({"error": error}).encode()))
@@ -37,7 +43,7 @@ def test_a_wrong_key_is_called_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("status", "exit_code"), [(400, 2), (401, 5), (403, 5), (404, 3), (422, 2), (429, 5), (500, 5), (503, 5)]
 )
-def test_errors_in_openai_s_shape(status: int, exit_code: int) -> None:
+def test_error_in_openai_shape_keeps_its_code(status: int, exit_code: int) -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_json(status, {"error": {"message": "because", "type": "t", "param": None, "code": "the_code"}})
 
@@ -48,14 +54,7 @@ def test_errors_in_openai_s_shape(status: int, exit_code: int) -> None:
             assert (caught.value.code, caught.value.exit_code) == ("the_code", exit_code)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"error": "text"}', b"null", b"\xff", b""])
-def test_errors_in_any_other_shape(body: bytes) -> None:
-    error = ServerAnswerError.of(502, body)
-    assert error.code == "server_error"
-    assert error.message.startswith("the server answers 502: ")
-
-
-def test_nothing_of_a_server_s_message_reaches_the_terminal_unseen() -> None:
+def test_message_of_a_server_is_made_printable() -> None:
     body = {"error": {"message": "\x1b[2Jgone\r\n" + "x" * 10_000, "code": "a\x1bb"}}
     error = ServerAnswerError.of(500, json.dumps(body).encode())
     assert error.message.isprintable()
@@ -63,17 +62,7 @@ def test_nothing_of_a_server_s_message_reaches_the_terminal_unseen() -> None:
     assert error.code == "server_error"
 
 
-def test_nobody_there() -> None:
-    with stub_server(lambda *_: None) as server:
-        url = server.url
-    with ServerClient(url) as client:
-        with pytest.raises(ServerUnreachableError, match="start one with `quire serve`"):
-            client.get_text("/")
-        with pytest.raises(ServerUnreachableError):
-            list(client.stream("/", {}))
-
-
-def test_no_json() -> None:
+def test_answer_without_json_is_an_error() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "2")
@@ -87,7 +76,7 @@ def test_no_json() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7])
-def test_events_in_any_pieces(cut: int) -> None:
+def test_events_arrive_in_pieces_of_any_size(cut: int) -> None:
     sent = chunks("a", "ü")
     with stub_server(lambda handler, body: handler.send_events(sent, cut=cut)) as server:
         with ServerClient(server.url) as client:
@@ -98,7 +87,7 @@ def test_events_in_any_pieces(cut: int) -> None:
 @pytest.mark.parametrize(
     ("event", "message"), [({"error": {"message": "died", "code": "engine_dead"}}, "died"), ("{", "not JSON")]
 )
-def test_an_error_between_events(event: Any, message: str) -> None:
+def test_error_event_ends_the_stream(event: Any, message: str) -> None:
     sent = [*chunks("a")[:2], event]
     with stub_server(lambda handler, body: handler.send_events(sent)) as server, ServerClient(server.url) as client:
         got = []
@@ -106,7 +95,7 @@ def test_an_error_between_events(event: Any, message: str) -> None:
             got.extend(client.stream("/x", {}))
 
 
-def test_a_broken_connection() -> None:
+def test_broken_connection_is_unreachable() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "100")
@@ -122,61 +111,134 @@ def test_a_broken_connection() -> None:
         client.post("/x", {})
 
 
-def test_closing_the_events_closes_the_connection() -> None:
-    left = []
-
-    def answer(handler: Handler, body: dict[str, Any]) -> None:
-        try:
-            handler.send_events(chunks(*["a"] * 2000), gap_s=0.005)
-        except OSError:
-            left.append(True)
-
-    with stub_server(answer) as server, ServerClient(server.url) as client:
-        with closing(client.stream("/x", {})) as events:
-            next(events)
-        for _ in range(1000):
-            if left:
-                break
-            time.sleep(0.005)
-    assert left
-
-
-def test_a_key_that_the_server_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
-    assert ServerAnswerError.of(401, b"no").message.endswith("; set QUIRE_API_KEY")
-    monkeypatch.setenv("QUIRE_API_KEY", "wrong")
-    assert ServerAnswerError.of(401, b"no").message.endswith("; the key sent is that of QUIRE_API_KEY")
-
-
-def test_reasons_are_words() -> None:
-    with ServerClient("http://127.0.0.1:1") as client, pytest.raises(ServerUnreachableError) as caught:
-        client.get_json("/x")
-    assert "no server at http://127.0.0.1:1: Connection refused; start one" in caught.value.message
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (b"", "no reason was given"),
         (b"404 page\x1b not found\n", "404 page  not found"),
+        (b"[]", "[]"),
+        (b'{"error": "text"}', '{"error": "text"}'),
+        (b"\xff", "\ufffd"),
     ],
 )
-def test_an_answer_in_another_shape_may_be_of_no_server_of_models(body: bytes, said: str) -> None:
+def test_answer_in_another_shape_may_be_of_another_kind_of_server(body: bytes, said: str) -> None:
     error = ServerAnswerError.of(404, body)
     assert error.message == f"the server answers 404: {said}; if it is no server of models, correct --url"
-    assert error.exit_code == 5
+    assert (error.code, error.exit_code) == ("server_error", 5)
 
 
-def test_a_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.server_client.GET_S", 0.1)
+def test_closed_port_is_unreachable() -> None:
+    with ServerClient("http://127.0.0.1:1") as client:
+        for ask in (lambda: client.get_text("/"), lambda: list(client.stream("/", {}))):
+            with pytest.raises(
+                ServerUnreachableError, match=r"no server at http://127\.0\.0\.1:1: Connection refused; start"
+            ):
+                ask()
+
+
+def test_silent_server_times_out_except_for_an_answer_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.server_client.GET_S", 0.05)
+    timed_out = threading.Event()
 
     def answer(handler: Handler, body: dict[str, Any]) -> None:
-        time.sleep(0.6)
-        handler.send_json(200, {"late": True})
+        if handler.command == "POST":
+            timed_out.wait(0.1)  # longer than a GET may take
+            handler.send_json(200, {"late": True})
+        else:
+            timed_out.wait(30)
 
     with stub_server(answer) as server, ServerClient(server.url) as client:
+        assert client.post("/x", {}) == {"late": True}
         with pytest.raises(ServerUnreachableError, match="has not answered in time"):
             client.get_json("/v1/models")
-        assert client.post("/x", {}) == {"late": True}, "what the model computes may take long"
+        timed_out.set()
+
+
+def test_closing_the_events_closes_the_connection() -> None:
+    left = threading.Event()
+
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        try:
+            handler.send_events(chunks(*["a"] * 2000), gap_s=0.001)
+        except OSError:
+            left.set()
+
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        with closing(client.stream("/x", {})) as events:
+            next(events)
+        assert left.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://host/v1/", "http://host"),
+        ("https://host:1/models/v1", "https://host:1/models"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_address_becomes_a_base_url(url: str, base: str) -> None:
+    assert base_url(url) == base
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:99999", "http://[::1"])
+def test_malformed_address_is_an_error(url: str) -> None:
+    with pytest.raises(ServerUnreachableError, match="not the address"):
+        base_url(url)
+
+
+def test_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert (api_key(), key_hint(), client_settings("host")["headers"]) == ("", "set QUIRE_API_KEY", {})
+    assert ServerAnswerError.of(401, b"no").message.endswith("; set QUIRE_API_KEY")
+    monkeypatch.setenv("OPENAI_API_KEY", "second")
+    assert (api_key(), key_hint()) == ("second", "the key sent is that of OPENAI_API_KEY")
+    monkeypatch.setenv("QUIRE_API_KEY", "first, other")
+    assert client_settings("host")["headers"] == {"Authorization": "Bearer first"}
+    assert ServerAnswerError.of(401, b"no").message.endswith("; the key sent is that of QUIRE_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("running", "found"),
+    [
+        ([], DEFAULT_URL),
+        (["http://127.0.0.1:9001"], "http://127.0.0.1:9001"),
+        (["http://127.0.0.1:9001", DEFAULT_URL], DEFAULT_URL),
+        (["http://127.0.0.1:9001", "http://127.0.0.1:9002"], None),
+    ],
+)
+def test_running_server_is_found_without_an_address(
+    running: list[str], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = [SimpleNamespace(url=url) for url in running]
+    monkeypatch.setattr("quire.server.registration.find", lambda: notes)
+    assert find_url("http://mine") == "http://mine"
+    if found is not None:
+        assert find_url(None) == found
+    else:
+        with pytest.raises(ServerUnreachableError, match="2 servers run here: choose one with --url: http://127"):
+            find_url(None)
+
+
+def model_of(status: int, value: Any, name: str | None) -> ServedModel:
+    answer = lambda handler, body: handler.send_json(status, value)  # noqa: E731
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        return find_model(client, name)
+
+
+def test_model_is_the_named_one_or_the_first() -> None:
+    cards = {"data": [{"id": "one", "max_model_len": 64}, {"id": "two"}]}
+    assert model_of(200, cards, None) == ServedModel("one", 64)
+    assert model_of(200, cards, "two") == ServedModel("two", None)
+    assert model_of(200, cards, "unlisted") == ServedModel("unlisted", None)
+    assert model_of(404, {}, "named") == ServedModel("named", None)
+    with pytest.raises(ServerAnswerError, match="set QUIRE_API_KEY"):
+        model_of(401, {}, "named")
+
+
+@pytest.mark.parametrize("value", [{"data": []}, {}, [], {"data": [3]}, {"data": [{"id": None}]}])
+def test_server_without_models_needs_a_name(value: Any) -> None:
+    with pytest.raises(ModelNotFoundError, match="name one with --model"):
+        model_of(200, value, None)

@@ -1,6 +1,5 @@
 """Opening an engine, one request through it, its statistics line, and the parameters' precedence."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +11,12 @@ from quire.cli.session import (
     EngineAnswerer,
     Generation,
     chat_prompt,
-    configure_logging,
     generate,
     open_engine,
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ConfigError, ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
+from quire.errors import ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
@@ -46,7 +44,7 @@ def test_pieces_make_up_the_text() -> None:
     assert not result.interrupted
 
 
-def test_a_refused_request_raises() -> None:
+def test_refused_request_raises() -> None:
     engine = FakeEngine(EngineOptions())
 
     def refuse(*arguments: object) -> None:
@@ -57,7 +55,7 @@ def test_a_refused_request_raises() -> None:
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
 
-def test_a_dead_engine_raises_its_error() -> None:
+def test_dead_engine_raises_its_error() -> None:
     engine = FakeEngine(EngineOptions())
 
     def die() -> None:
@@ -69,14 +67,14 @@ def test_a_dead_engine_raises_its_error() -> None:
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
 
-def test_an_answer_that_failed_raises_its_error() -> None:
+def test_failed_answer_raises_its_error() -> None:
     engine, executor = make_engine()
     executor.errors[f"cli-{next(session._REQUEST_IDS) + 1}"] = "no token can be chosen"
     with pytest.raises(EngineError, match="no token can be chosen"):
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
 
-def test_flags_win_over_the_models_defaults_which_win_over_ours() -> None:
+def test_flags_win_over_the_models_defaults() -> None:
     engine = FakeEngine(EngineOptions())
     assert sampling_params_for(engine, {}) == SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 40}
@@ -114,28 +112,7 @@ def test_open_engine_describes_it_and_always_shuts_down(
     assert "block_size = 32: a CPU reads long runs" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "variable", "level"),
-    [(0, None, "WARNING"), (2, None, "DEBUG"), (-1, None, "ERROR"), (0, "info", "INFO"), (0, "", "WARNING")],
-)
-def test_log_level(verbosity: int, variable: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if variable is not None:
-        monkeypatch.setenv("QUIRE_LOGGING_LEVEL", variable)
-    output = Output()
-    output.verbosity = verbosity
-    logger = logging.getLogger("quire")
-    before = (logger.level, list(logger.handlers))
-    try:
-        configure_logging(output)
-        configure_logging(output)
-        assert logging.getLevelName(logger.level) == level
-        assert len(logger.handlers) == 1
-    finally:
-        logger.setLevel(before[0])
-        logger.handlers[:] = before[1]
-
-
-def test_the_engine_answers_a_chat() -> None:
+def test_engine_answers_a_chat() -> None:
     engine = FakeEngine(EngineOptions())
     pieces: list[str] = []
     answerer = EngineAnswerer(engine)
@@ -143,10 +120,4 @@ def test_the_engine_answers_a_chat() -> None:
     assert (reply.text, "".join(pieces), reply.interrupted) == ("Bec", "Bec", False)
     assert reply.statistics.startswith("[length] prompt 10 tok · 3 new")
     with pytest.raises(InvalidParameterError):
-        answerer.check({"temperature": 9})
-
-
-def test_a_log_level_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_LOGGING_LEVEL", "trace")
-    with pytest.raises(ConfigError, match="QUIRE_LOGGING_LEVEL='TRACE' is not one of DEBUG, INFO"):
-        configure_logging(Output())
+        answerer.values({"temperature": 9})

@@ -35,7 +35,8 @@ def test_table_quotes_the_text(tiny: str) -> None:
     assert [line.split(maxsplit=2)[0::2] for line in lines[1:]] == [["0", '"a"'], ["1", '" "'], ["2", '"\\""']]
 
 
-def test_text_from_stdin(tiny: str) -> None:
+def test_text_from_stdin_only_without_an_argument(tiny: str) -> None:
+    assert parsed(call("tokenize", tiny, "Ho", "--json", stdin="Hi\n"))["text"] == "Ho"
     assert parsed(call("tokenize", tiny, "--json", stdin="Hi\n"))["text"] == "Hi"
 
 
@@ -50,6 +51,12 @@ def test_model_flag_and_a_plain_word(tiny: str) -> None:
 
 def test_system_needs_the_template(tiny: str) -> None:
     assert call("tokenize", tiny, "Hi", "--system", "S").exit_code == 2
+
+
+def test_tokenizer_may_be_a_directory_or_a_file(tiny: str) -> None:
+    ids = parsed(call("tokenize", tiny, "Hi", "--json"))["ids"]
+    for source in (tiny, f"{tiny}/tokenizer.json"):
+        assert parsed(call("tokenize", tiny, "Hi", "--tokenizer", source, "--json"))["ids"] == ids
 
 
 def test_missing_tokenizer_is_named(tiny: str) -> None:

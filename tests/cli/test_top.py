@@ -1,17 +1,54 @@
-"""`quire top` against a server whose numbers are known."""
+"""`quire top` and `quire ps` against a server whose metrics are known; reading its page."""
 
 import itertools
+import os
+import subprocess
+import sys
 from typing import Any
 
+import psutil
 import pytest
 
 from quire.cli import top
 from quire.cli.main import cli
+from quire.cli.ps import format_duration, memory_bytes
 from quire.cli.top import summary, view_lines
-from quire.cli.top_metrics import Load, Metrics, load_between
+from quire.cli.top_metrics import Metrics, load_between, quantile
+from quire.server.registration import registered
 from tests.cli.command_line import Terminal, call, parsed
-from tests.cli.metrics_page import page
 from tests.cli.stub_server import Answer, Handler, stub_server
+
+
+def page(*, tokens: int = 0, requests: int = 0, hits: int = 0, queries: int = 0, slow: int = 0, **gauges: Any) -> str:
+    """`requests` had their first token within 0.1 s, but `slow` of them between 0.1 and 0.5 s."""
+    fast = requests - slow
+    lines = [
+        "# HELP quire_build_info Version and model",
+        'quire_build_info{model="ti\\"ny",version="0.1"} 1.0',
+        f"quire_requests_running {gauges.get('running', 0)}",
+        f"quire_requests_waiting {gauges.get('waiting', 0)}",
+        f"quire_kv_usage_ratio {gauges.get('kv', 0.0)}",
+        f"quire_generation_tokens_total {tokens}",
+        f"quire_prompt_tokens_total {2 * tokens}",
+        f'quire_requests_total{{finish_reason="stop"}} {fast}',
+        f'quire_requests_total{{finish_reason="length"}} {slow}',
+        f"quire_prefix_cache_queries_total {queries}",
+        f"quire_prefix_cache_hits_total {hits}",
+        f'quire_time_to_first_token_seconds_bucket{{le="0.1"}} {fast}',
+        f'quire_time_to_first_token_seconds_bucket{{le="0.5"}} {requests}',
+        f'quire_time_to_first_token_seconds_bucket{{le="+Inf"}} {requests}',
+        f"quire_preemptions_total {gauges.get('preemptions', 0)}",
+        f"quire_engine_deaths_total {gauges.get('deaths', 0)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def send_text(handler: Handler, text: str) -> None:
+    data = text.encode()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
 
 
 def serving_pages(pages: Any) -> Answer:
@@ -21,72 +58,192 @@ def serving_pages(pages: Any) -> Answer:
         text = next(pages, None)
         if text is None:
             return handler.send_json(503, {"error": {"message": "over", "code": "draining"}})
-        data = text.encode()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        handler.wfile.write(data)
+        send_text(handler, text)
         return None
 
     return answer
 
 
-def load() -> Load:
-    after = page(tokens=50, requests=4, hits=3, queries=4, running=2, waiting=1, kv=0.5)
-    return load_between(Metrics(page(), 0.0), Metrics(after, 2.0))
-
-
-def test_once_as_json() -> None:
+def test_one_interval_as_json() -> None:
     with stub_server(serving_pages([page(tokens=10), page(tokens=30, running=2)])) as server:
-        value = parsed(call("top", "--url", server.url, "--once", "--json", "--interval-s", "0.1"))
+        value = parsed(call("top", "--url", server.url, "--once", "--json", "--interval-s", "0.05"))
         assert [path for path, _, _ in server.requests] == ["/metrics"] * 2
     assert (value["schema"], value["model"], value["running"]) == ("quire.top/1", 'ti"ny', 2)
     assert value["generation_tokens_per_s"] == pytest.approx(20 / value["seconds"])
-    assert 0.1 <= value["seconds"] < 30
+    assert 0.05 <= value["seconds"] < 30
 
 
-def test_once_for_people() -> None:
-    with stub_server(serving_pages([page(), page(kv=0.25)])) as server:
-        result = call("top", "--url", server.url, "--once", "--interval-s", "0.05")
-    assert result.exit_code == 0
-    assert "KV cache    ▓▓▓▓▓░░░░░░░░░░░░░░░ 25%" in result.stdout
-
-
-def test_without_a_terminal_it_writes_lines_until_the_server_ends() -> None:
+def test_lines_are_written_without_a_terminal() -> None:
     with stub_server(serving_pages([page()] * 4)) as server:
         result = call("top", "--url", server.url, "--interval-s", "0.05")
     assert result.exit_code == 5
-    assert result.stdout == "0.0 tok/s · 0 running · 0 waiting · KV 0% · hit – · TTFT – · ITL –\n" * 3
+    assert (
+        result.stdout
+        == "0.0 tok/s · 0 running · 0 waiting · KV 0% · hit – · TTFT – · ITL – · 0 preemptions · 0 engine deaths\n" * 3
+    )
     assert "error[draining]" in result.stderr
 
 
-def test_the_view() -> None:
-    assert view_lines(load(), "http://x") == [
+@pytest.mark.parametrize("text", ["up 1\n", "<html>no metrics</html>", "broken{"])
+def test_page_of_another_server_is_an_error(text: str) -> None:
+    with stub_server(serving_pages([text])) as server:
+        result = call("top", "--url", server.url)
+    assert result.exit_code == 5
+    assert "has none of Quire's metrics" in result.stderr
+
+
+def test_registered_server_is_watched_without_an_address() -> None:
+    with stub_server(serving_pages([page(), page(kv=0.25)])) as server, registered(server.url, "tiny"):
+        result = call("top", "--once", "--interval-s", "0.05")
+    assert result.exit_code == 0
+    assert "KV cache    ▓▓▓▓▓░░░░░░░░░░░░░░░ 25%" in result.stdout
+    assert f"at {server.url}" in result.stdout
+
+
+def test_view_of_an_interval() -> None:
+    after = page(tokens=50, requests=4, hits=3, queries=4, running=2, waiting=1, kv=0.5, preemptions=3, deaths=1)
+    load = load_between(Metrics(page(preemptions=1), 0.0), Metrics(after, 2.0))
+    assert view_lines(load, "http://x") == [
         'ti"ny at http://x',
         "requests    2 running · 1 waiting · 2.0/s ended",
         "generation  25.0 tok/s",
         "prompts     50.0 tok/s · cache hit 75%",
-        "KV cache    ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░ 50%",
+        "KV cache    ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░ 50% · 2 preemptions",
         "TTFT        p50 50 ms · p95 95 ms",
         "ITL         p50 – · p95 –",
+        "engine      1 deaths since the server's start",
     ]
-    assert summary(load()).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 50 ms")
+    assert summary(load).startswith("25.0 tok/s · 2 running · 1 waiting · KV 50% · hit 75% · TTFT 50 ms")
 
 
-def test_on_a_terminal_the_view_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    pty = pytest.importorskip("pty")
+    controller, side = pty.openpty()
     terminal = Terminal()
     monkeypatch.setattr(top.sys, "stdout", terminal)
-    pages = itertools.chain([page(), page(tokens=7)], itertools.repeat(page(tokens=7), 2))
-    with stub_server(serving_pages(pages)) as server, pytest.raises(SystemExit) as ended:
-        cli.main(["top", "--url", server.url, "--interval-s", "0.05"])
-    assert ended.value.code == 5
+
+    def pages() -> Any:
+        for number in itertools.count():
+            if number == 3:
+                os.write(controller, b"xq")
+            yield page(tokens=number)
+
+    with open(side) as keys, stub_server(serving_pages(pages())) as server:
+        monkeypatch.setattr(top.sys, "stdin", keys)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["top", "--url", server.url, "--interval-s", "0.05"])
+    os.close(controller)
+    assert ended.value.code == 0
     assert terminal.getvalue().count("requests    0 running") >= 3
     assert "\x1b[" in terminal.getvalue()
 
 
-def test_another_server_is_no_quire() -> None:
-    with stub_server(serving_pages(["up 1\n"])) as server:
-        result = call("top", "--url", server.url)
-    assert result.exit_code == 5
-    assert "has none of Quire's metrics" in result.stderr
+def test_samples_and_labels_are_read() -> None:
+    text = """
+# TYPE a counter
+a_total{x="1",y="two words"} 3
+a_total{x="2",y="}\\"\\\\\\n"} 4e0 1700000000000
+b 2.5
+d +Inf
+"""
+    metrics = Metrics(text, 0.0)
+    assert metrics.value("a_total") == 7
+    assert metrics.value("a_total", x="1") == 3
+    assert metrics.value("a_total", x="1", y="other") == 0
+    assert metrics.value("a_total", y='}"\\\n') == 4
+    assert (metrics.label("a_total", "x"), metrics.label("missing", "x")) == ("1", "")
+    assert metrics.value("b") == 2.5
+    assert metrics.value("d") == float("inf")
+    assert "missing" not in metrics
+
+
+def test_changes_between_two_pages() -> None:
+    before = Metrics(page(tokens=100, requests=4, hits=10, queries=20), 10.0)
+    text = page(tokens=150, requests=14, slow=5, hits=25, queries=40, running=3, waiting=2, kv=0.25, deaths=1)
+    load = load_between(before, Metrics(text, 12.0))
+    assert (load.model, load.seconds, load.running, load.waiting) == ('ti"ny', 2.0, 3, 2)
+    assert (load.generation_tokens_per_s, load.prompt_tokens_per_s, load.requests_per_s) == (25.0, 50.0, 5.0)
+    assert (load.kv_usage_ratio, load.cache_hit_ratio, load.engine_deaths) == (0.25, 0.75, 1)
+    assert load.ttft_p50_s == pytest.approx(0.1)
+    assert load.ttft_p95_s == pytest.approx(0.1 + 0.4 * 0.9)
+    assert load.itl_p50_s is None
+
+
+def test_interval_without_requests() -> None:
+    load = load_between(Metrics(page(tokens=5), 0.0), Metrics(page(tokens=5), 1.0))
+    assert load.generation_tokens_per_s == 0
+    assert (load.cache_hit_ratio, load.ttft_p50_s) == (None, None)
+
+
+def test_restarted_engine_counts_from_zero() -> None:
+    load = load_between(Metrics(page(tokens=1000, requests=50), 0.0), Metrics(page(tokens=20, requests=4), 1.0))
+    assert load.generation_tokens_per_s == 20
+    assert load.ttft_p50_s == pytest.approx(0.05)
+
+
+def test_empty_page() -> None:
+    load = load_between(Metrics("", 0.0), Metrics("", 0.0))
+    assert (load.model, load.running, load.ttft_p95_s) == ("", 0, None)
+
+
+def test_quantile_stays_in_its_bucket() -> None:
+    text = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="2"} 10\nh_bucket{le="+Inf"} 12\n'
+    before, after = Metrics("", 0.0), Metrics(text, 1.0)
+    assert quantile(before, after, "h", 0.5) == pytest.approx(1.6)
+    assert quantile(before, after, "h", 0.99) == 2.0
+
+
+def serving(handler: Handler, body: dict[str, Any]) -> None:
+    send_text(handler, "" if handler.path == "/health/ready" else page(running=3, waiting=1))
+
+
+def test_ps_without_a_server() -> None:
+    assert parsed(call("ps", "--json")) == {"schema": "quire.ps/1", "servers": []}
+    result = call("ps")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no server runs here" in result.stderr
+
+
+def test_ps_of_a_server() -> None:
+    with stub_server(serving) as server, registered(server.url, "tiny"):
+        (row,) = parsed(call("ps", "--json"))["servers"]
+        header, line = call("ps").stdout.splitlines()
+    assert (row["pid"], row["model"], row["url"]) == (os.getpid(), "tiny", server.url)
+    assert (row["state"], row["running"], row["waiting"]) == ("ready", 3, 1)
+    assert row["memory_bytes"] > 10_000_000
+    assert header.split()[:4] == ["PID", "MODEL", "URL", "STATE"]
+    assert line.split()[:6] == [str(os.getpid()), "tiny", server.url, "ready", "3", "1"]
+
+
+def test_ps_of_a_server_that_needs_another_key() -> None:
+    def refuse(handler: Handler, body: dict[str, Any]) -> None:
+        ready = handler.path == "/health/ready"
+        handler.send_json(503 if ready else 401, {"error": {"message": "m", "code": "draining" if ready else "key"}})
+
+    with stub_server(refuse) as server, registered(server.url, "tiny"):
+        (row,) = parsed(call("ps", "--json"))["servers"]
+    assert (row["state"], row["running"], row["waiting"]) == ("draining", None, None)
+
+
+def test_ps_of_a_server_that_does_not_answer() -> None:
+    with stub_server(serving) as server:
+        url = server.url
+    with registered(url, "tiny"):
+        assert parsed(call("ps", "--json"))["servers"][0]["state"] == "no answer"
+        assert " – " in call("ps").stdout
+
+
+def test_memory_counts_children() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    alone = psutil.Process().memory_info().rss
+    assert memory_bytes(os.getpid()) > alone
+    process.communicate()
+    assert memory_bytes(process.pid) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59, "59s"), (61, "1m01s"), (3700, "1h01m"), (9e4, "1d01h")]
+)
+def test_duration_is_short(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

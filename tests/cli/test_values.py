@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cli.values import (
-    ByteSize,
-    JsonObject,
-    Length,
-    LengthList,
-    StructuredForm,
-    TokenBias,
+    BYTES,
+    JSON_OBJECT,
+    LENGTH,
+    LENGTHS,
+    STRUCTURED,
+    TOKEN_BIAS,
     parse_bytes,
     parse_length,
 )
@@ -66,18 +66,18 @@ def test_length_is_the_number_times_its_suffix(number: int, suffix: str) -> None
 @pytest.mark.parametrize(
     ("kind", "text", "named"),
     [
-        (Length(), "12q", "'12q'"),
-        (ByteSize(), "2XB", "'2XB'"),
-        (LengthList(), "1,x", "'1,x'"),
-        (JsonObject(), "[1]", "'[1]'"),
-        (JsonObject(), "{", "'{'"),
-        (TokenBias(), "5", "'5'"),
-        (TokenBias(), "a=1", "'a=1'"),
-        (StructuredForm(), "[0-9]+", "'[0-9]+'"),
-        (StructuredForm(), "[1]", "'[1]'"),
-        (StructuredForm(), '{"regexp": "a"}', "'regexp'"),
-        (StructuredForm(), '{"regex": ""}', "structured_outputs.regex"),
-        (StructuredForm(), "@no/such/file", "no/such/file"),
+        (LENGTH, "12q", "'12q'"),
+        (BYTES, "2XB", "'2XB'"),
+        (LENGTHS, "1,x", "'1,x'"),
+        (JSON_OBJECT, "[1]", "'[1]'"),
+        (JSON_OBJECT, "{", "'{'"),
+        (TOKEN_BIAS, "5", "'5'"),
+        (TOKEN_BIAS, "a=1", "'a=1'"),
+        (STRUCTURED, "[0-9]+", "'[0-9]+'"),
+        (STRUCTURED, "[1]", "'[1]'"),
+        (STRUCTURED, '{"regexp": "a"}', "'regexp'"),
+        (STRUCTURED, '{"regex": ""}', "structured_outputs.regex"),
+        (STRUCTURED, "@no/such/file", "no/such/file"),
     ],
 )
 def test_errors_name_the_value(kind: click.ParamType, text: str, named: str) -> None:
@@ -87,14 +87,14 @@ def test_errors_name_the_value(kind: click.ParamType, text: str, named: str) -> 
 
 
 def test_good_values() -> None:
-    assert LengthList().convert("1K,2,2,", None, None) == (1024, 2)
-    assert JsonObject().convert('{"a": 1}', None, None) == {"a": 1}
-    assert TokenBias().convert("42=-5", None, None) == (42, -5.0)
+    assert LENGTHS.convert("1K,2,2,", None, None) == (1024, 2)
+    assert JSON_OBJECT.convert('{"a": 1}', None, None) == {"a": 1}
+    assert TOKEN_BIAS.convert("42=-5", None, None) == (42, -5.0)
 
 
-def test_a_form_is_written_or_read_from_a_file(tmp_path: Path) -> None:
-    form = StructuredOutputsParams(json={"type": "object"})
+def test_structure_is_written_or_read_from_a_file(tmp_path: Path) -> None:
+    structured = StructuredOutputsParams(json={"type": "object"})
     text = '{"json": {"type": "object"}}'
     (tmp_path / "form.json").write_text(text)
-    for value in (text, f"@{tmp_path / 'form.json'}", form):
-        assert StructuredForm().convert(value, None, None) == form
+    for value in (text, f"@{tmp_path / 'form.json'}", structured):
+        assert STRUCTURED.convert(value, None, None) == structured

@@ -1,4 +1,4 @@
-"""`[MODEL] [PROMPT]`: which of a verb's words is the model and which the text, and where text comes from.
+"""`[MODEL] [PROMPT]`: which of a verb's words is the model and which the text, and piped text.
 
 `quire run "Why is the sky blue?"` prompts the default model; `quire run smollm2 "…"` names one. Next to read: `run.py`.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from quire.config import EngineOptions
+from quire.errors import PromptError
 from quire.weights.sources import ALIASES
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]*", re.ASCII)
@@ -28,6 +29,17 @@ class ModelAndText:
     model: str
     text: str | None
 
+    @property
+    def missing_text(self) -> str:
+        """Why there is no text: the single word was taken for the model."""
+        as_text = "" if self.model in ALIASES or _exists(self.model) else f"; {prompt_form(self.model)}"
+        return f"no text was given ('{self.model}' is the model{as_text})"
+
+
+def prompt_form(word: str) -> str:
+    """Say how to make a word the prompt that was taken for a model."""
+    return f"to use it as the prompt: quire run {EngineOptions.model} '{word}'"
+
 
 def split_arguments(
     words: tuple[str, ...], engine_values: dict[str, Any], *, what: str, plain_word_is_model: bool = True
@@ -35,7 +47,7 @@ def split_arguments(
     """Tell model from text. `engine_values` may hold `--model` (or `QUIRE_MODEL`), which is the default model then.
 
     `what` names the text in errors, e.g. "prompt". A single plain word that is no alias is a model if
-    `plain_word_is_model`: so a mistyped alias is found out. Raises: click.UsageError.
+    `plain_word_is_model`: a mistyped alias is an error then. Raises: click.UsageError.
     """
     default = str(engine_values.get("model") or EngineOptions.model)
     if len(words) > 2:
@@ -55,8 +67,9 @@ def split_arguments(
 
 
 def names_a_model(word: str, *, plain_word_is_model: bool = True) -> bool:
-    """Whether a single argument is a model rather than a text: an alias, an existing path, a file name, a hub id, and
-    maybe any other plain word. What has spaces or punctuation is a text.
+    """Return whether a single argument is a model: an alias, an existing path, a file name, a hub id or a plain word.
+
+    A word with spaces or punctuation is a text.
     """
     if word in ALIASES:
         return True
@@ -69,33 +82,37 @@ def names_a_model(word: str, *, plain_word_is_model: bool = True) -> bool:
     return _exists(word)
 
 
-def read_text(arguments: ModelAndText) -> str | None:
-    """The text itself: from stdin for "-", or when there is none and stdin is not a terminal; None: ask the user.
+def read_text(word: str | None, *, missing: str) -> str | None:
+    """Return a text of the command line, or standard input for "-" and where no text is given and input is piped.
 
-    Raises: click.UsageError when stdin is empty.
-    """
-    return read_word(arguments.text, missing=_no_text(arguments.model) if arguments.text is None else "nothing to read")
-
-
-def read_word(word: str | None, *, missing: str) -> str | None:
-    """A word of the command line; stdin for "-", or when there is none and stdin is not a terminal; None: ask the user.
-
-    Both are taken for UTF-8, whatever the locale is. Raises: click.UsageError when stdin is empty: `missing` is why it
-    was read.
+    Both are read as UTF-8 in any locale. Returns: None on a terminal without a text. Raises: click.UsageError with
+    `missing`, if standard input is needed and empty.
     """
     if word is not None and word != STDIN:
         return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if word is None and sys.stdin.isatty():
         return None
-    piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
+    piped = _piped()
     if not piped:
-        raise click.UsageError(f"{missing}, and standard input is empty")
+        raise click.UsageError(f"{missing if word is None else 'nothing to read'}, and standard input is empty")
     return piped
 
 
-def _no_text(model: str) -> str:
-    as_text = "" if model in ALIASES or _exists(model) else f"; as a text: {EngineOptions.model} '{model}'"
-    return f"no text was given ('{model}' is the model{as_text})"
+def read_prompt(word: str | None, *, missing: str) -> str | None:
+    """Return the prompt as `read_text` does; where input is piped, too, join both: input, a blank line, prompt.
+
+    Raises: PromptError for an empty prompt, click.UsageError.
+    """
+    text = read_text(word, missing=missing)
+    if text == "":
+        raise PromptError("the prompt is empty: give at least one character")
+    if word not in (None, STDIN) and not sys.stdin.isatty() and (piped := _piped()):
+        return f"{piped}\n\n{text}"
+    return text
+
+
+def _piped() -> str:
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
 
 
 def _exists(word: str) -> bool:

@@ -1,60 +1,170 @@
-"""OUT of a batch: answers in OpenAI's format, one JSON object per line, of which a batch that is run again makes use.
+"""The files of a batch, in OpenAI's format: IN with requests, OUT with answers, one JSON object per line.
 
-`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. The id holds the digest of its
-request: that is how a changed IN is found out. Knows no HTTP. Next to read: `batch_run.py`.
+IN: `{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}`, in a file, a pipe or standard input.
+OUT: `{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. The id contains the digest of
+the request, so that a request that changed after its answer is found. Knows no HTTP. Next to read: `batch_run.py`.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
 import stat
+import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from quire.cli.batch_requests import BatchFileError, BatchRequest, Line
+from quire.errors import QuireError
 
+MAX_LINE_BYTES = 64 << 20
+MAX_NAMED = 5
+STDIN = "-"
 ID_PREFIX = "batch_req_"
+INVALID_LINE = "invalid_line"
+"""The error code of a line of IN that cannot be sent."""
+REFUSED_STATUSES = frozenset({400, 413, 422})
+"""Statuses of a request that is wrong in itself."""
+FORM_FAILED = "structured_outputs_failed"
+"""The error code of a 400 for an answer that did not reach its structured output; another attempt may."""
+_URL = re.compile(r"/v1(/[a-z_]+){1,4}", re.ASCII)
 _ID = re.compile(ID_PREFIX + "([0-9a-f]{16})_[0-9a-f]{16}")
 _OPENING = b'{"id": "' + ID_PREFIX.encode()
-INVALID_LINE = "invalid_line"
-"""The code of a line of IN that cannot be sent, however often it is tried."""
-REFUSED_STATUSES = frozenset({400, 413, 422})
-"""What a server answers to a request that is wrong in itself."""
-FORM_FAILED = "structured_outputs_failed"
-"""The code of a 400 for an answer that lost its way in the form it was asked for: another draw may not."""
+Line = dict[str, Any]
+
+
+class BatchFileError(QuireError):
+    """A file of a batch cannot be read or written, or has other contents."""
+
+    code = "batch_file"
+    exit_code = 2
 
 
 class BatchWriteError(BatchFileError):
-    """An answer cannot be written, e.g. because the disk is full; those before it are kept."""
+    """An answer cannot be written, e.g. because the disk is full; the answers before it are kept."""
 
     code = "output"
     exit_code = 1
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One line of IN. `problem`: why it cannot be sent; then it has no `body`.
+
+    `data` is the line itself, parsed again when it is sent: parsed, a large file would take several times its size.
+    """
+
+    line_number: int
+    custom_id: str | None
+    url: str = ""
+    data: bytes = b"{}"
+    problem: str | None = None
+
+    @property
+    def body(self) -> Line | None:
+        """The body to send."""
+        body: Line | None = json.loads(self.data).get("body") if self.problem is None else None
+        return body
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits of a hash of the request, whatever the order of its fields."""
+        text = json.dumps([self.custom_id, self.url, self.body], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_requests(source: Path) -> list[BatchRequest]:
+    """Read the lines of IN ("-": standard input) without the blank ones; a wrong line has a `problem`.
+
+    Raises: BatchFileError if IN cannot be read, has no requests, or has a custom_id twice.
+    """
+    name = "standard input" if str(source) == STDIN else str(source)
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if str(source) == STDIN else source.open("rb") as file:
+            requests = list(_parsed_lines(file, name))
+    except OSError as error:
+        raise BatchFileError(f"{name} cannot be read: {error.strerror or error}") from None
+    if not requests:
+        raise BatchFileError(f"{name} has no requests")
+    first_lines: dict[str | None, int] = {}
+    doubles = [
+        f"{request.custom_id!r} in lines {first} and {request.line_number}"
+        for request in requests
+        if request.custom_id is not None
+        and (first := first_lines.setdefault(request.custom_id, request.line_number)) != request.line_number
+    ]
+    if doubles:
+        raise BatchFileError(f"{name}: each custom_id may stand once: {_named(doubles)}")
+    return requests
+
+
+def _parsed_lines(file: BinaryIO, name: str) -> Iterator[BatchRequest]:
+    with contextlib.suppress(OSError):  # a stream of a test has no descriptor
+        # A device such as /dev/zero never ends.
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+            raise BatchFileError(f"{name} is neither a file nor a pipe: give a file of requests, or pipe them in")
+    number = 0
+    while data := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
+            raise BatchFileError(f"{name}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+        if data.strip():
+            yield _parse(number, data)
+
+
+def _parse(number: int, data: bytes) -> BatchRequest:
+    try:
+        line = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return BatchRequest(number, None, problem=f"not JSON: {error}")
+    if not isinstance(line, dict):
+        return BatchRequest(number, None, problem="not a JSON object")
+    custom_id = line.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return BatchRequest(number, None, problem="custom_id must be a text that is not empty")
+    url, body = line.get("url"), line.get("body")
+    problem = None
+    if line.get("method", "POST") != "POST":
+        problem = "method must be POST"
+    elif not isinstance(url, str) or not _URL.fullmatch(url):
+        problem = "url must be a path such as /v1/chat/completions"
+    elif not isinstance(body, dict):
+        problem = "body must be a JSON object"
+    elif body.get("stream"):
+        problem = "a batch has no streams: leave stream out"
+    if problem is not None:
+        return BatchRequest(number, custom_id, problem=problem)
+    return BatchRequest(number, custom_id, str(url), data)
+
+
 def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) -> Line:
-    """What the server said, whatever it said."""
+    """Return the line of OUT with the server's answer, a refusal included."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return {"id": _new_id(request), "custom_id": request.custom_id, "response": response, "error": None}
 
 
 def error_line(request: BatchRequest, code: str, message: str) -> Line:
-    """Why there is no answer."""
+    """Return the line of OUT that says why there is no answer."""
     error = {"code": code, "message": f"line {request.line_number}: {message}"}
     return {"id": _new_id(request), "custom_id": request.custom_id, "response": None, "error": error}
 
 
+def _new_id(request: BatchRequest) -> str:
+    return f"{ID_PREFIX}{request.digest}_{uuid.uuid4().hex[:16]}"
+
+
 def succeeded(line: Line) -> bool:
-    """Whether a line of OUT is an answer that need not be asked for again."""
+    """Return whether a line of OUT is a complete answer."""
     response = line.get("response")
     return line.get("error") is None and isinstance(response, dict) and response.get("status_code") == 200
 
 
 def is_wrong(line: Line) -> bool:
-    """Whether a line of OUT says that its request can never work as it is."""
+    """Return whether a line of OUT says that its request fails at each attempt."""
     if line.get("error") is not None:
         return bool(line["error"].get("code") == INVALID_LINE)
     body = line["response"]["body"]
@@ -63,39 +173,30 @@ def is_wrong(line: Line) -> bool:
     return line["response"]["status_code"] in REFUSED_STATUSES and code != FORM_FAILED
 
 
+def _named(items: list[str]) -> str:
+    more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
+    return "; ".join(items[:MAX_NAMED]) + more
+
+
 def check_output(path: Path) -> None:
-    """Raises: BatchFileError unless OUT is a file or not there yet, without opening it."""
+    """Check, without opening it, that OUT is a file or does not exist yet. Raises: BatchFileError."""
     with contextlib.suppress(OSError):
-        _check_kind(path, os.stat(path).st_mode)
-
-
-def _check_kind(path: Path, mode: int) -> None:
-    # A device may never end, and a pipe cannot be read again.
-    if not stat.S_ISREG(mode):
-        raise BatchFileError(f"{path} is not a file: the answers are kept for the next run, so -o needs one")
-
-
-def _new_id(request: BatchRequest) -> str:
-    return f"{ID_PREFIX}{request.digest}_{uuid.uuid4().hex[:16]}"
-
-
-def _digest_of(line: Line) -> str | None:
-    """Which request a line of OUT answers; None if another program wrote it."""
-    match = _ID.fullmatch(str(line.get("id")))
-    return match[1] if match else None
+        # A device may never end, and a pipe cannot be read again.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BatchFileError(f"{path} is not a file: the answers are kept for the next run, so -o needs one")
 
 
 class AnswerFile:
     """OUT, open for appending: each line is written whole, by one call, as soon as it is known.
 
-    Opening keeps the successes that are there and takes away failures and a last line that was cut off, so that they
-    are asked for again. What holds anything else, or is no file, is left alone.
+    Opening keeps the successes and removes failures and a last line that was cut off, so that those requests are sent
+    again. A file with any other line is left unchanged.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises: BatchFileError."""
         self.done: dict[str, str | None] = {}
-        """The custom_ids that have succeeded, and the digests of their requests."""
+        """The custom_ids that have succeeded, and the digests of their requests; None from another program."""
         self._path = path
         try:
             self._descriptor = self._open()
@@ -109,7 +210,7 @@ class AnswerFile:
         os.close(self._descriptor)
 
     def check_unchanged(self, requests: Iterable[BatchRequest]) -> None:
-        """Raises: BatchFileError if a request has an answer that was given to another one of its custom_id."""
+        """Raises: BatchFileError if OUT answers another request with the same custom_id."""
         changed = [
             f"{request.custom_id!r} in line {request.line_number}"
             for request in requests
@@ -118,9 +219,8 @@ class AnswerFile:
             and known != request.digest
         ]
         if changed:
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
             raise BatchFileError(
-                f"{self._path} has answers to other requests with the same custom_id: {'; '.join(changed[:5])}{more}; "
+                f"{self._path} has answers to other requests with the same custom_id: {_named(changed)}; "
                 "choose another file for -o, or another custom_id for what has changed"
             )
 
@@ -143,10 +243,11 @@ class AnswerFile:
         check_output(self._path)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
         try:
-            _check_kind(self._path, os.fstat(descriptor).st_mode)
             self._lock(descriptor)
-            kept, is_changed = self._read(descriptor)
-            if not is_changed:
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                lines = file.readlines()
+            kept = self._successes(lines)
+            if kept == lines:
                 return descriptor
             replacement = self._replace(kept, os.fstat(descriptor).st_mode & 0o777)
         except BaseException:
@@ -163,34 +264,27 @@ class AnswerFile:
         if not os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
             raise BatchFileError(f"{self._path} has just been replaced by another batch")
 
-    def _read(self, descriptor: int) -> tuple[list[bytes], bool]:
-        """The lines to keep, and whether that is a change."""
+    def _successes(self, lines: list[bytes]) -> list[bytes]:
+        """Return the lines to keep and note them in `done`. Raises: BatchFileError for a line of another file."""
         kept: list[bytes] = []
-        is_changed = False
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            file.seek(0)
-            for number, data in enumerate(file, 1):
-                if not data.endswith(b"\n") and _is_cut_off(data):
-                    is_changed = True
-                    continue
-                line = self._parse(number, data)
-                if succeeded(line):
-                    self.done[str(line["custom_id"])] = _digest_of(line)
-                    kept.append(data if data.endswith(b"\n") else data + b"\n")
-                    is_changed |= not data.endswith(b"\n")
-                else:
-                    is_changed = True
-        return kept, is_changed
-
-    def _parse(self, number: int, data: bytes) -> Line:
-        with contextlib.suppress(ValueError):
-            line = json.loads(data)
-            if isinstance(line, dict) and {"custom_id", "response", "error"} <= line.keys():
-                return line
-        raise BatchFileError(f"{self._path}: line {number} is not an answer of a batch; choose another file for -o")
+        for number, data in enumerate(lines, 1):
+            line: Any = None
+            with contextlib.suppress(ValueError):
+                line = json.loads(data)
+            is_cut_off = not data.endswith(b"\n") and (data.startswith(_OPENING) or _OPENING.startswith(data))
+            if line is None and is_cut_off:
+                continue
+            if not isinstance(line, dict) or not {"custom_id", "response", "error"} <= line.keys():
+                wrong = f"{self._path}: line {number} is not an answer of a batch; choose another file for -o"
+                raise BatchFileError(wrong)
+            if succeeded(line):
+                match = _ID.fullmatch(str(line.get("id")))
+                self.done[str(line["custom_id"])] = match[1] if match else None
+                kept.append(data.rstrip(b"\n") + b"\n")
+        return kept
 
     def _replace(self, lines: list[bytes], mode: int) -> int:
-        """Write the file anew beside itself and put it in its place, all or nothing."""
+        """Write the lines to a new file and rename it to OUT. Returns: its locked descriptor."""
         path = Path(os.path.realpath(self._path))  # a link stays a link
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, mode)
@@ -205,14 +299,3 @@ class AnswerFile:
             temporary.unlink(missing_ok=True)
             raise
         return descriptor
-
-
-def _is_cut_off(data: bytes) -> bool:
-    """Whether a last line without its end is one of ours that was not written whole."""
-    if not (data.startswith(_OPENING) or _OPENING.startswith(data)):
-        return False
-    try:
-        json.loads(data)
-    except ValueError:
-        return True
-    return False

@@ -26,10 +26,10 @@ from quire.cli.bench_cases import (
 )
 from quire.cli.bench_limits import tokens_per_s_limit
 from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.options import chosen_engine_options, engine_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_count
 from quire.cli.session import open_engine
-from quire.cli.values import LengthList
+from quire.cli.values import LENGTHS
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import ConfigError
 
@@ -53,13 +53,11 @@ SPEED_WIDTH = 20
     "bench", cls=VerbCommand, help=HELP, short_help="Measure prompt processing and generation speed.", examples=EXAMPLES
 )
 @click.argument("words", nargs=-1, metavar="[MODEL]")
-@click.option("-p", "--n-prompt", type=LengthList(), default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
-@click.option("-n", "--n-gen", type=LengthList(), default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
+@click.option("-p", "--n-prompt", type=LENGTHS, default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
+@click.option("-n", "--n-gen", type=LENGTHS, default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
+@click.option("-c", "--concurrency", type=LENGTHS, default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]")
 @click.option(
-    "-c", "--concurrency", type=LengthList(), default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]"
-)
-@click.option(
-    "-d", "--n-depth", type=LengthList(), default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
+    "-d", "--n-depth", type=LENGTHS, default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
 )
 @click.option(
     "-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, cls=GroupedOption, help="per row  [3]"
@@ -69,7 +67,7 @@ SPEED_WIDTH = 20
     "--peer", type=click.Choice(("hf",)), cls=GroupedOption,
     help="measure Hugging Face Transformers' static batch beside it, on the same weights",
 )  # fmt: skip
-@engine_options(without=frozenset({"enable_prefix_caching"}))
+@option_flags(EngineOptions, without=frozenset({"enable_prefix_caching"}))
 def bench_command(
     words: tuple[str, ...], n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
     n_depth: tuple[int, ...], repetitions: int, warm_up: bool, peer: str | None, **values: Any,
@@ -83,7 +81,7 @@ def bench_command(
     cases = bench_cases(n_prompt, n_gen, concurrency, n_depth)
     if not cases:
         raise click.UsageError("nothing to measure: --n-prompt and --n-gen are both 0")
-    engine_values = chosen_engine_options(values)
+    engine_values = chosen_options(values, EngineOptions)
     most_streams = max(case.num_streams for case in cases)
     engine_values.setdefault("max_num_seqs", most_streams)
     engine_values.setdefault("max_model_len", max(case.len_needed for case in cases))
@@ -133,7 +131,7 @@ def _peer_side(config: EngineConfig, output: Output) -> BenchSide:
 
 
 def bench_header(config: EngineConfig) -> dict[str, Any]:
-    """What a speed is worthless without."""
+    """Return the conditions of a measurement: model, types, machine, version."""
     return {
         "model": config.options.model,
         "architecture": config.model.architecture,
@@ -149,7 +147,7 @@ def bench_header(config: EngineConfig) -> dict[str, Any]:
 
 
 def source_commit() -> str | None:
-    """The commit of the checkout Quire runs from, with "-dirty" for local changes; None for an installed package."""
+    """Return the commit of Quire's checkout, with "-dirty" for local changes; None for an installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -162,7 +160,7 @@ def source_commit() -> str | None:
 
 
 class _Report:
-    """Rows to stdout as they come, or one JSON object at the end."""
+    """Prints rows as they are measured, or one JSON object at the end."""
 
     def __init__(
         self,
@@ -188,7 +186,7 @@ class _Report:
         self._results: list[dict[str, Any]] = []
 
     def begin(self) -> None:
-        """The environment, and the head of the table."""
+        """Print the conditions and the head of the table."""
         if self._output.json:
             return
         commit = f" ({self._header['commit']})" if self._header["commit"] else ""
@@ -201,7 +199,7 @@ class _Report:
         self._line(["-" * width for width in self._widths])
 
     def row(self, measurements: Sequence[Measurement]) -> None:
-        """One case, on all sides."""
+        """Print one case, on all sides."""
         ours = measurements[0]
         limit = tokens_per_s_limit(ours.case, self._config, self._limits)
         result = {**_result_json(ours), "limit_tokens_per_s": limit, "share_of_limit": ours.mean / limit}
@@ -216,7 +214,7 @@ class _Report:
             self._line(cells)
 
     def end(self) -> None:
-        """The JSON object, if that is wanted."""
+        """Print the JSON object with --json."""
         if self._output.json:
             limits = dataclasses.asdict(self._limits)
             self._output.result_json("quire.bench/1", {**self._header, "limits": limits, "results": self._results})

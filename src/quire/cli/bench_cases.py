@@ -1,4 +1,4 @@
-"""What `quire bench` measures, and how on Quire's own engine. Knows no tensors and prints nothing.
+"""The cases of `quire bench`, and their measurement on Quire's engine. Knows no tensors and prints nothing.
 
 Prompt processing: prompt tokens per second of requests that generate one token. Generation: tokens per second
 after the first token, while all streams run. Prompts are random token ids; nothing stops early.
@@ -33,7 +33,7 @@ class BenchCase:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: pp512, tg128, tg128@32, tg128@32+d1024."""
+        """The name in llama-bench's manner: pp512, tg128, tg128@32, tg128@32+d1024."""
         if self.num_generated == 0:
             return f"pp{self.num_prompt}"
         streams = f"@{self.num_streams}" if self.num_streams > 1 else ""
@@ -49,9 +49,9 @@ class BenchCase:
 def bench_cases(
     prompt_lens: Sequence[int], generation_lens: Sequence[int], concurrency: Sequence[int], depths: Sequence[int]
 ) -> list[BenchCase]:
-    """The rows in order: prompts first, then generation by depth, length, streams. Zeros leave a part out."""
+    """Return the rows in order: prompts, then generation by depth, length and streams. A zero leaves its rows out."""
     prompts = [BenchCase(length, 0) for length in prompt_lens if length]
-    # One token is the least a prompt can have: depth 0 starts from it.
+    # A prompt has at least one token: depth 0 starts from it.
     generations = [
         BenchCase(max(depth, 1), length, streams)
         for depth, length, streams in itertools.product(depths, generation_lens, concurrency)
@@ -66,7 +66,7 @@ class BenchSide(Protocol):
     name: str
 
     def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-        """Tokens per second of one repetition. `prompts`: one list of token ids per stream."""
+        """Return the tokens per second of one repetition. `prompts`: one list of token ids per stream."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Measurement:
 def random_prompts(
     case: BenchCase, vocab_size: int, special: frozenset[int], generator: random.Random
 ) -> list[list[int]]:
-    """One prompt of ordinary token ids per stream."""
+    """Return one prompt of random token ids, without special ones, per stream."""
     ordinary = [token_id for token_id in range(vocab_size) if token_id not in special]
     return [generator.choices(ordinary, k=case.num_prompt) for _ in range(case.num_streams)]
 
@@ -105,7 +105,7 @@ class EngineSide:
         self._ids = itertools.count()
 
     def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-        """Tokens per second of one repetition."""
+        """Return the tokens per second of one repetition."""
         num_generated = max(case.num_generated, 1)
         params = SamplingParams(temperature=0.0, max_tokens=num_generated, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
@@ -121,7 +121,7 @@ class EngineSide:
             self._engine.step()
 
     def _decode_rate(self, num_streams: int, num_generated: int) -> float:
-        """Rate between the step that gave the last stream its first token and the first stream's end."""
+        """Return the rate from the step with the last stream's first token to the first stream's end."""
         counts: dict[str, int] = {}
         start_s, start_count = 0.0, -1
         while self._engine.has_unfinished_requests():
@@ -140,7 +140,7 @@ class EngineSide:
 def measure_interleaved(
     sides: Sequence[BenchSide], case: BenchCase, prompt_sets: Sequence[list[list[int]]], *, warm_up: bool
 ) -> list[Measurement]:
-    """All repetitions of a case, the sides taking turns so that a drift of the machine hits both.
+    """Measure all repetitions of a case; the sides take turns, so that a drift of the machine affects both.
 
     `prompt_sets` has one entry per repetition. Returns one measurement per side.
     """

@@ -36,7 +36,7 @@ class TransformersSide:
         if files.kind == "gguf":
             arguments["gguf_file"] = files.path.name
         directory = files.path.parent if files.kind == "gguf" else files.path
-        # Its bars do not obey its own switch, and stderr is ours.
+        # Transformers draws some progress bars although they are disabled.
         with contextlib.redirect_stderr(io.StringIO()):
             model = transformers.AutoModelForCausalLM.from_pretrained(str(directory), **arguments)
         self._torch = torch
@@ -44,7 +44,7 @@ class TransformersSide:
         self._device = device
 
     def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-        """Tokens per second of one repetition, over the same span as Quire's side."""
+        """Return the tokens per second of one repetition, over the same span as Quire's side."""
         times: list[float] = []
         num_generated = max(case.num_generated, 1)
         token_ids = self._torch.tensor(prompts, device=self._device)

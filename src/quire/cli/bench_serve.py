@@ -1,6 +1,6 @@
-"""`quire bench serve`: load on an OpenAI-compatible server, and what its clients see of it.
+"""`quire bench serve`: load on an OpenAI-compatible server, Quire's or another, and the latency of its clients.
 
-Works with any such server. Next to read: `load_run.py`.
+Next to read: `load_client.py`.
 """
 
 import math
@@ -12,19 +12,27 @@ import click
 
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.load_client import Answer, Endpoint
-from quire.cli.load_run import Load, LoadResult, highest_rate, median_tokens, put_load
+from quire.cli.load_client import Endpoint, Load, LoadResult, highest_rate, median_tokens, put_load
 from quire.cli.output import Output
-from quire.cli.server_address import DEFAULT_URL, api_key
-from quire.cli.values import LengthList
+from quire.cli.server_client import (
+    CHAT_PATH,
+    URL_HELP,
+    Answer,
+    ServerAnswerError,
+    ServerClient,
+    api_key,
+    find_model,
+    find_url,
+)
+from quire.cli.values import LENGTHS
 from quire.errors import QuireError
 
-HELP = """Put load on a server and measure what its clients see.
+HELP = """Put load on a server and measure latency and throughput at its clients.
 
 Each client streams chat completions of --gen tokens from prompts of about --prompt words, all different. With
---concurrency, each sends its next request when its last is answered; with --rate, requests come at random times, so
-many a second on average. TTFT: time to the first text. ITL: time between two pieces of text. With --slo, the exit
-code is 6 when a limit is exceeded; with --sweep, the highest rate that holds the limits is searched.
+--concurrency, each client sends its next request when its last is answered; with --rate, requests come at random
+times, R per second on average. TTFT: time to the first text. ITL: time between two pieces of text. With --slo, the
+exit code is 6 when a limit is exceeded; with --sweep, the highest rate that holds the limits is searched.
 """
 EXAMPLES = (
     "quire bench serve --concurrency 1,8,32",
@@ -34,38 +42,17 @@ EXAMPLES = (
 METRICS = ("ttft", "itl", "e2e")
 PERCENTS = (50, 95, 99)
 HEADER = (
-    "load",
-    "answers",
-    "failed",
-    "req/s",
-    "tok/s",
-    "TTFT ms p50/p95/p99",
-    "ITL ms p50/p95/p99",
-    "e2e s p50/p95/p99",
-)
+    "load", "answers", "failed", "req/s", "tok/s", "TTFT ms p50/p95/p99", "ITL ms p50/p95/p99", "e2e s p50/p95/p99",
+)  # fmt: skip
 WORDS = [
-    "time",
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "green",
-    "music",
-    "window",
-    "silver",
-    "garden",
-    "number",
-    "forest",
-    "letter",
-    "circle",
-    "bridge",
-    "winter",
-]
+    "time", "river", "stone", "light", "paper", "green", "music", "window", "silver", "garden", "number", "forest",
+    "letter", "circle", "bridge", "winter",
+]  # fmt: skip
 _SLO = re.compile(r"(ttft|itl|e2e)_p(\d{1,2})\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)")
 
 
 class Limit(NamedTuple):
-    """One service level objective: a percentile of a metric must stay below so many milliseconds."""
+    """One service level objective: a percentile of a metric must stay below `limit_ms`."""
 
     metric: str
     percent: int
@@ -81,7 +68,7 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
     name = "limits"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Limit, ...]:
-        """The limits; fails naming the first that cannot be read."""
+        """Return the limits; fails naming the first that cannot be read."""
         if isinstance(value, tuple):
             return value
         limits = []
@@ -94,16 +81,12 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
 
 
 @click.command(
-    "bench serve",
-    cls=VerbCommand,
-    help=HELP,
-    short_help="Put load on a server and measure what its clients see.",
+    "bench serve", cls=VerbCommand, help=HELP, short_help="Put load on a server and measure its clients' latency.",
     examples=EXAMPLES,
-)
-@click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
-              help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
+)  # fmt: skip
+@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
 @click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
-@click.option("-c", "--concurrency", type=LengthList(), default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
+@click.option("-c", "--concurrency", type=LENGTHS, default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
 @click.option("--rate", type=str, default="", metavar="R,…", cls=GroupedOption, help="requests per second, instead")
 @click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="N", cls=GroupedOption,
               help="requests per row  [3 per client, at least 32]")  # fmt: skip
@@ -115,8 +98,8 @@ class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer v
 @click.option("--sweep", is_flag=True, cls=GroupedOption, help="search the highest rate that holds --slo")
 @click.option("--seed", type=int, default=0, metavar="N", cls=GroupedOption, help="of prompts and gaps  [0]")
 def bench_serve_command(
-    url: str, model: str | None, concurrency: tuple[int, ...], rate: str, num_requests: int | None, num_words: int,
-    num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
+    url: str | None, model: str | None, concurrency: tuple[int, ...], rate: str, num_requests: int | None,
+    num_words: int, num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
 ) -> None:  # fmt: skip
     """Measure each load, or search for the highest."""
     output = output_of()
@@ -127,8 +110,12 @@ def bench_serve_command(
         raise click.UsageError("--concurrency, --rate and --sweep exclude each other")
     if sweep and not slo:
         raise click.UsageError('--sweep needs limits to hold: --slo "ttft_p95<500ms"')
-    endpoint = Endpoint.parse(url, "/v1/chat/completions", api_key())
-    bodies = Bodies(_model_name(url, model), num_words, num_generated, seed)
+    url = find_url(url)
+    endpoint = Endpoint.parse(url, CHAT_PATH, api_key())
+    if model is None:
+        with ServerClient(url) as client:
+            model = find_model(client, None).name
+    bodies = Bodies(model, num_words, num_generated, seed)
 
     def measure(load: Load) -> LoadResult:
         count = num_requests or max(32, 3 * (load.concurrency or 0))
@@ -152,20 +139,8 @@ def bench_serve_command(
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
 
 
-def _model_name(url: str, chosen: str | None) -> str:
-    from quire.cli.chat_client_answers import find_model
-    from quire.cli.server_client import ServerClient
-
-    if chosen is not None:
-        return chosen
-    with ServerClient(url) as client:
-        return find_model(client, None).name
-
-
 def _refusal(answer: Answer) -> QuireError:
-    """Why there is nothing to measure."""
-    from quire.cli.server_client import ServerAnswerError
-
+    """Return the error of a warm-up request without text."""
     reason = answer.error or "it sent no text"
     if answer.status == 200:
         return ServerAnswerError(200, f"the server does not answer: {reason}", "no_answer")
@@ -189,7 +164,7 @@ def _holds(result: LoadResult, slo: tuple[Limit, ...]) -> bool:
 
 
 class Bodies:
-    """Request bodies without end; no two prompts begin alike, so that no prefix cache helps."""
+    """Endless request bodies whose prompts begin differently: the prefix cache never hits."""
 
     def __init__(self, model: str, num_words: int, num_generated: int, seed: int, **others: Any) -> None:
         """`others`: more fields of every body."""
@@ -205,7 +180,7 @@ class Bodies:
         }
 
     def take(self, count: int) -> list[dict[str, Any]]:
-        """The next bodies."""
+        """Return the next bodies."""
         return [self._next() for _ in range(count)]
 
     def _next(self) -> dict[str, Any]:
@@ -221,7 +196,7 @@ class _Table:
         self._results: list[LoadResult] = []
 
     def row(self, result: LoadResult) -> None:
-        """One more load has been measured."""
+        """Print the row of one load."""
         if not self._results and not self._output.json:
             self._output.result("| " + " | ".join(HEADER) + " |")
             self._output.result("|" + " --- |" * len(HEADER))
@@ -230,7 +205,7 @@ class _Table:
             self._output.result("| " + " | ".join(_cells(result)) + " |")
 
     def end(self, slo: tuple[Limit, ...], found: float | None) -> None:
-        """Nothing more comes. `found`: the highest rate that held the limits, if that was asked."""
+        """Print the result of a sweep, or the JSON. `found`: the highest rate that held the limits, of a sweep."""
         if self._output.json:
             rows = [_as_json(result, slo) for result in self._results]
             self._output.result_json("quire.bench-serve/1", {"rows": rows, "slo": [str(item) for item in slo],

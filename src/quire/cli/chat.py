@@ -1,8 +1,8 @@
-"""The interactive chat of `quire run` and `quire chat`: reads lines, keeps the history, has an answerer answer.
+"""The interactive chat of `quire run` and `quire chat`: reads lines, keeps the history, prints answers.
 
-The answerer is the engine of this process (in `session.py`) or a server (in `chat_client_answers.py`).
-Each turn sends the whole conversation again; the prefix cache makes the part already seen cheap.
-Ctrl-C stops the answer; twice at the prompt, or Ctrl-D, leaves. Next to read: `session.py`.
+The answerer is the engine of this process (in `session.py`) or a server (in `chat_client.py`). Each turn sends the
+whole conversation again; the prefix cache holds the part that was sent before. Ctrl-C stops the answer; twice at the
+prompt, or Ctrl-D, leaves. Next to read: `session.py`.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import click
 
 from quire.cli.options import parse_sampling_value
-from quire.cli.output import Output
+from quire.cli.output import Output, format_seconds
 from quire.errors import QuireError, nearest
 from quire.sampling_params import SamplingParams
 
@@ -23,7 +23,7 @@ Message = dict[str, Any]
 COMMANDS = {
     "/help": "show this",
     "/clear": "forget the conversation (the system message stays)",
-    "/set": "show or change sampling: /set temperature 0.7; /set temperature default",
+    "/set": "list sampling values, or change one: /set temperature 0.7; /set temperature default",
     "/system": "show or change the system message; it begins a new conversation",
     "/stats": "statistics of the last answer and of the cache",
     "/exit": "leave (also /bye, Ctrl-D)",
@@ -34,7 +34,7 @@ PROMPT, CONTINUATION = ">>> ", "... "
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer, as far as it came. `statistics` is a line for people."""
+    """One answer, cut short if interrupted. `statistics` is a line to print."""
 
     text: str
     statistics: str
@@ -43,18 +43,36 @@ class Reply:
 
 
 class Answerer(Protocol):
-    """Whoever computes the answers."""
+    """The engine of this process, or a server."""
 
-    def check(self, chosen: Mapping[str, Any]) -> None:
-        """Raises: InvalidParameterError for sampling values that cannot be."""
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return every sampling value by name. Raises: InvalidParameterError if `chosen` has a bad value."""
 
-    def answer(
-        self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None] | None
-    ) -> Reply:
+    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
         """Answer a conversation; `on_text` gets the text piece by piece. The first Ctrl-C stops it.
 
         Raises: QuireError if there is no answer.
         """
+
+
+def statistics_line(
+    reason: str, num_prompt: int, num_cached: int, num_new: int, first_s: float | None, tokens_per_s: float | None,
+    max_model_len: int | None, num_used: int | None = None,
+) -> str:  # fmt: skip
+    """Return `[stop] prompt 36 tok (16 cached) · 58 new · TTFT 21 ms · 61.2 tok/s · ctx 94/2048 (5%)`.
+
+    `num_used`: tokens of the context, unless prompt and new ones.
+    """
+    cached = f" ({num_cached} cached)" if num_cached else ""
+    parts = [f"[{reason}] prompt {num_prompt} tok{cached}", f"{num_new} new"]
+    if first_s is not None:
+        parts.append(f"TTFT {format_seconds(first_s)}")
+    if tokens_per_s is not None:
+        parts.append(f"{tokens_per_s:.1f} tok/s")
+    if max_model_len is not None:
+        used = num_prompt + num_new if num_used is None else num_used
+        parts.append(f"ctx {used}/{max_model_len} ({100 * used / max_model_len:.0f}%)")
+    return " · ".join(parts)
 
 
 class Chat:
@@ -121,13 +139,13 @@ class Chat:
         return "\n".join(lines).strip("\n")
 
     def _answer(self, text: str) -> bool:
-        """Answer and remember the turn. Returns: whether the user stopped it, so that one more Ctrl-C leaves."""
+        """Answer and remember the turn. Returns: True if the user stopped it; one more Ctrl-C leaves then."""
         messages = [{"role": "system", "content": self._system}] if self._system else []
         user = {"role": "user", "content": text}
         # A chat shows one answer; --n is for one-shot runs.
         reply = self._answerer.answer([*messages, *self._turns, user], self._chosen | {"n": 1}, self._output.stream)
         self._output.result()
-        # Only a turn that was answered, if only in part, becomes history.
+        # A turn without any answer is not history.
         self._turns += [user, {"role": "assistant", "content": reply.text}]
         self._last = reply
         self._output.note(reply.statistics)
@@ -160,10 +178,9 @@ class Chat:
 
     def _set(self, rest: str) -> None:
         if not rest:
-            for name, value in self._chosen.items():
-                self._output.note(f"  {name} = {value}")
-            if not self._chosen:
-                self._output.note("All sampling values are the model's; /set temperature 0.7 changes one.")
+            for name, value in self._answerer.values(self._chosen).items():
+                mark = "  (chosen)" if name in self._chosen else ""
+                self._output.note(f"  {name} = {value}{mark}")
             return
         name, *words = shlex.split(rest)
         name = name.replace("-", "_")
@@ -175,7 +192,7 @@ class Chat:
         changed = {key: value for key, value in self._chosen.items() if key != name}
         if words != ["default"]:
             changed[name] = parse_sampling_value(name, " ".join(words))
-        self._answerer.check(changed)
+        self._answerer.values(changed)  # raises for a bad value
         self._chosen = changed
         self._output.note(f"{name} = {changed.get(name, 'default')}")
 

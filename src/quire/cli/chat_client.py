@@ -1,31 +1,42 @@
 """`quire chat`: a chat, or one question, with any server that speaks OpenAI's API.
 
-Text goes to stdout, the line of statistics to stderr. Next to read: `chat.py`, `chat_client_answers.py`.
+Text goes to stdout, the line of statistics to stderr. Next to read: `chat.py`, `server_client.py`.
 """
 
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from quire.cli.arguments import read_word
-from quire.cli.chat import Chat, Message
-from quire.cli.chat_client_answers import PATH, ServedModel, ServerAnswerer, find_model, request_body
+from quire.cli.arguments import read_prompt
+from quire.cli.chat import Chat, Message, Reply, statistics_line
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_sampling, sampling_options
-from quire.cli.output import Output
-from quire.cli.server_address import DEFAULT_URL
-from quire.cli.server_client import ServerAnswerError, ServerClient
-from quire.errors import PromptError
-from quire.sampling_params import SamplingParams
+from quire.cli.options import chosen_options, option_flags
+from quire.cli.output import Output, format_seconds
+from quire.cli.server_client import (
+    CHAT_PATH,
+    URL_HELP,
+    Answer,
+    ServedModel,
+    ServerAnswerError,
+    ServerClient,
+    find_model,
+    find_url,
+)
+from quire.errors import QuireError
+from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 512
 HELP = f"""Chat with a server of OpenAI's API, or ask it one question.
 
-Without a PROMPT, standard input is read when it is piped; on a terminal a chat starts, with the commands of
-`quire run`. PROMPT "-" reads standard input. Ctrl-C stops an answer, on the server too. An answer has at most
-{DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that of QUIRE_API_KEY, else of
-OPENAI_API_KEY.
+Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT. Without either, on a
+terminal, a chat starts, with the commands of `quire run`. PROMPT "-" is piped input alone. Ctrl-C stops an answer, on
+the server too. An answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise. The key is that
+of QUIRE_API_KEY, else of OPENAI_API_KEY.
 """
 EXAMPLES = (
     "quire chat",
@@ -36,22 +47,21 @@ EXAMPLES = (
 
 @click.command("chat", cls=VerbCommand, help=HELP, short_help="Chat with a server.", examples=EXAMPLES)
 @click.argument("prompt", required=False)
-@click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
-              help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
+@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
 @click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
 @click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
-@sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-def chat_command(prompt: str | None, url: str, model: str | None, system: str | None, **values: Any) -> None:
+@option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+def chat_command(prompt: str | None, url: str | None, model: str | None, system: str | None, **values: Any) -> None:
     """Check the parameters, then find the model and answer."""
     ctx = click.get_current_context()
     output = output_of(ctx)
-    chosen = chosen_sampling(values)
+    chosen = chosen_options(values, SamplingParams)
     defaults = {"max_tokens": max(DEFAULT_MAX_TOKENS, chosen.get("min_tokens", 0))}
     params = SamplingParams(**{**defaults, **chosen})  # a bad value must not wait for a server
-    text = _read_prompt(prompt)
+    text = read_prompt(prompt, missing="no prompt was given")
     if text is None and output.json:
         raise click.UsageError("--json needs a prompt: give one, or pipe it in")
-    with ServerClient(url) as client:
+    with ServerClient(find_url(url)) as client:
         served = find_model(client, model)
         answerer = ServerAnswerer(client, served, defaults)
         if text is None:
@@ -71,18 +81,11 @@ def chat_command(prompt: str | None, url: str, model: str | None, system: str | 
         ctx.exit(ExitCode.INTERRUPTED)
 
 
-def _read_prompt(prompt: str | None) -> str | None:
-    """The question; None: ask the user. Raises: PromptError, click.UsageError."""
-    if prompt == "":
-        raise PromptError("the prompt is empty: give at least one character")
-    return read_word(prompt, missing="no prompt was given")
-
-
 def _answer_whole(
     client: ServerClient, output: Output, model: ServedModel, messages: list[Message], chosen: dict[str, Any]
 ) -> None:
-    """One answer that is not streamed: as JSON, or several of them."""
-    response = client.post(PATH, request_body(model.name, messages, chosen))
+    """Write an answer that is not streamed: as JSON, or several completions."""
+    response = client.post(CHAT_PATH, request_body(model.name, messages, chosen))
     try:
         texts = [str(choice["message"]["content"] or "") for choice in response["choices"]]
         first = response["choices"][0]
@@ -101,3 +104,64 @@ def _answer_whole(
         return
     for index, text in enumerate(texts):
         output.result(f"[{index + 1}/{len(texts)}]\n{text}")
+
+
+def request_body(model: str, messages: Sequence[Message], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chat completion's body. Sampling values keep their names; OpenAI has two fields for `logprobs`."""
+    body: dict[str, Any] = {"model": model, "messages": list(messages), **chosen}
+    structured = chosen.get("structured_outputs")
+    if structured is not None:
+        fields = asdict(structured).items()
+        body["structured_outputs"] = {name: value for name, value in fields if value not in (None, False)}
+    if "logprobs" in chosen:
+        body |= {"logprobs": True, "top_logprobs": chosen["logprobs"]}
+    return body
+
+
+class ServerAnswerer:
+    """Answers a chat with a server; see `Answerer`."""
+
+    def __init__(self, client: ServerClient, model: ServedModel, defaults: Mapping[str, Any]) -> None:
+        """`defaults`: sampling values that hold unless others are chosen."""
+        self._client = client
+        self._model = model
+        self._defaults = dict(defaults)
+
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all sampling values; the server does not tell those of its model. Raises: InvalidParameterError."""
+        values = vars(SamplingParams(**{**self._defaults, **chosen}))
+        return values | {name: "the server's" for name in MODEL_DEFAULTS if name not in {**self._defaults, **chosen}}
+
+    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
+        """Answer a conversation; Ctrl-C closes the connection. Raises: ServerUnreachableError, ServerAnswerError."""
+        body = request_body(self._model.name, messages, {**self._defaults, **chosen})
+        body["stream_options"] = {"include_usage": True}
+        answer = Answer(time.perf_counter())
+        is_interrupted = False
+        with closing(self._client.stream(CHAT_PATH, body)) as events:
+            try:
+                for event in events:
+                    text = answer.take(event, time.perf_counter())
+                    if text:
+                        on_text(text)
+            except KeyboardInterrupt:
+                is_interrupted = True
+            except QuireError:
+                if answer.text:
+                    on_text("\n")  # the error gets a line of its own
+                raise
+        line = _statistics_line(answer, "interrupted" if is_interrupted else None, self._model.max_model_len)
+        return Reply(answer.text, line, time.perf_counter() - answer.started_s, is_interrupted)
+
+
+def _statistics_line(answer: Answer, interrupted: str | None, max_model_len: int | None) -> str:
+    """Return the line of `quire run`; an answer without usage, such as a stopped one, has its pieces counted."""
+    reason = interrupted or answer.finish_reason or "no finish reason"
+    first_s = answer.time_to_first_s if answer.chunk_times else None
+    if not answer.num_tokens:
+        parts = [f"[{reason}] {len(answer.chunk_times)} pieces of text"]
+        return " · ".join(parts + ([f"TTFT {format_seconds(first_s)}"] if first_s is not None else []))
+    return statistics_line(
+        reason, answer.num_prompt_tokens, answer.num_cached_tokens, answer.num_tokens, first_s, answer.tokens_per_s,
+        max_model_len,
+    )  # fmt: skip

@@ -1,9 +1,11 @@
-"""The Click command every verb is: option groups in its help, worked examples, and the shared output options.
+"""The Click command of every verb: option groups in its help, worked examples, shared output options, the log.
 
 `--json`, `-q`, `-v` and `--color` work before and after the verb's name and write to one `Output`.
 Must not know any verb, nor import anything but click. Next to read: `options.py`.
 """
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -11,12 +13,14 @@ import click
 from quire.cli.other_options import advice
 from quire.cli.output import COLOR_CHOICES, Output
 
+LEVEL_VARIABLE = "QUIRE_LOGGING_LEVEL"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 OUTPUT_GROUP = "Output"
 VERB_GROUP = "Options"
 
 
 class GroupedOption(click.Option):
-    """An option that knows under which heading of the help it stands."""
+    """An option with the heading of its section of the help."""
 
     def __init__(self, *args: Any, group: str = VERB_GROUP, **kwargs: Any) -> None:
         self.group = group
@@ -33,16 +37,23 @@ class GroupedOption(click.Option):
 class VerbCommand(click.Command):
     """A verb: grouped options and examples in the help, shared output options added.
 
-    `examples`: whole command lines, shown at the end of the help and in the reference.
+    `examples`: whole command lines, shown at the end of the help and in the reference. `log_level`: of the log on
+    stderr, unless options or the environment choose another.
     """
 
-    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), log_level: str = "WARNING", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+        self._log_level = log_level
         self.params.extend(_make_output_options())
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb, with the package's log on stderr."""
+        configure_logging(output_of(ctx), self._log_level)
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As Click's, but an option that people know from another engine is told its name here."""
+        """As Click's, but the error for an option of another engine names the option of this one."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -52,7 +63,7 @@ class VerbCommand(click.Command):
             raise click.UsageError(f"No such option '{error.option_name}': {text}", ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section per option group, in order of first use; the output options last."""
+        """Write one section per option group, in order of first use; the output options last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -66,26 +77,50 @@ class VerbCommand(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The worked examples."""
+        """Write the worked examples."""
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"  {example}\n")
 
 
+def configure_logging(output: Output, usual: str) -> None:
+    """Send the package's log to stderr, from `QUIRE_LOGGING_LEVEL` on, else `usual`; -vv shows all, -q errors only.
+
+    Mutates: the variable, so that child processes log the same. Raises: ConfigError.
+    """
+    import logging
+
+    chosen = "DEBUG" if output.verbosity >= 2 else os.environ.get(LEVEL_VARIABLE, "").upper()
+    if chosen and chosen not in LOG_LEVELS:
+        from quire.errors import ConfigError
+
+        raise ConfigError(f"{LEVEL_VARIABLE}={chosen!r} is not one of {', '.join(LOG_LEVELS)}")
+    level = chosen or ("ERROR" if output.verbosity < 0 else usual)
+    if chosen:
+        os.environ[LEVEL_VARIABLE] = chosen
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("quire", "httpx2"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        # The HTTP client logs each request as INFO.
+        logger.setLevel(level if name == "quire" or level == "DEBUG" else "WARNING")
+
+
 def group_of(parameter: click.Parameter) -> str:
-    """The help heading of a parameter."""
+    """Return the help heading of a parameter."""
     return parameter.group if isinstance(parameter, GroupedOption) else VERB_GROUP
 
 
 def output_of(ctx: click.Context | None = None) -> Output:
-    """The `Output` of the running command line."""
+    """Return the `Output` of the running command line."""
     found = (ctx or click.get_current_context()).find_object(Output)
     return found if found is not None else Output()
 
 
 def output_options(group: click.Group) -> click.Group:
-    """Decorator: add `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
+    """Decorate with `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
     group.params[:0] = _make_output_options()
     return group
 

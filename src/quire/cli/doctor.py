@@ -1,4 +1,4 @@
-"""`quire doctor`: checks of the machine and the installation, each with what to do about a problem.
+"""`quire doctor`: checks of the machine and the installation, each with the next step for a problem.
 
 A check finds "ok", "note" (works, could be better) or "problem" (exit 6). Reads only; the cache directory is probed
 with one temporary file. Next to read: `exit_codes.py`.
@@ -26,15 +26,15 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
 ISA_NAMES = "scalar, avx2, avx512, avx512_bf16 or amx"
 MIN_PYTHON = (3, 11)
 TORCH_VERSIONS = ((2, 11), (2, 14))
-"""The first supported version, and the first that is not known to work."""
+"""The first supported version, and the first one that was not tested."""
 MIN_MEMORY_BYTES = 2**30
-"""The default model needs about this with its KV cache."""
+"""Approximate need of the default model with its KV cache."""
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `advice` is the next step, where there is one."""
+    """The result of one check. `advice` is the next step; empty without one."""
 
     name: str
     status: str
@@ -62,7 +62,7 @@ def doctor_command(ctx: click.Context) -> None:
 
 
 def run_check(name: str, check: Callable[[], Finding]) -> Finding:
-    """One finding; a check that fails itself is a problem, not a crash."""
+    """Run one check; an exception in it is a problem, too."""
     try:
         return check()
     except Exception as error:
@@ -70,7 +70,7 @@ def run_check(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def check_python() -> Finding:
-    """The interpreter's version."""
+    """Check the interpreter's version."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < MIN_PYTHON:
         return Finding("python", PROBLEM, found, "Quire needs Python 3.11 or newer")
@@ -78,7 +78,7 @@ def check_python() -> Finding:
 
 
 def check_torch() -> Finding:
-    """That torch is there, imports, and has a supported version."""
+    """Check that torch imports and has a supported version."""
     found = package_version("torch")
     if found is None:
         return Finding("torch", PROBLEM, "not installed", "pip install torch==2.13.0")
@@ -92,7 +92,7 @@ def check_torch() -> Finding:
 
 
 def check_cpu() -> Finding:
-    """Name, threads and instruction sets."""
+    """Check the processor's instruction sets."""
     from quire.runtime.hardware import detect_hardware, read_cpu_info
 
     info, hardware = read_cpu_info(), detect_hardware("cpu")
@@ -104,7 +104,7 @@ def check_cpu() -> Finding:
 
 
 def check_native() -> Finding:
-    """Whether the compiled extension is there, loads, and uses the instruction set that was asked for."""
+    """Check that the compiled extension loads and uses the instruction set of `QUIRE_ISA`."""
     if importlib.util.find_spec("quire._native") is None:
         return Finding("native module", PROBLEM, "not built", "reinstall Quire on a machine with a C++ compiler")
     native = importlib.import_module("quire._native")
@@ -120,7 +120,7 @@ def check_native() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Memory that a model may use now."""
+    """Check the available memory."""
     from quire.runtime.hardware import detect_hardware
 
     hardware = detect_hardware("cpu")
@@ -131,7 +131,7 @@ def check_memory() -> Finding:
 
 
 def check_cache() -> Finding:
-    """That the cache directory can be written."""
+    """Check that the cache directory can be written."""
     from quire.weights.model_cache import cache_directory
 
     path = cache_directory()
@@ -145,7 +145,7 @@ def check_cache() -> Finding:
 
 
 def check_hub() -> Finding:
-    """The Hugging Face hub's settings; the token itself is never shown."""
+    """Report the Hugging Face hub's settings without the token itself."""
     from quire.weights.model_cache import hub_cache_directory
 
     parts = [f"cache {hub_cache_directory()}", f"token {'set' if os.environ.get('HF_TOKEN') else 'not set'}"]
@@ -155,7 +155,7 @@ def check_hub() -> Finding:
 
 
 def check_model() -> Finding:
-    """Whether the default model is in the cache."""
+    """Check that the default model is in the cache."""
     from quire.weights.model_cache import list_cached
 
     default = EngineOptions.model

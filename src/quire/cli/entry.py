@@ -1,4 +1,4 @@
-"""Where the `quire` command begins: a Ctrl-C before it can be handled ends the process without a traceback.
+"""Entry point of the `quire` command: a Ctrl-C before `main` handles it ends the process without a traceback.
 
 Imports nothing but the standard library's signals at its top. Next to read: `main.py`.
 """
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main() -> "NoReturn":
-    """Entry point of the `quire` command."""
+    """Run the command line of this process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from quire.cli.main import main as run

@@ -7,7 +7,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """What the shell sees in `$?`."""
+    """The value of `$?` in a shell."""
 
     OK = 0
     INTERNAL = 1

@@ -24,7 +24,7 @@ def open_model(name: str, revision: str | None, output: Output) -> "Checkpoint":
 
 
 def open_tokenizer(checkpoint: "Checkpoint", source: str | None = None) -> "Tokenizer":
-    """The tokenizer at `source` (a directory or its tokenizer.json), else the checkpoint's own.
+    """Load the tokenizer at `source` (a directory or its tokenizer.json), else the checkpoint's own.
 
     Raises: ConfigError, ModelError.
     """

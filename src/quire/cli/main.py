@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -26,7 +27,7 @@ from quire.errors import QuireError, nearest
 
 
 class Verb(NamedTuple):
-    """Where a verb lives and what the top-level help says of it."""
+    """The module of a verb, and its line in the top-level help."""
 
     section: str
     module: str
@@ -44,33 +45,30 @@ VERBS: dict[str, Verb] = {
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
-    "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure what its clients see."),
+    "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
+    "completion": Verb("Operate", "quire.cli.completion", "Print the completion script of a shell."),
     "version": Verb("Operate", "quire.cli.version", "Print the version."),
 }
 """Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
 
 
-COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
-"""Set by the shell's completion script: `_QUIRE_COMPLETE=bash_source quire` prints that script."""
-
-
 class Terminated(BaseException):
-    """SIGTERM arrived. Not an `Exception`, so that nothing on the way out swallows it."""
+    """SIGTERM arrived. Not an `Exception`, so that no handler catches it."""
 
 
 _SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 SEND_AGAIN_S = 0.01
-"""After that whatever could not be interrupted is over; if not, it is tried again."""
+"""Time after which a dropped signal is sent again."""
 
 
 class RootGroup(click.Group):
     """Imports a verb when it is named, and ends the process with a documented exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Verbs in the order of the help."""
+        """Return the verbs in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -85,7 +83,7 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As Click's, but an unknown verb names the nearest one."""
+        """As Click's, but the error for an unknown verb names the nearest one."""
         if " ".join(args[:2]) in VERBS:
             args = [" ".join(args[:2]), *args[2:]]
         name = args[0]
@@ -94,7 +92,7 @@ class RootGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs by section, from the table: the modules are not imported."""
+        """Write the verbs by section from `VERBS`: their modules are not imported."""
         width = max(map(len, VERBS))
         for section in dict.fromkeys(verb.section for verb in VERBS.values()):
             with formatter.section(section):
@@ -109,9 +107,11 @@ class RootGroup(click.Group):
         sys.exit(_run(lambda: self._dispatch(args, prog_name or "quire", extra), output))
 
     def _dispatch(self, args: Sequence[str] | None, prog_name: str, extra: dict[str, Any]) -> None:
-        instruction = os.environ.get(COMPLETION_VARIABLE)
+        instruction = os.environ.get("_QUIRE_COMPLETE")
         if instruction:
             from click.shell_completion import shell_complete
+
+            from quire.cli.completion import COMPLETION_VARIABLE
 
             sys.exit(shell_complete(self, extra, prog_name, COMPLETION_VARIABLE, instruction))
         with self.make_context(prog_name, list(sys.argv[1:] if args is None else args), **extra) as ctx:
@@ -141,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _leave_at_once(exit_code: int) -> NoReturn:
-    """End without the destructors of libraries, which abort now and then if a signal cut off their start.
+    """End without the destructors of libraries: they may abort if a signal interrupted their start.
 
-    Everything of ours is undone by then, on the exception's way.
+    Quire's own context managers have all been left by then.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def _leave_at_once(exit_code: int) -> NoReturn:
 
 
 def _prepare_signals() -> None:
-    """SIGTERM and Ctrl-C become exceptions, wherever they arrive."""
+    """Turn SIGTERM and Ctrl-C into exceptions."""
     signal.signal(signal.SIGTERM, _on_sigterm)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -160,18 +160,24 @@ def _prepare_signals() -> None:
 
 
 def _send_again(unraisable: Any) -> None:
-    """Python drops what is raised in destructors and in callbacks of the import system: then the signal comes anew."""
+    """Send a signal again whose exception Python dropped, in a destructor or a callback of the import system."""
     number = _SIGNALS.get(unraisable.exc_type)
     if number is None:
         sys.__unraisablehook__(unraisable)
         return
-    timer = threading.Timer(SEND_AGAIN_S, os.kill, (os.getpid(), number))
-    timer.daemon = True
-    timer.start()
+    is_returning = threading.Event()
+
+    def send() -> None:
+        is_returning.wait()  # within this hook the exception would be dropped once more
+        time.sleep(SEND_AGAIN_S)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    is_returning.set()
 
 
 def _prepare_streams() -> None:
-    """A stream that the shell closed becomes an empty one; what a stream's encoding lacks is written as "?"."""
+    """Replace closed streams by empty ones; characters that a stream cannot encode become "?"."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -181,7 +187,7 @@ def _prepare_streams() -> None:
 
 
 def _run(dispatch: Callable[[], None], output: Output) -> int:
-    """The exit code of a command line; whatever it raised has been reported."""
+    """Run a command line and report its exception. Returns: the exit code."""
     try:
         try:
             dispatch()
@@ -232,7 +238,7 @@ def _report(error: Exception, output: Output) -> int:
 
 
 def _variable_of(error: click.ClickException) -> str:
-    """Where a bad value came from, if not from the command line."""
+    """Name the environment variable that a bad value came from."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
         return ""
     name, variable = error.param.name, error.param.envvar
@@ -246,14 +252,14 @@ def _fail(output: Output, code: str, message: str, exit_code: int) -> int:
         return exit_code
     label = f"error[{code}]: " if code else ""
     label = output.style(label, "red", sys.stderr)
-    with contextlib.suppress(OSError):  # the exit code still says it
+    with contextlib.suppress(OSError):
         sys.stderr.write(label + " ".join(message.split()) + "\n")
         sys.stderr.flush()
     return exit_code
 
 
 def _close_broken_pipe() -> int:
-    # The interpreter flushes stdout once more on exit; it must find something that accepts it.
+    # The interpreter flushes stdout once more on exit: give it a stream that accepts that.
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

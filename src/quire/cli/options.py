@@ -1,7 +1,7 @@
-"""Flags made from `EngineOptions` and `SamplingParams`: same names with dashes, same defaults, one environment
-variable each (`QUIRE_MAX_MODEL_LEN`), so that Python, command line and reference cannot disagree.
+"""Flags made from `EngineOptions`, `ServerOptions` and `SamplingParams`: same names with dashes, same defaults, one
+environment variable each (`QUIRE_MAX_MODEL_LEN`), so that Python, command line and reference agree.
 
-Flags left out stay unset: the dataclass, the model's generation config or `resolve` chooses.
+A flag that is not given stays unset: the dataclass, the model's generation config or `resolve` chooses.
 Next to read: `values.py`, then `run.py`.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import click
 
 from quire.cli.command import GroupedOption
-from quire.cli.values import ByteSize, JsonObject, Length, StructuredForm, Text, TokenBias
+from quire.cli.values import BYTES, JSON_OBJECT, LENGTH, STRUCTURED, TEXT, TOKEN_BIAS
 from quire.config import EngineOptions
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 from quire.server.options import ServerOptions
 from quire.structured_outputs import StructuredOutputsParams
 
-SAMPLING_GROUP = "Sampling"
-ENGINE_GROUPS = {"model": "Model", "engine": "Engine", "debug": "Debugging"}
+GROUPS = {"debug": "Debugging"}
+_PREFIXES: dict[type[Any], str] = {EngineOptions: "engine", ServerOptions: "server", SamplingParams: "sampling"}
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 SAMPLING_HELP = {
@@ -46,80 +46,60 @@ SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "logit_bias": "add a bias in [-100, 100] to a token's logit",
     "allowed_token_ids": "generate nothing but this token id",
-    "structured_outputs": 'form of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
+    "structured_outputs": 'structure of the answer, such as {"json": {…}}, {"regex": "…"} or {"choice": ["…"]}',
 }
-"""Help of each field of `SamplingParams`; a test holds the two together."""
+"""Help of each field of `SamplingParams`; a test compares the names."""
+COMPUTED_DEFAULTS = {
+    "tokenizer": "the model's",
+    "revision": "main",
+    "hf_overrides": "none",
+    "chat_template": "the model's",
+    "quantization": "none",
+    "max_model_len": "the model's context, at most 8192 and what fits in memory",
+    "block_size": "32 on a CPU, 16 on a GPU",
+    "kv_cache_memory_bytes": "computed from the memory",
+    "num_blocks_override": "computed from the memory",
+    "max_num_waiting": "no limit",
+    "served_model_name": "the model option",
+    "api_key_file": "none",
+    "requests_per_minute": "no limit",
+    "tokens_per_minute": "no limit",
+}
+"""Shown defaults of engine and server options whose default is None; a test compares them with `resolve`."""
 
 
-def engine_options(
-    *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
+def option_flags(
+    kind: type[Any], *, without: frozenset[str] = frozenset(), defaults: Mapping[str, str] | None = None
 ) -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `EngineOptions`, but those in `without`. `defaults` overrides those shown."""
-    return _option_flags(EngineOptions, "engine", without, defaults or {})
-
-
-def server_options() -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `ServerOptions`."""
-    return _option_flags(ServerOptions, "server", frozenset(), {})
-
-
-def _option_flags(
-    kind: type[Any], prefix: str, without: frozenset[str], defaults: Mapping[str, str]
-) -> Callable[[_Decorated], _Decorated]:
+    """Decorate with one flag per field of `kind` that is not in `without`. `defaults` are shown instead of its own."""
     hints = get_type_hints(kind)
 
     def decorate(function: _Decorated) -> _Decorated:
         for item in reversed(fields(kind)):
             if item.name not in without:
-                group = ENGINE_GROUPS.get(item.metadata["group"], item.metadata["group"].title())
-                note = defaults.get(item.name, _default_text(item))
-                function = _flag(item, hints[item.name], group, item.metadata["help"], note, prefix)(function)
+                shown = (defaults or {}).get(item.name, _default_text(item, kind))
+                function = _flag(item, hints[item.name], shown, _PREFIXES[kind])(function)
         return function
 
     return decorate
 
 
-def sampling_options(*, defaults: Mapping[str, str] | None = None) -> Callable[[_Decorated], _Decorated]:
-    """Decorator: one flag per field of `SamplingParams`. `defaults` overrides the default shown for a field."""
-    hints = get_type_hints(SamplingParams)
-
-    def decorate(function: _Decorated) -> _Decorated:
-        for item in reversed(fields(SamplingParams)):
-            shown = (defaults or {}).get(item.name)
-            if shown is None:
-                shown = "the model's" if item.name in MODEL_DEFAULTS else _default_text(item)
-            help_text = SAMPLING_HELP[item.name]
-            function = _flag(item, hints[item.name], SAMPLING_GROUP, help_text, shown, "sampling")(function)
-        return function
-
-    return decorate
-
-
-def chosen_engine_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the engine flags that were set out of a verb's keyword arguments. Mutates: `values`."""
-    return _take(values, "engine", [item.name for item in fields(EngineOptions)])
-
-
-def chosen_server_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the server flags that were set out of a verb's keyword arguments. Mutates: `values`."""
-    return _take(values, "server", [item.name for item in fields(ServerOptions)])
-
-
-def chosen_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the sampling flags that were set out of a verb's keyword arguments. Mutates: `values`."""
-    chosen = _take(values, "sampling", [item.name for item in fields(SamplingParams)])
+def chosen_options(values: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Remove the flags of `kind` from a verb's keyword arguments; returns those that were set. Mutates: `values`."""
+    taken = {item.name: values.pop(f"{_PREFIXES[kind]}_{item.name}", None) for item in fields(kind)}
+    chosen = {name: value for name, value in taken.items() if value is not None and value != ()}
     if "logit_bias" in chosen:
         chosen["logit_bias"] = dict(chosen["logit_bias"])
     return chosen
 
 
 def environment_name(field_name: str) -> str:
-    """The environment variable of a field: `max_model_len` → `QUIRE_MAX_MODEL_LEN`."""
+    """Return the environment variable of a field: `max_model_len` → `QUIRE_MAX_MODEL_LEN`."""
     return f"QUIRE_{field_name.upper()}"
 
 
 def parse_sampling_value(name: str, text: str) -> Any:
-    """The value of one sampling field written as text, e.g. in the chat's `/set temperature 0.7`.
+    """Parse the value of one sampling field, e.g. of the chat's `/set temperature 0.7`.
 
     Raises: click.BadParameter on a malformed value; KeyError on an unknown field.
     """
@@ -131,55 +111,52 @@ def parse_sampling_value(name: str, text: str) -> Any:
     return dict([value]) if name == "logit_bias" else [value]
 
 
-def _flag(
-    item: Field[Any], hint: Any, group: str, help_text: str, default_text: str, prefix: str
-) -> Callable[[_Decorated], _Decorated]:
+def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callable[[_Decorated], _Decorated]:
     settings = _click_settings(hint, item.name)
     if item.metadata.get("choices"):
         settings["type"] = click.Choice(item.metadata["choices"])
     flag = "--" + item.name.replace("_", "-")
     if settings.get("is_flag"):
         flag = f"{flag}/--no-{flag[2:]}"
+    group = item.metadata.get("group", "sampling")
     variable = environment_name(item.name)
     shown = f"{default_text}; {variable}" if default_text else variable
+    help_text = item.metadata.get("help") or SAMPLING_HELP[item.name]
     return click.option(
-        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=group, default=None, envvar=variable,
-        help=f"{help_text}  [{shown}]", **settings,
+        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=GROUPS.get(group, group.title()), default=None,
+        envvar=variable, help=f"{help_text}  [{shown}]", **settings,
     )  # fmt: skip
 
 
 def _click_settings(hint: Any, name: str) -> dict[str, Any]:
-    """How Click reads a value of a field's type."""
+    """Return the settings of a Click option for values of a field's type."""
     kinds = {get_origin(kind) or kind for kind in _alternatives(hint)} - {type(None)}
     if bool in kinds:
         return {"is_flag": True, "type": click.BOOL}
     if name == "logit_bias":
-        return {"type": TokenBias(), "multiple": True}
+        return {"type": TOKEN_BIAS, "multiple": True}
     if StructuredOutputsParams in kinds:
-        return {"type": StructuredForm()}
+        return {"type": STRUCTURED}
     if Mapping in kinds:
-        return {"type": JsonObject()}
+        return {"type": JSON_OBJECT}
     if Sequence in kinds:
         element = next(get_args(kind)[0] for kind in _alternatives(hint) if get_origin(kind) is Sequence)
-        return {"type": Length() if element is int else Text(), "multiple": True}
+        return {"type": LENGTH if element is int else TEXT, "multiple": True}
     if float in kinds:
         return {"type": click.FLOAT}
     if int in kinds:
-        return {"type": ByteSize() if "bytes" in name else Length()}
-    return {"type": Text()}
+        return {"type": BYTES if "bytes" in name else LENGTH}
+    return {"type": TEXT}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
 
 
-def _default_text(item: Field[Any]) -> str:
+def _default_text(item: Field[Any], kind: type[Any]) -> str:
     value = item.default
+    if kind is SamplingParams and item.name in MODEL_DEFAULTS:
+        return "the model's"
     if value is MISSING or value is None or value == ():
-        return ""
+        return COMPUTED_DEFAULTS.get(item.name, "") if kind is not SamplingParams else ""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def _take(values: dict[str, Any], prefix: str, names: list[str]) -> dict[str, Any]:
-    taken = {name: values.pop(f"{prefix}_{name}", None) for name in names}
-    return {name: value for name, value in taken.items() if value is not None and value != ()}

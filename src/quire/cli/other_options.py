@@ -1,4 +1,4 @@
-"""Options that people know from other engines, and what they are here. Knows no verb. Next to read: `command.py`."""
+"""Options of other engines, and their names here. Knows no verb. Next to read: `command.py`."""
 
 import re
 from collections.abc import Container
@@ -46,11 +46,11 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "--swap-space": ("nothing is swapped: preempted sequences are computed again",),
     "--generation-config": ("the model's recommended sampling is used; requests may set other values",),
 }
-"""Per option what to say, the first whose own options the verb has; none of these is an option of a verb."""
+"""Advice per option; of several, the first one whose options the verb has. No verb has an option of this table."""
 
 
 def advice(option: str, options: Container[str]) -> str | None:
-    """What to do instead of an option that a verb with these `options` does not have; None where nobody knows."""
+    """Return the advice for an unknown option of a verb with these `options`; None without one."""
     for text in OTHER_OPTIONS.get(option, ()):
         if all(name in options for name in re.findall(r"(?<!\S)--[a-z-]+", text)):
             return text

@@ -1,4 +1,4 @@
-"""Where a verb writes: results to stdout, everything else to stderr.
+"""Output of a verb: results to stdout, notes and errors to stderr.
 
 One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it imports
 neither rich nor click's terminal code, so that `--help` stays instant.
@@ -33,7 +33,7 @@ class Output:
         self.logger: logging.Logger | None = None
 
     def wants_color(self, stream: TextIO) -> bool:
-        """Whether escape sequences may be written to `stream`.
+        """Return whether escape sequences may be written to `stream`.
 
         `--color` decides first, then `NO_COLOR`, `FORCE_COLOR`, then whether it is a capable terminal.
         """
@@ -46,7 +46,7 @@ class Output:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, name: str, stream: TextIO) -> str:
-        """`text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
+        """Return `text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
         return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self.wants_color(stream) else text
 
     def result(self, text: str = "") -> None:
@@ -63,11 +63,11 @@ class Output:
         self.result(json.dumps({"schema": schema, **value}, ensure_ascii=False))
 
     def note(self, text: str, *, style: str = "dim") -> None:
-        """Write a line for people to stderr, or to `logger`; silent with `-q`, and where stderr takes nothing."""
+        """Write a note to stderr, or to `logger`; not with `-q`, and not if stderr cannot be written."""
         if self.verbosity >= 0 and self.logger is not None:
             self.logger.info(text)
         elif self.verbosity >= 0:
-            with contextlib.suppress(OSError):  # a full disk below notes is no reason to withhold the result
+            with contextlib.suppress(OSError):  # the result matters more than the note
                 sys.stderr.write(self.style(text, style, sys.stderr) + "\n")
                 sys.stderr.flush()
 
@@ -85,7 +85,7 @@ class Output:
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int]) -> list[str]:
-    """The lines of a table; every row has as many cells as the header."""
+    """Return the lines of a table; each row has as many cells as the header."""
     widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""How far a download or load is, on stderr: a bar on a terminal, else one line every ten seconds; nothing with `-q`.
+"""Progress of a download or load on stderr: a bar on a terminal, else a line every ten seconds; none with `-q`.
 
 Implements the callback that `weights` and `engine` report to. rich is imported only when a bar is drawn.
 Next to read: `session.py`.
@@ -18,12 +18,12 @@ from quire.weights.progress import Progress, ignore_progress
 
 LINE_INTERVAL_S = 10.0
 PATIENCE_S = 3.0
-"""What is done sooner needs no line."""
+"""Faster work has no line."""
 
 
 @contextlib.contextmanager
 def show_progress(output: Output) -> Iterator[Progress]:
-    """Yield the callback to hand to whatever takes long; the bar disappears at the end."""
+    """Yield the progress callback of a download or load; the bar disappears at the end."""
     if output.verbosity < 0:
         yield ignore_progress
     elif draws_bars():
@@ -37,12 +37,12 @@ def show_progress(output: Output) -> Iterator[Progress]:
 
 
 def draws_bars() -> bool:
-    """Whether stderr is a terminal that can redraw a line."""
+    """Return whether stderr is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class LineProgress:
-    """One line when a stage begins and at most one per `LINE_INTERVAL_S` after that; none in the first `PATIENCE_S`.
+    """A line when a stage begins, then at most one per `LINE_INTERVAL_S`; none in the first `PATIENCE_S`.
 
     Safe from several threads.
     """
@@ -56,7 +56,7 @@ class LineProgress:
         self._next_s = 0.0
 
     def __call__(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
-        """Report, if it is time to."""
+        """Print the progress if a line is due."""
         with self._lock:
             now = self._clock()
             if now < self._start_s + PATIENCE_S or (stage == self._stage and now < self._next_s):
@@ -66,7 +66,7 @@ class LineProgress:
 
 
 def progress_text(stage: str, done_bytes: int, total_bytes: int | None) -> str:
-    """ "downloading model 12 MiB / 93 MiB (13%)"; only what is known."""
+    """Return "downloading model 12 MiB / 93 MiB (13%)", without the parts that are unknown."""
     if total_bytes:
         share = 100 * done_bytes // total_bytes
         return f"{stage} {format_bytes(done_bytes)} / {format_bytes(total_bytes)} ({share}%)"

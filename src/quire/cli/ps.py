@@ -1,8 +1,9 @@
-"""`quire ps`: the servers that run as this user on this machine.
+"""`quire ps`: the running servers of this user on this machine.
 
 Next to read: `../server/registration.py`.
 """
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 
@@ -11,8 +12,7 @@ import psutil
 
 from quire.byte_sizes import format_bytes
 from quire.cli.command import VerbCommand, output_of
-from quire.cli.server_address import ServerUnreachableError
-from quire.cli.server_client import ServerAnswerError, ServerClient
+from quire.cli.server_client import ServerAnswerError, ServerClient, ServerUnreachableError
 from quire.cli.top_metrics import Metrics
 from quire.server.registration import ServerNote, find
 
@@ -22,7 +22,7 @@ HEADER = ("PID", "MODEL", "URL", "STATE", "RUNNING", "WAITING", "MEMORY", "UP")
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """One server as it is now. `running` and `waiting` are None where its metrics cannot be read."""
+    """The present state of one server. `running` and `waiting` are None where its metrics cannot be read."""
 
     pid: int
     model: str
@@ -40,10 +40,10 @@ EXAMPLES = ("quire ps", "quire ps --json")
 
 @click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=EXAMPLES)
 def ps_command() -> None:
-    """List the servers that run as you on this machine.
+    """List your servers on this machine.
 
-    State is "ready", the reason why it is not, or "no answer". Memory is that of all of a server's processes. Requests
-    are shown where /metrics can be read; the key is that of QUIRE_API_KEY.
+    State is "ready", the reason why the server is not ready, or "no answer". Memory is that of all processes of a
+    server. Requests are shown where /metrics can be read; the key is that of QUIRE_API_KEY.
     """
     output = output_of()
     rows = [look_at(note) for note in find()]
@@ -56,17 +56,15 @@ def ps_command() -> None:
 
 
 def look_at(note: ServerNote) -> ServerRow:
-    """Ask a server how it is."""
+    """Ask a server for its state and metrics."""
     running = waiting = None
     with ServerClient(note.url, read_s=PROBE_S) as client:
         state = _state(client)
-        try:
+        with contextlib.suppress(ServerUnreachableError, ServerAnswerError, ValueError):
             metrics = Metrics(client.get_text("/metrics"), time.monotonic())
             if "quire_requests_running" in metrics:
                 running = int(metrics.value("quire_requests_running"))
                 waiting = int(metrics.value("quire_requests_waiting"))
-        except (ServerUnreachableError, ServerAnswerError):
-            pass
     up_s = max(0.0, time.time() - note.started_s)
     return ServerRow(
         note.pid, note.model, note.url, state, running, waiting, memory_bytes(note.pid), up_s, note.version
@@ -84,14 +82,12 @@ def _state(client: ServerClient) -> str:
 
 
 def memory_bytes(pid: int) -> int:
-    """What a process and its children hold in memory; pages that they share are counted in each of them."""
+    """Return the resident memory of a process and its children; shared pages count in each of them."""
     total = 0
-    try:
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for item in (process, *process.children(recursive=True)):
             total += item.memory_info().rss
-    except psutil.Error:
-        pass
     return total
 
 

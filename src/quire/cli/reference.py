@@ -14,13 +14,14 @@ from quire.cli.command import OUTPUT_GROUP, VerbCommand, group_of
 from quire.cli.exit_codes import MEANINGS
 from quire.cli.main import VERBS, cli
 
-DEFAULT_PATH = Path("docs/cli.md")
+PAGE = Path("docs/cli.md")
 HEADER = """# The `quire` command
 
 <!-- Written by `python -m quire.cli.reference`; a test fails when it is stale. Do not edit. -->
 
 The result of a verb goes to stdout; progress, notes and errors go to stderr. Every verb takes `--json` (one JSON
-object whose `schema` names its version), `-q`, `-v` and `--color`. An error is one line, `error[code]: message`.
+object whose `schema` names its version), `-q`, `-v` (more notes; `-vv`: the debug log) and `--color`. An error is one
+line, `error[code]: message`. In the tables, values in brackets are defaults.
 
 Counts take a suffix: `2k` is 2000, `2K` is 2048, `M` likewise. Bytes: `512MiB`, `2GiB`, `1.5GB`. An option may also be
 set by its environment variable; the command line wins. Options that may be repeated are separated by commas there.
@@ -28,12 +29,12 @@ set by its environment variable; the command line wins. Options that may be repe
 OTHER_VARIABLES = {
     "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
     "QUIRE_DEBUG": "`1` prints the traceback of an error",
-    "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG`, `INFO`, `WARNING`, `ERROR`",
+    "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG` (as `-vv`), `INFO`, `WARNING`, `ERROR`",
     "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",
     "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
     "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
-    "QUIRE_API_KEY": "the API keys that `quire serve` asks for, separated by commas; clients send the first",
+    "QUIRE_API_KEY": "the API keys that `quire serve` accepts, separated by commas; clients send the first",
     "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `top`, …) send where `QUIRE_API_KEY` is not set",
     "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
     "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
@@ -41,8 +42,33 @@ OTHER_VARIABLES = {
 }
 
 
+FOOTER = """## Shell completion
+
+`quire completion bash`, `zsh` or `fish` prints a script that completes verbs and options. Load it in the start file:
+
+```sh
+eval "$(quire completion bash)"      # in ~/.bashrc
+eval "$(quire completion zsh)"       # in ~/.zshrc, after compinit
+quire completion fish | source       # in ~/.config/fish/config.fish
+```
+
+## OpenTelemetry
+
+`quire serve` sends a span per request, with its time in the queue, in prefill and in decode, to a collector that
+speaks OTLP over HTTP. Install the extra and name the collector; OpenTelemetry's other variables hold, too:
+
+```sh
+pip install 'quire[otel]'
+OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 OTEL_SERVICE_NAME=quire quire serve
+```
+
+A request with a `traceparent` header becomes part of that trace. Spans contain counts and times, never text.
+`OTEL_SDK_DISABLED=true` turns them off. Metrics are at `/metrics`, in Prometheus's format.
+"""
+
+
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     context = click.Context(cli, info_name="quire")
     parts = [HEADER, "## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in VERBS])]
     for name in VERBS:
@@ -53,38 +79,20 @@ def render() -> str:
     parts += ["## Exit codes\n", _table(("code", "meaning"), codes)]
     variables = [(f"`{name}`".replace(", ", "`, `"), text) for name, text in OTHER_VARIABLES.items()]
     parts += ["## Other environment variables\n", _table(("variable", "effect"), variables)]
-    return "\n".join(parts)
+    return "\n".join([*parts, FOOTER])
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the page; returns the exit code. Another page is never written over."""
-    paths = [Path(argument) for argument in arguments if argument != "--check"]
-    if len(paths) > 1 or any(path.suffix != ".md" for path in paths):
-        sys.stderr.write("usage: python -m quire.cli.reference [--check] [PAGE.md]\n")
+    """Write or check the page; returns the exit code."""
+    if arguments not in ([], ["--check"]):
+        sys.stderr.write("usage: python -m quire.cli.reference [--check]\n")
         return 2
-    path = paths[0] if paths else DEFAULT_PATH
-    try:
-        return _check(path) if "--check" in arguments else _write(path)
-    except OSError as error:
-        sys.stderr.write(f"{path} cannot be used: {error.strerror or error}\n")
-        return 2
-
-
-def _check(path: Path) -> int:
+    if not arguments:
+        PAGE.write_text(render(), encoding="utf-8")
     # Bytes: a page that is no text is stale like any other.
-    if path.exists() and path.read_bytes() == render().encode():
-        return 0
-    sys.stderr.write(f"{path} is stale: run python -m quire.cli.reference {path}\n")
-    return 1
-
-
-def _write(path: Path) -> int:
-    title = HEADER.partition("\n")[0].encode()
-    if path.exists() and path.read_bytes().partition(b"\n")[0] not in (b"", title):
-        sys.stderr.write(f"{path} is another page, which does not begin with {title.decode()!r}: name a new file\n")
-        return 2
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(), encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_bytes() != render().encode():
+        sys.stderr.write(f"{PAGE} is stale: run python -m quire.cli.reference\n")
+        return 1
     return 0
 
 
@@ -99,7 +107,7 @@ def _verb_section(name: str, command: VerbCommand, context: click.Context) -> st
     lines = [f"## quire {name}\n", inspect.cleandoc(command.help or "") + "\n", f"```sh\n{usage}\n\n{examples}\n```\n"]
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for parameter in command.params:
-        # The output options are the same everywhere: the page's head has them.
+        # The output options are the same for each verb: the page's head has them.
         if isinstance(parameter, click.Option) and group_of(parameter) != OUTPUT_GROUP:
             groups.setdefault(group_of(parameter), []).append(_option_row(parameter, own))
     for group, rows in groups.items():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.arguments import ModelAndText, read_text, split_arguments
+from quire.cli.arguments import ModelAndText, prompt_form, read_prompt, split_arguments
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.exit_codes import ExitCode
-from quire.cli.options import chosen_engine_options, chosen_sampling, engine_options, sampling_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
@@ -23,7 +23,7 @@ from quire.cli.session import (
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ModelNotFoundError, PromptError
+from quire.errors import ModelNotFoundError
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 HELP = f"""Answer one prompt, or chat.
 
 A single argument is a MODEL if it is one plain word, a path or a hub id (org/name), and otherwise the PROMPT for
-the default model. Without a prompt, standard input is read when it is piped; on a terminal a chat starts.
-PROMPT "-" reads standard input. The answer has at most {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
+the default model. Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT.
+Without either, on a terminal, a chat starts. PROMPT "-" is piped input alone. The answer has at most
+{DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise.
 """
 EXAMPLES = (
     'quire run "Why is the sky blue?"',
     "quire run smollm2 --temperature 0 --max-tokens 64 < question.txt",
-    "quire run ./model.gguf",
+    'cat notes.txt | quire run ./model.gguf "Summarise this."',
 )
 
 
@@ -47,13 +48,13 @@ EXAMPLES = (
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
 @click.option("--raw", is_flag=True, cls=GroupedOption, help="continue the text itself, without the chat template")
-@sampling_options(defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
-@engine_options(without=frozenset({"seed"}))
+@option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+@option_flags(EngineOptions, without=frozenset({"seed"}))
 def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
     """Decide between one answer and a chat, check the parameters, then load the model."""
     ctx = click.get_current_context()
     output = output_of(ctx)
-    engine_values, chosen = chosen_engine_options(values), chosen_sampling(values)
+    engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
     if chosen.get("seed") is not None:
         engine_values["seed"] = chosen["seed"]
     arguments = split_arguments(words, engine_values, what="prompt")
@@ -61,9 +62,7 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
     SamplingParams(**{"max_tokens": None, **chosen})  # a bad value must not wait for the model to load
     if raw and system:
         raise click.UsageError("--system needs the chat template, --raw leaves it out: use one of them")
-    text = read_text(arguments)
-    if text == "":
-        raise PromptError("the prompt is empty: give at least one character")
+    text = read_prompt(arguments.text, missing=arguments.missing_text)
     if text is None and (output.json or raw):
         raise click.UsageError(f"{'--json' if output.json else '--raw'} needs a prompt: give one, or pipe it in")
     try:
@@ -91,7 +90,7 @@ def _prompt(engine: "LLMEngine", text: str, system: str | None, *, raw: bool) ->
 
 
 def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params: SamplingParams) -> Generation:
-    """Generate, writing text to stdout (but in JSON mode) and statistics to stderr."""
+    """Generate; write the text to stdout, except with --json, and the statistics to stderr."""
     streams = params.n == 1 and not output.json
     generation = generate(engine, prompt, params, output.stream if streams else None)
     completions = generation.output.outputs
@@ -106,15 +105,14 @@ def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params:
 
 
 def _explained(error: ModelNotFoundError, arguments: ModelAndText, words: tuple[str, ...]) -> ModelNotFoundError:
-    """A single word was taken for a model: say how to make it a prompt."""
+    """Say how to make a single word the prompt that was taken for a model."""
     if len(words) != 1 or arguments.text is not None:
         return error
-    default = EngineOptions.model
-    return ModelNotFoundError(f"{error.message}; to use it as the prompt: quire run {default} '{words[0]}'")
+    return ModelNotFoundError(f"{error.message}; {prompt_form(words[0])}")
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:
-    """The result of one request as it appears in JSON."""
+    """Return the result of one request as it appears in JSON."""
     output = generation.output
     first = output.outputs[0]
     return {
@@ -145,7 +143,7 @@ def _completion_json(completion: CompletionOutput) -> dict[str, Any]:
 
 
 def _logprobs_json(positions: Any) -> list[list[dict[str, Any]] | None] | None:
-    """Per position a list of tokens in their order, likeliest information first; None where there is none."""
+    """Return the tokens of each position in their order; None where the position has none."""
     if positions is None:
         return None
     return [

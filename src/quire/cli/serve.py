@@ -6,39 +6,38 @@ from typing import Any
 import click
 
 from quire.cli.command import VerbCommand, output_of
-from quire.cli.options import chosen_engine_options, chosen_server_options, engine_options, server_options
+from quire.cli.options import chosen_options, option_flags
 from quire.cli.progress import show_progress
-from quire.cli.session import configure_logging
 from quire.config import EngineOptions
+from quire.server.options import ServerOptions
 from quire.weights.sources import resolve_source
 
 DEFAULTS = {"performance_mode": "interactivity"}
-"""Several people watch several answers: none shall stand still for another's prompt."""
+"""A server streams several answers: a long prompt must not stall them."""
 
 
 @click.command(
     "serve",
     cls=VerbCommand,
+    log_level="INFO",  # one line per request
     examples=("quire serve", "quire serve ./model.gguf --port 8080 --max-num-seqs 64"),
 )
 @click.argument("model", required=False)
-@server_options()
-@engine_options(defaults=DEFAULTS)
+@option_flags(ServerOptions)
+@option_flags(EngineOptions, defaults=DEFAULTS)
 def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     output = output_of()
-    configure_logging(output, "INFO")  # one line per request
     from quire.server.logs import use_format
-    from quire.server.options import ServerOptions
 
-    options = ServerOptions(**chosen_server_options(values))
+    options = ServerOptions(**chosen_options(values, ServerOptions))
     if options.log_format == "json":
         use_format(options.log_format)
-        output.logger = logging.getLogger("quire.server")  # a line that is not JSON would be lost, or worse
-    chosen = chosen_engine_options(values)
+        output.logger = logging.getLogger("quire.server")  # programs read each line of stderr as JSON
+    chosen = chosen_options(values, EngineOptions)
     engine = EngineOptions.from_kwargs(**{**DEFAULTS, **chosen, **_named_model(model, chosen)})
     with show_progress(output) as progress:
-        # A model that is not there must be reported before an engine process is started for it.
+        # A missing model is reported before an engine process is started.
         resolve_source(engine.model, revision=engine.revision, progress=progress)
     from quire.server.run import serve
 
@@ -49,7 +48,7 @@ def serve_command(model: str | None, **values: Any) -> None:
 
 
 def _named_model(word: str | None, chosen: dict[str, Any]) -> dict[str, str]:
-    """The argument, which goes before `QUIRE_MODEL`. Raises: click.UsageError if there is --model too."""
+    """Return the model argument, which overrides `QUIRE_MODEL`. Raises: click.UsageError if --model is given, too."""
     if word is None:
         return {}
     if click.get_current_context().get_parameter_source("engine_model") is click.core.ParameterSource.COMMANDLINE:

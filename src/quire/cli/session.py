@@ -1,4 +1,4 @@
-"""A verb's engine: opens it with progress and notes, runs one request at a time, and stops it on Ctrl-C.
+"""The engine of a verb: opens with progress and notes, runs one request at a time, stops on Ctrl-C.
 
 Knows the engine's public methods and no tensors. The first Ctrl-C ends the generation, the second one the command.
 Next to read: `run.py`, `chat.py`.
@@ -6,20 +6,17 @@ Next to read: `run.py`, `chat.py`.
 
 import contextlib
 import itertools
-import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.chat import Message, Reply
+from quire.cli.chat import Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.engine.interrupts import interrupts_between_steps
-from quire.errors import ConfigError, EngineError
+from quire.errors import EngineError
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.weights.sources import resolve_source
@@ -28,14 +25,13 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
 DEFAULT_MAX_TOKENS = 512
-"""Length of an answer in `run` and in the chat, where neither the user nor the model's generation config says."""
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+"""Limit of an answer in `run` and in the chat if neither the user nor the model's generation config sets one."""
 _REQUEST_IDS = itertools.count()
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished (or interrupted) request and its times, in seconds."""
+    """A finished or interrupted request and its times, in seconds."""
 
     output: RequestOutput
     time_to_first_token_s: float | None
@@ -60,20 +56,17 @@ class Generation:
         return num_decoded / self.decode_s if num_decoded > 0 and self.decode_s > 0 else None
 
     def statistics_line(self, max_model_len: int) -> str:
-        """`[stop] prompt 36 tok (16 cached) · 58 new · TTFT 21 ms · 61.2 tok/s · ctx 94/2048 (5%)`."""
-        reason = "interrupted" if self.interrupted else self.output.outputs[0].finish_reason
-        cached = f" ({self.output.num_cached_tokens} cached)" if self.output.num_cached_tokens else ""
-        parts = [f"[{reason}] prompt {self.num_prompt_tokens} tok{cached}", f"{self.num_generated_tokens} new"]
-        if self.time_to_first_token_s is not None:
-            parts.append(f"TTFT {format_seconds(self.time_to_first_token_s)}")
-        if self.decode_tokens_per_s is not None:
-            parts.append(f"{self.decode_tokens_per_s:.1f} tok/s")
-        used = self.num_prompt_tokens + max(len(completion.token_ids) for completion in self.output.outputs)
-        parts.append(f"ctx {used}/{max_model_len} ({100 * used / max_model_len:.0f}%)")
-        return " · ".join(parts)
+        """Return the line that follows the answer on stderr."""
+        completions = self.output.outputs
+        reason = "interrupted" if self.interrupted else str(completions[0].finish_reason)
+        used = self.num_prompt_tokens + max(len(completion.token_ids) for completion in completions)
+        return statistics_line(
+            reason, self.num_prompt_tokens, self.output.num_cached_tokens, self.num_generated_tokens,
+            self.time_to_first_token_s, self.decode_tokens_per_s, max_model_len, used,
+        )  # fmt: skip
 
     def timings(self) -> dict[str, float | None]:
-        """The times as they appear in JSON."""
+        """Return the times as they appear in JSON."""
         return {
             "time_to_first_token_s": self.time_to_first_token_s,
             "decode_s": self.decode_s,
@@ -82,29 +75,12 @@ class Generation:
         }
 
 
-def configure_logging(output: Output, usual: str = "WARNING") -> None:
-    """Send the package's log to stderr: `QUIRE_LOGGING_LEVEL`, else from level `usual` on; `-vv` shows everything.
-
-    Raises: ConfigError.
-    """
-    default = "DEBUG" if output.verbosity >= 2 else "ERROR" if output.verbosity < 0 else usual
-    level = os.environ.get("QUIRE_LOGGING_LEVEL", "").upper() or default
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"QUIRE_LOGGING_LEVEL={level!r} is not one of {', '.join(LOG_LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("quire")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-
-
 @contextlib.contextmanager
 def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]:
     """Build an engine, describe it on stderr, and shut it down at the end."""
-    configure_logging(output)
     start = time.perf_counter()
     with show_progress(output) as progress:
-        # A model that is not there must be reported before seconds go into importing torch.
+        # A missing model is reported before torch is imported, which takes seconds.
         resolve_source(options.model, revision=options.revision, progress=progress)
         from quire.engine.build import build_engine
 
@@ -126,12 +102,12 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
 
 def sampling_params_for(engine: "LLMEngine", chosen: Mapping[str, Any]) -> SamplingParams:
-    """`chosen` flags, else the model's generation defaults, else `SamplingParams`; answers of `DEFAULT_MAX_TOKENS`.
+    """Merge `chosen` flags, the model's generation defaults, `DEFAULT_MAX_TOKENS` and those of `SamplingParams`.
 
     Raises: InvalidParameterError.
     """
     defaults = {"max_tokens": DEFAULT_MAX_TOKENS, **engine.config.model.generation_defaults}
-    SamplingParams(**defaults)  # a bad recommendation is named before anything is done with it
+    SamplingParams(**defaults)  # a bad default of the model is an error of its own
     defaults["max_tokens"] = max(defaults["max_tokens"], chosen.get("min_tokens", 0))
     return SamplingParams(**{**defaults, **chosen})
 
@@ -193,13 +169,11 @@ class EngineAnswerer:
     def __init__(self, engine: "LLMEngine") -> None:
         self._engine = engine
 
-    def check(self, chosen: Mapping[str, Any]) -> None:
-        """Raises: InvalidParameterError."""
-        sampling_params_for(self._engine, chosen)
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all sampling values. Raises: InvalidParameterError."""
+        return vars(sampling_params_for(self._engine, chosen))
 
-    def answer(
-        self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None] | None
-    ) -> Reply:
+    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
         """Answer a conversation. Raises: RequestError, EngineError."""
         params = sampling_params_for(self._engine, chosen)
         generation = generate(self._engine, chat_prompt(self._engine, messages), params, on_text)

@@ -1,4 +1,4 @@
-"""`quire show`: what a model is, from its files alone: architecture, sizes, tensor formats, tokenizer, origin.
+"""`quire show`: architecture, sizes, tensor formats, tokenizer and origin of a model, from its files alone.
 
 Reads headers only; no weights, no torch. Next to read: `local_model.py`.
 """
@@ -33,7 +33,7 @@ CONFIG_FIELDS = {
     "rope_theta": "RoPE theta",
     "tie_word_embeddings": "tied embeddings",
 }
-"""Fields of config.json that are shown, with what they are called."""
+"""The shown fields of config.json, and their labels."""
 
 
 @click.command(
@@ -68,7 +68,7 @@ def show_command(model: str, revision: str | None, tensors: bool, template: bool
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """All that is known without reading weights, as it appears in JSON."""
+    """Return the facts of a model, without reading weights, as they appear in JSON."""
     files, config = checkpoint.files, checkpoint.hf_config
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"num_tensors": 0, "num_bytes": 0})
     for tensor in checkpoint.tensors.values():
@@ -91,7 +91,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def tensor_list(checkpoint: "Checkpoint") -> list[dict[str, Any]]:
-    """Name, shape, format and size of every tensor, in the file's order."""
+    """Return name, shape, format and size of every tensor, in the file's order."""
     return [
         {"name": tensor.name, "shape": list(tensor.shape), "format": tensor.format, "num_bytes": tensor.num_bytes}
         for tensor in checkpoint.tensors.values()
@@ -99,7 +99,7 @@ def tensor_list(checkpoint: "Checkpoint") -> list[dict[str, Any]]:
 
 
 def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """The tokenizer's facts; a broken tokenizer must not hide the rest, so its error stands here instead."""
+    """Return the tokenizer's facts, or its error: a broken tokenizer must not hide the rest."""
     try:
         tokenizer = open_tokenizer(checkpoint)
     except QuireError as error:

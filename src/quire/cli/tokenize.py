@@ -48,7 +48,7 @@ def tokenize_command(
     arguments = split_arguments(words, {"model": engine_model}, what="text", plain_word_is_model=False)
     if system and not template:
         raise click.UsageError("--system needs --template")
-    text = read_text(arguments)
+    text = read_text(arguments.text, missing=arguments.missing_text)
     if text is None:
         raise click.UsageError("no text: give one, or pipe it in")
     encoder = open_tokenizer(open_model(arguments.model, revision, output), tokenizer)
@@ -81,7 +81,7 @@ def tokenize_command(
 
 
 def token_text(tokenizer: "Tokenizer", token_id: int) -> str:
-    """What one token adds to the text; part of a character shows its bytes, as `<F0><9F>`."""
+    """Return the text of one token; part of a character shows its bytes, as `<F0><9F>`."""
     if tokenizer.byte_decoding is None:
         return tokenizer.decode([token_id], skip_special_tokens=False)
     # A byte that is not part of a whole character becomes the surrogate U+DC00 + byte.

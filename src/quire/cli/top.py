@@ -1,24 +1,26 @@
-"""`quire top`: what a server does, every second, from its `/metrics`.
+"""`quire top`: tokens per second, requests and latency of a server, every second, from its `/metrics`.
 
-On a terminal one view that is redrawn, elsewhere one line per look. Next to read: `top_metrics.py`.
+On a terminal one view that is redrawn, elsewhere one line per interval. Next to read: `top_metrics.py`.
 """
 
 import contextlib
+import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import click
 
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.output import Output, format_seconds
-from quire.cli.server_address import DEFAULT_URL
-from quire.cli.server_client import ServerAnswerError, ServerClient
+from quire.cli.server_client import URL_HELP, ServerAnswerError, ServerClient, find_url
 from quire.cli.top_metrics import Load, Metrics, load_between
 
-HELP = """Watch a server: tokens per second, requests, KV cache, cache hits, latency.
+HELP = """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
 
-The numbers are of the time between two looks at /metrics; "–" is where nothing happened. Ctrl-C leaves.
+Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
 """
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
@@ -26,19 +28,17 @@ NOTHING = "–"
 
 
 @click.command("top", cls=VerbCommand, help=HELP, short_help="Watch a server.", examples=EXAMPLES)
-@click.option("--url", default=DEFAULT_URL, envvar="QUIRE_URL", cls=GroupedOption,
-              help=f"the server  [{DEFAULT_URL}; QUIRE_URL]")  # fmt: skip
+@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
 @click.option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S", cls=GroupedOption,
-              help="time between two looks  [1]")  # fmt: skip
+              help="time between two readings  [1]")  # fmt: skip
 @click.option("--once", is_flag=True, cls=GroupedOption, help="show one interval, then end")
-def top_command(url: str, interval_s: float, once: bool) -> None:
-    """Look, wait, look again."""
+def top_command(url: str | None, interval_s: float, once: bool) -> None:
+    """Read, wait, read again."""
     output = output_of()
-    with ServerClient(url, read_s=10.0) as client:
+    with ServerClient(find_url(url), read_s=10.0) as client, _keys() as wait_for_q:
         before = read_metrics(client)
         with _view(output, client.url, live=not once) as show:
-            while True:
-                time.sleep(interval_s)
+            while not wait_for_q(interval_s):
                 after = read_metrics(client)
                 show(load_between(before, after))
                 before = after
@@ -47,19 +47,49 @@ def top_command(url: str, interval_s: float, once: bool) -> None:
 
 
 def read_metrics(client: ServerClient) -> Metrics:
-    """Look once. Raises: ServerUnreachableError, ServerAnswerError."""
-    metrics = Metrics(client.get_text("/metrics"), time.monotonic())
-    if "quire_build_info" not in metrics:
-        raise ServerAnswerError(
-            200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics"
-        )
-    return metrics
+    """Read the page once. Raises: ServerUnreachableError, ServerAnswerError."""
+    text = client.get_text("/metrics")
+    with contextlib.suppress(ValueError):
+        metrics = Metrics(text, time.monotonic())
+        if "quire_build_info" in metrics:
+            return metrics
+    raise ServerAnswerError(200, f"{client.url}/metrics has none of Quire's metrics: is it another server?", "metrics")
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits some seconds and returns True as soon as "q" is typed."""
+    if not sys.stdin.isatty():
+
+        def sleep(seconds: float) -> bool:
+            time.sleep(seconds)
+            return False
+
+        yield sleep
+        return
+    import termios
+    import tty
+
+    def wait(seconds: float) -> bool:
+        end_s = time.monotonic() + seconds
+        while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            typed = os.read(sys.stdin.fileno(), 64)
+            if not typed or b"q" in typed.lower():
+                return True
+        return False
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def _view(output: Output, url: str, *, live: bool) -> Iterator[Callable[[Load], None]]:
     if output.json:
-        yield lambda load: output.result_json("quire.top/1", {"url": url, **load.as_json()})
+        yield lambda load: output.result_json("quire.top/1", {"url": url, **asdict(load)})
     elif live and sys.stdout.isatty():
         from rich.console import Console
         from rich.live import Live
@@ -75,28 +105,28 @@ def _view(output: Output, url: str, *, live: bool) -> Iterator[Callable[[Load], 
 
 
 def view_lines(load: Load, url: str) -> list[str]:
-    """The view of one interval."""
+    """Return the view of one interval."""
     num_full = max(0, min(BAR_CELLS, round(BAR_CELLS * load.kv_usage_ratio)))
     bar = "▓" * num_full + "░" * (BAR_CELLS - num_full)
-    rows = [
-        ("requests", f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended"),
-        ("generation", f"{load.generation_tokens_per_s:.1f} tok/s"),
-        ("prompts", f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}"),
-        ("KV cache", f"{bar} {_percent(load.kv_usage_ratio)}"),
-        ("TTFT", f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}"),
-        ("ITL", f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}"),
-    ]
-    if load.preemptions or load.engine_deaths:
-        rows.append(("trouble", f"{load.preemptions} preemptions · {load.engine_deaths} engines died since the start"))
-    return [f"{load.model} at {url}", *(f"{name:<10}  {text}" for name, text in rows)]
+    rows = {
+        "requests": f"{load.running} running · {load.waiting} waiting · {load.requests_per_s:.1f}/s ended",
+        "generation": f"{load.generation_tokens_per_s:.1f} tok/s",
+        "prompts": f"{load.prompt_tokens_per_s:.1f} tok/s · cache hit {_percent(load.cache_hit_ratio)}",
+        "KV cache": f"{bar} {_percent(load.kv_usage_ratio)} · {load.preemptions} preemptions",
+        "TTFT": f"p50 {_seconds(load.ttft_p50_s)} · p95 {_seconds(load.ttft_p95_s)}",
+        "ITL": f"p50 {_seconds(load.itl_p50_s)} · p95 {_seconds(load.itl_p95_s)}",
+        "engine": f"{load.engine_deaths} deaths since the server's start",
+    }
+    return [f"{load.model} at {url}", *(f"{name:<10}  {text}" for name, text in rows.items())]
 
 
 def summary(load: Load) -> str:
-    """One interval as one line."""
+    """Return one interval as one line."""
     return " · ".join((
         f"{load.generation_tokens_per_s:.1f} tok/s", f"{load.running} running", f"{load.waiting} waiting",
         f"KV {_percent(load.kv_usage_ratio)}", f"hit {_percent(load.cache_hit_ratio)}",
         f"TTFT {_seconds(load.ttft_p50_s)}", f"ITL {_seconds(load.itl_p50_s)}",
+        f"{load.preemptions} preemptions", f"{load.engine_deaths} engine deaths",
     ))  # fmt: skip
 
 

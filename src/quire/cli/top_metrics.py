@@ -1,52 +1,42 @@
-"""What a server's `/metrics` says, and what changed between two looks at it.
+"""A page of a server's `/metrics`, and the changes between two of them. Knows no HTTP and no terminal.
 
-Reads Prometheus's text format. Knows no HTTP and no terminal. Next to read: `top.py`.
+Next to read: `top.py`.
 """
 
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-_SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+-?\d+)?', re.ASCII)
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
-_ESCAPE = re.compile(r"\\(.)")
+from prometheus_client.parser import text_string_to_metric_families
+
 Labels = frozenset[tuple[str, str]]
 
 
 class Metrics:
-    """The samples of one page, by name and labels. `time_s` is when they were read, of a clock that never goes back."""
+    """The samples of one page, by name and labels. `time_s`: when they were read, of a monotonic clock."""
 
     def __init__(self, text: str, time_s: float) -> None:
-        """What cannot be read is left out."""
+        """Raises: ValueError if the page is not in Prometheus's text format."""
         self.time_s = time_s
         self._samples: dict[str, dict[Labels, float]] = {}
-        for line in text.splitlines():
-            match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
-            if match is None:
-                continue
-            try:
-                value = float(match[3])
-            except ValueError:
-                continue
-            labels = frozenset((name, _unescaped(text)) for name, text in _LABEL.findall(match[2] or ""))
-            self._samples.setdefault(match[1], {})[labels] = value
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
 
     def __contains__(self, name: str) -> bool:
         return name in self._samples
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of all samples of a name that have these labels; 0 without any."""
+        """Return the sum of all samples of a name that have these labels; 0 without any."""
         wanted = labels.items()
         return sum(value for found, value in self._samples.get(name, {}).items() if wanted <= found)
 
-    def labels(self, name: str) -> list[dict[str, str]]:
-        """The labels of each sample of a name."""
-        return [dict(found) for found in self._samples.get(name, {})]
+    def label(self, name: str, label: str) -> str:
+        """Return a label of the first sample of a name; empty without one."""
+        return next((dict(found).get(label, "") for found in self._samples.get(name, {})), "")
 
     def buckets(self, name: str) -> dict[float, float]:
-        """A histogram's counts by upper bound, smallest first; each counts all that is below."""
+        """Return a histogram's cumulative counts by upper bound, smallest first."""
         found: dict[float, float] = {}
         for labels, count in self._samples.get(f"{name}_bucket", {}).items():
             bound = float(dict(labels).get("le", "nan"))
@@ -56,7 +46,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A server between two looks. None: nothing of the kind happened, or the server does not tell."""
+    """A server between two pages. None: no sample, or the server does not tell."""
 
     model: str
     seconds: float
@@ -74,13 +64,12 @@ class Load:
     preemptions: int
     engine_deaths: int
 
-    def as_json(self) -> dict[str, Any]:
-        """As `--json` shows it."""
-        return asdict(self)
-
 
 def load_between(before: Metrics, after: Metrics) -> Load:
-    """What happened between two looks. A counter that fell belongs to an engine that was started anew."""
+    """Return the changes between two pages. A counter that fell belongs to an engine that was restarted.
+
+    Preemptions are those of the interval, engine deaths those since the server's start.
+    """
     seconds = max(after.time_s - before.time_s, 1e-9)
 
     def change(name: str) -> float:
@@ -88,9 +77,8 @@ def load_between(before: Metrics, after: Metrics) -> Load:
         return now - then if now >= then else now
 
     queries = change("quire_prefix_cache_queries_total")
-    build = after.labels("quire_build_info")
     return Load(
-        model=build[0].get("model", "") if build else "",
+        model=after.label("quire_build_info", "model"),
         seconds=seconds,
         running=int(after.value("quire_requests_running")),
         waiting=int(after.value("quire_requests_waiting")),
@@ -109,16 +97,14 @@ def load_between(before: Metrics, after: Metrics) -> Load:
 
 
 def quantile(before: Metrics, after: Metrics, name: str, share: float) -> float | None:
-    """A quantile of what came between two looks, within its bucket by straight line; None if nothing came.
+    """Return a quantile of the samples between two pages, interpolated in its bucket; None without samples.
 
     In the last bucket, which has no upper bound, its lower bound is the answer.
     """
-    then = before.buckets(name)
-    now = after.buckets(name)
+    then, now = before.buckets(name), after.buckets(name)
     if any(count < then.get(bound, 0.0) for bound, count in now.items()):
         then = {}
-    counts = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
-    return _interpolated(counts, share)
+    return _interpolated({bound: count - then.get(bound, 0.0) for bound, count in now.items()}, share)
 
 
 def _interpolated(counts: Mapping[float, float], share: float) -> float | None:
@@ -133,7 +119,3 @@ def _interpolated(counts: Mapping[float, float], share: float) -> float | None:
             return lower + (bound - lower) * (share * total - below) / (count - below)
         lower, below = bound, count
     return None
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

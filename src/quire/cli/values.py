@@ -5,6 +5,7 @@ A bad value names itself and what is accepted. Must not know options or verbs. N
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,42 @@ BYTE_SUFFIXES = {
 }  # fmt: skip
 
 
+class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A value that `parse` makes of a text; several in one environment variable are separated by commas.
+
+    `expected` completes "'…' is not" where `parse` raises ValueError.
+    """
+
+    envvar_list_splitter = ","
+
+    def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
+        self.name, self._parse, self._expected = name, parse, expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the parsed value; fails naming the text and what is accepted."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except InvalidParameterError as error:
+            self.fail(error.message, param, ctx)
+        except ValueError as error:
+            self.fail(
+                str(error) if isinstance(error, _NamedError) else f"'{value}' is not {self._expected}", param, ctx
+            )
+
+
+class _NamedError(ValueError):
+    """A ValueError whose message says everything."""
+
+
 def parse_length(text: str) -> int:
-    """A count: `2k` is 2000, `2K` is 2048, `25.6k` is 25600. Raises: ValueError."""
+    """Return a count: `2k` is 2000, `2K` is 2048, `25.6k` is 25600. Raises: ValueError."""
     return _parse_suffixed(text, LENGTH_SUFFIXES)
 
 
 def parse_bytes(text: str) -> int:
-    """A size: `2GiB` is 2147483648, `1.5GB` is 1500000000, `4096` is itself. Raises: ValueError."""
+    """Return a size: `2GiB` is 2147483648, `1.5GB` is 1500000000, `4096` is itself. Raises: ValueError."""
     return _parse_suffixed(text, BYTE_SUFFIXES)
 
 
@@ -36,7 +66,7 @@ def _parse_suffixed(text: str, suffixes: dict[str, int]) -> int:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in suffixes:
         raise ValueError(text)
-    # Through an integer numerator: 0.1GiB must not depend on how a float rounds.
+    # Integers only: 0.1GiB must not depend on how a float rounds.
     whole, _, fraction = match[1].partition(".")
     scaled, scale = int(whole + fraction) * suffixes[match[2]], int("1" + "0" * len(fraction))
     if scaled % scale and suffixes[match[2]] == 1:
@@ -44,115 +74,42 @@ def _parse_suffixed(text: str, suffixes: dict[str, int]) -> int:
     return scaled // scale
 
 
-class Length(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A count, with an optional suffix k, K, m or M."""
-
-    name = "n"
-    envvar_list_splitter = ","
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The integer; fails naming the value and the accepted forms."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_length(value)
-        except ValueError:
-            self.fail(f"'{value}' is not a count such as 2048, 2K (2048) or 2k (2000)", param, ctx)
+def _parse_lengths(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(parse_length(part) for part in text.split(",") if part.strip()))
 
 
-class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A size in bytes, with an optional unit."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The integer; fails naming the value and the accepted forms."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_bytes(value)
-        except ValueError:
-            self.fail(f"'{value}' is not a size such as 4096, 512MiB or 2GiB", param, ctx)
+def _parse_object(text: str) -> dict[str, Any]:
+    parsed = json.loads(text)
+    if not isinstance(parsed, dict):
+        raise ValueError(text)
+    return parsed
 
 
-class LengthList(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """Counts separated by commas."""
-
-    name = "n,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The integers, in order, without repetition; fails naming the value."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(dict.fromkeys(parse_length(part) for part in value.split(",") if part.strip()))
-        except ValueError:
-            self.fail(f"'{value}' is not a list of counts such as 128,512 or 1K,2K", param, ctx)
+def _parse_bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int(token_id), float(bias)
 
 
-class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """The parsed object; fails naming the value."""
-        try:
-            parsed = json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            self.fail(f"'{value}' is not a JSON object such as {{\"key\": 1}}", param, ctx)
-        return parsed
-
-
-class StructuredForm(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """The fields of `StructuredOutputsParams` as a JSON object, or @FILE with one."""
-
-    name = "json|@file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StructuredOutputsParams:
-        """The form; fails naming what is wrong with the text, the file or a field."""
-        if isinstance(value, StructuredOutputsParams):
-            return value
-        text = str(value)
-        try:
-            if text.startswith("@"):
-                text = Path(text[1:]).expanduser().read_text(encoding="utf-8")
-            fields = json.loads(text)
-        except (OSError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
-            self.fail(f"'{value}' is neither a JSON object nor @FILE with one: {reason}", param, ctx)
-        names = StructuredOutputsParams.__dataclass_fields__
-        unknown = [name for name in fields if name not in names] if isinstance(fields, dict) else [text]
-        if unknown:
-            example = '{"regex": "[0-9]+"}'
-            self.fail(f"'{unknown[0]}' is not one of {', '.join(names)}, as in {example}", param, ctx)
-        try:
-            return StructuredOutputsParams(**fields)
-        except InvalidParameterError as error:
-            self.fail(error.message, param, ctx)
+def _parse_structured(text: str) -> StructuredOutputsParams:
+    """Parse the fields of `StructuredOutputsParams` as a JSON object, or @FILE with one."""
+    try:
+        source = Path(text[1:]).expanduser().read_text(encoding="utf-8") if text.startswith("@") else text
+        fields = json.loads(source)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _NamedError(f"'{text}' is neither a JSON object nor @FILE with one: {reason}") from None
+    names = StructuredOutputsParams.__dataclass_fields__
+    unknown = [name for name in fields if name not in names] if isinstance(fields, dict) else [source]
+    if unknown:
+        example = '{"regex": "[0-9]+"}'
+        raise _NamedError(f"'{unknown[0]}' is not one of {', '.join(names)}, as in {example}")
+    return StructuredOutputsParams(**fields)
 
 
-class TokenBias(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """TOKEN_ID=BIAS."""
-
-    name = "id=bias"
-    envvar_list_splitter = ","
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        """(token id, bias); fails naming the value."""
-        if isinstance(value, tuple):
-            return value
-        token_id, _, bias = str(value).partition("=")
-        try:
-            return int(token_id), float(bias)
-        except ValueError:
-            self.fail(f"'{value}' is not TOKEN_ID=BIAS such as 42=-5", param, ctx)
-
-
-class Text(click.types.StringParamType):
-    """Text; several in one environment variable are separated by commas."""
-
-    name = "text"
-    envvar_list_splitter = ","
+LENGTH = Value("n", parse_length, "a count such as 2048, 2K (2048) or 2k (2000)")
+LENGTHS = Value("n,…", _parse_lengths, "a list of counts such as 128,512 or 1K,2K")
+BYTES = Value("bytes", parse_bytes, "a size such as 4096, 512MiB or 2GiB")
+JSON_OBJECT = Value("json", _parse_object, 'a JSON object such as {"key": 1}')
+STRUCTURED = Value("json|@file", _parse_structured, "a JSON object")
+TOKEN_BIAS = Value("id=bias", _parse_bias, "TOKEN_ID=BIAS such as 42=-5")
+TEXT = Value("text", str, "a text")

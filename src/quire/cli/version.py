@@ -1,4 +1,4 @@
-"""`quire version`: what is installed, without importing it. Next to read: `doctor.py`."""
+"""`quire version`: versions of Quire and its dependencies, without importing them. Next to read: `doctor.py`."""
 
 import platform
 
@@ -8,7 +8,7 @@ from quire import __version__
 from quire.cli.command import VerbCommand, output_of
 
 PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
-"""Dependencies whose versions decide results and speed."""
+"""Dependencies that results and speed depend on."""
 
 
 @click.command(
@@ -31,7 +31,7 @@ def _environment() -> dict[str, str | None]:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a distribution, read from its metadata; None if it is absent."""
+    """Return the installed version of a distribution from its metadata; None if it is absent."""
     from importlib import metadata
 
     try:

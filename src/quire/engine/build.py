@@ -4,13 +4,16 @@ The one place where all parts meet. The tokenizer is read in a second thread whi
 Next to read: `resolve.py` for the decisions, `llm_engine.py` for what comes out.
 """
 
+import importlib
+import logging
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from quire.config import EngineOptions
+from quire.config import DTYPES, EngineConfig, EngineOptions
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.models.registry import ModelRegistry
@@ -22,6 +25,8 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
 from quire.weights.sources import resolve_source
+
+logger = logging.getLogger("quire.engine")
 
 
 class StartupTimes(dict[str, float]):
@@ -56,6 +61,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
         if checkpoint.tensors:
             model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
         config = resolve(options, detect_hardware(options.device), model)
+    _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
         with times.phase("weights and cache"):
@@ -67,6 +73,23 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
+
+
+def _log_decisions(config: EngineConfig) -> None:
+    """Log each decision, and a warning for each option that has no effect."""
+    for decision in config.decisions:
+        logger.debug("%s = %s: %s", decision.name, decision.value, decision.reason)
+    model, quantization = config.model, config.options.quantization
+    if quantization and model.stored_bytes and model.stored_bytes < model.num_parameters * DTYPES[config.dtype]:
+        logger.warning(
+            "quantization=%s has no effect on weights that are stored in 8 bit or less: leave it out", quantization
+        )
+    native = importlib.import_module("quire._native")
+    if native.requested_isa_missing:
+        logger.warning(
+            "QUIRE_ISA=%s is unknown or not available here, %s is used: unset it, or see `quire doctor`",
+            os.environ.get("QUIRE_ISA"), native.isa(),
+        )  # fmt: skip
 
 
 def _timed_tokenizer(source: str | None, checkpoint: Checkpoint, model_vocab_size: int) -> tuple[Tokenizer, float]:

@@ -228,6 +228,9 @@ def main() -> int:
     """Entry point. The parent decides when this process ends: it handles terminal signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if level := os.environ.get("QUIRE_LOGGING_LEVEL"):  # the server's, which has checked it
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("quire").setLevel(level.upper())
     try:
         return serve(Channel(socket.socket(fileno=int(sys.argv[1]))), _build)
     except ConnectionError:
