@@ -136,6 +136,13 @@ def quire(model: str, num_threads: int, interpreters: Mapping[str, Any]) -> Reci
     return Recipe("quire serve", quire_serve(model, *options, name=model))
 
 
+def parent(model: str, num_threads: int, interpreters: Mapping[str, Any]) -> Recipe:
+    """`quire serve` of another commit, as `quire`. Raises: Skipped."""
+    own = quire(model, num_threads, interpreters)
+    python = interpreter("parent", KINDS["parent"], interpreters)
+    return Recipe("parent", [python, *own.command[1:]], {"PYTHONPATH": ""})
+
+
 def llama_cpp(model: str, num_threads: int, interpreters: Mapping[str, Any]) -> Recipe:
     """llama-cpp-python's server. It answers one request at a time, and would cut one off for the next. Raises: Skipped.
 
@@ -174,7 +181,7 @@ def vllm(model: str, num_threads: int, interpreters: Mapping[str, Any]) -> Recip
     return Recipe("vllm", command, environment, url, "/health")
 
 
-RECIPES = {"quire": quire, "llama.cpp": llama_cpp, "vllm": vllm}
+RECIPES = {"quire": quire, "parent": parent, "llama.cpp": llama_cpp, "vllm": vllm}
 
 
 def _free_url() -> str:

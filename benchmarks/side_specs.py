@@ -1,6 +1,6 @@
 """From a side's name to the process that runs it: which interpreter, which model format, which options.
 
-    quire · llama.cpp · vllm · transformers, each with `:key=value` any number of times.
+    quire · parent (another Quire) · llama.cpp · vllm · transformers, each with `:key=value` any number of times.
     model=gguf|bf16|PATH chooses the weights, env.NAME=VALUE sets a variable, everything else is the side's own option.
 
 Next to read: `sides/`, where the options are described.
@@ -43,6 +43,7 @@ class Kind:
 
 KINDS = {
     "quire": Kind("benchmarks.sides.quire", "quire", None, "gguf"),
+    "parent": Kind("benchmarks.sides.quire", "quire", "parent_python", "gguf"),
     "llama.cpp": Kind("benchmarks.sides.llama_cpp", "llama_cpp", "llama_cpp_python", "gguf"),
     "vllm": Kind("benchmarks.sides.vllm", "vllm", "vllm_python", "bf16"),
     "transformers": Kind("benchmarks.sides.transformers", "transformers", None, "bf16"),

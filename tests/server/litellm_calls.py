@@ -1,8 +1,8 @@
-"""What `test_litellm.py` has LiteLLM do, under an interpreter that has it: no other import, and JSON to stdout.
+"""Calls that `test_litellm.py` makes with LiteLLM, in an interpreter that has it: no other import, JSON to stdout.
 
     python litellm_calls.py URL MODEL TOOLS_URL
 
-Each call is one entry of the object; TOOLS_URL is a server whose model calls the tool.
+Each call is one entry of the object; TOOLS_URL is a server with a model that calls the tool.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Clients that people use, unchanged: OpenAI's own and LangChain, against a server on a real port.
+"""OpenAI's client and LangChain, unchanged, against a server on a real port.
 
 LiteLLM has a file of its own: `test_litellm.py`.
 """
@@ -35,42 +35,27 @@ async def with_openai(use: Callable[[openai.OpenAI], Any]) -> Any:
 
 
 @in_loop
-async def test_openai_chat() -> None:
+async def test_openai_chat_whole_streamed_and_with_the_stream_helper() -> None:
     def use(client: openai.OpenAI) -> Any:
-        return client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2, n=1, stop=["x"], seed=1, user="me"
+        asked: Any = {"model": MODEL, "messages": MESSAGES}
+        whole = client.chat.completions.create(
+            **asked, logprobs=True, top_logprobs=2, n=1, stop=["x"], seed=1, user="me"
         )  # fmt: skip
+        with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
+            chunks = list(stream)
+        with client.chat.completions.stream(**asked) as helper:
+            for _ in helper:
+                pass
+            return whole, chunks, helper.get_final_completion()
 
-    answer = await with_openai(use)
-    assert answer.choices[0].message.content == TEXT
-    assert answer.usage.completion_tokens == 13
-    assert answer.choices[0].logprobs.content[0].bytes == [72]
-    assert answer.timings["predicted_n"] == 13
-
-
-@in_loop
-async def test_openai_chat_stream() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        with client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        ) as stream:
-            return list(stream)
-
-    *chunks, last = await with_openai(use)
+    whole, (*chunks, last), final = await with_openai(use)
+    assert whole.choices[0].message.content == final.choices[0].message.content == TEXT
+    assert whole.usage.completion_tokens == 13
+    assert whole.choices[0].logprobs.content[0].bytes == [72]
+    assert whole.timings["predicted_n"] == 13
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert last.usage.total_tokens == 17
-
-
-@in_loop
-async def test_openai_chat_stream_helper() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        with client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
-            for _ in stream:
-                pass
-            return stream.get_final_completion()
-
-    assert (await with_openai(use)).choices[0].message.content == TEXT
 
 
 @in_loop
@@ -137,7 +122,7 @@ KNOWS_TOOLS = (
 
 @asynccontextmanager
 async def calling() -> AsyncIterator[tuple[dict[str, Any], FakeEngine]]:
-    """The settings of a strict client whose model calls a function."""
+    """The settings of a strict client, for a model that calls a function."""
     app, engine = make_server(next_token=saying(SAYS), **LONG)
     app.state.quire.supervisor.front_end.chat_template = KNOWS_TOOLS
     async with listening(app) as url:
@@ -259,7 +244,7 @@ async def test_openai_errors_have_their_classes_and_fields() -> None:
 
 
 @in_loop
-async def test_openai_async_and_leaving_a_stream() -> None:
+async def test_openai_async_client_that_closes_a_stream_aborts_it() -> None:
     async with serving() as (url, engine):
         async with openai.AsyncOpenAI(base_url=url, api_key="any", _strict_response_validation=True) as client:
             answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)

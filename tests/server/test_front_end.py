@@ -19,27 +19,23 @@ def front_end(**changes: Any) -> FrontEnd:
     return FrontEnd(make_config(), byte_tokenizer(), changes.get("chat_template"))
 
 
-def test_a_prompt_as_text_or_as_ids() -> None:
+def test_prompt_as_text_or_as_ids() -> None:
     assert front_end().prompt("hi").token_ids == [104, 105]
     given = front_end().prompt([7, 8])
     assert (given.text, given.token_ids, given.num_truncated) == (None, [7, 8], 0)
 
 
-def test_the_end_of_a_long_prompt_is_kept() -> None:
-    cut = front_end().prompt("abcdef", max_len=2)
-    assert (cut.token_ids, cut.num_truncated) == ([101, 102], 4)
-    assert front_end().prompt("ab", max_len=2).num_truncated == 0
-
-
-def test_the_beginning_of_a_long_prompt_is_kept_if_asked() -> None:
-    cut = front_end().prompt("abcdef", max_len=2, keeps_start=True)
-    assert (cut.token_ids, cut.num_truncated) == ([97, 98], 4)
-    assert front_end().prompt("ab", max_len=2, keeps_start=True).token_ids == [97, 98]
+@pytest.mark.parametrize(("keeps_start", "kept"), [(False, [101, 102]), (True, [97, 98])])
+def test_truncation_keeps_the_end_or_the_start(keeps_start: bool, kept: list[int]) -> None:
+    cut = front_end().prompt("abcdef", max_len=2, keeps_start=keeps_start)
+    assert (cut.token_ids, cut.num_truncated) == (kept, 4)
+    assert front_end().prompt("ab", max_len=2, keeps_start=keeps_start).num_truncated == 0
     whole = front_end().chat_prompt([*MESSAGES]).token_ids
-    assert front_end().chat_prompt([*MESSAGES], max_len=2, keeps_start=True).token_ids == whole[:2]
+    expected = whole[:2] if keeps_start else whole[-2:]
+    assert front_end().chat_prompt([*MESSAGES], max_len=2, keeps_start=keeps_start).token_ids == expected
 
 
-def test_what_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_characters_are_refused_before_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
     made = front_end()
     monkeypatch.setattr(made.tokenizer, "encode", lambda *args, **kwargs: pytest.fail("tokenised"))
     with pytest.raises(ContextLengthError, match="100000 characters"):
@@ -49,22 +45,19 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("asked", "max_tokens", "kept"), [(None, 5, None), (7, 5, 7), (-1, 28, 100), (-1, None, 127), (-1, 500, 1)]
 )
-def test_how_much_of_a_prompt_is_kept(asked: int | None, max_tokens: int | None, kept: int | None) -> None:
+def test_max_prompt_len_leaves_room_for_max_tokens(asked: int | None, max_tokens: int | None, kept: int | None) -> None:
     assert front_end().max_prompt_len(asked, max_tokens) == kept
-
-
-def test_nothing_of_a_prompt_cannot_be_kept() -> None:
     with pytest.raises(InvalidParameterError, match="at least 1"):
-        front_end().max_prompt_len(0, None)
+        front_end().max_prompt_len(0, max_tokens)
 
 
-def test_the_operators_template_is_used_and_sees_variables() -> None:
+def test_operators_template_is_used_and_sees_variables() -> None:
     template = "{{ greeting }}{% for message in messages %}{{ message.content }}{% endfor %}"
     prompt = front_end(chat_template=template).chat_prompt(MESSAGES, variables={"greeting": "Hey "})
     assert prompt.text == "Hey hi"
 
 
-def test_the_models_recommendation_is_below_the_clients_choice() -> None:
+def test_clients_value_overrides_the_models_recommendation() -> None:
     assert front_end().sampling_params({}).temperature == 0.5
     assert front_end().sampling_params({}).max_tokens is None
     assert front_end().sampling_params({"temperature": 1}).temperature == 1
@@ -78,7 +71,7 @@ async def test_work_runs_in_a_thread_and_raises_its_error_here() -> None:
         await made.run(made.prompt, "x" * 100_000)
 
 
-def test_a_form_is_checked_here_and_compiled_elsewhere() -> None:
+def test_structured_output_is_checked_without_compiling_it_here() -> None:
     made = front_end()
     form = StructuredOutputsParams(json={"type": "object"})
     request = made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=form))
@@ -90,7 +83,7 @@ def test_a_form_is_checked_here_and_compiled_elsewhere() -> None:
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
 
 
-def test_a_form_is_refused_where_the_models_texts_can_follow_none() -> None:
+def test_structured_output_needs_an_end_token() -> None:
     config = make_config()
     config = replace(config, model=replace(config.model, eos_token_ids=(10**6,)))
     made = FrontEnd(config, byte_tokenizer(), None)
@@ -98,7 +91,7 @@ def test_a_form_is_refused_where_the_models_texts_can_follow_none() -> None:
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
 
 
-def test_tools_are_told_by_the_system_message_unless_the_template_does() -> None:
+def test_system_message_describes_tools_unless_the_template_reads_them() -> None:
     tools = [{"type": "function", "function": {"name": "now", "description": "The time"}}]
     template = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
     assert front_end(chat_template=template).chat_prompt([*MESSAGES], tools=tools).text == "[now]hi"
@@ -106,7 +99,7 @@ def test_tools_are_told_by_the_system_message_unless_the_template_does() -> None
 
 
 @pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])
-def test_the_process_that_checks_forms_is_kept_only_where_there_can_be_any(
+def test_checker_process_is_closed_if_the_model_supports_no_structured_output(
     monkeypatch: pytest.MonkeyPatch, eos: tuple[int, ...], closed: int
 ) -> None:
     is_warm = threading.Event()
@@ -123,7 +116,7 @@ def test_the_process_that_checks_forms_is_kept_only_where_there_can_be_any(
     assert len(num_closed) == closed
 
 
-def test_a_long_text_is_encoded_by_a_thread_that_lets_others_go_first() -> None:
+def test_long_text_is_encoded_by_a_thread_of_low_priority() -> None:
     made = front_end()
     seen: list[tuple[str, int]] = []
     encode = made.tokenizer.encode

@@ -42,7 +42,7 @@ async def test_collects_all_choices_of_all_requests_in_order() -> None:
 
 @pytest.mark.parametrize("num", [1, 40])
 @in_loop
-async def test_the_place_is_held_until_the_end(num: int) -> None:
+async def test_admission_is_held_until_the_end(num: int) -> None:
     state, engine = make_state(num_blocks=2000)
     async with aclosing(generate(state, requests(state, num, n=2), ANONYMOUS, streams=True)) as updates:
         await anext(updates)
@@ -53,7 +53,7 @@ async def test_the_place_is_held_until_the_end(num: int) -> None:
 
 
 @in_loop
-async def test_a_slow_reader_gets_everything() -> None:
+async def test_slow_reader_gets_everything() -> None:
     state, engine = make_state(next_token=saying("x" * 60))
     texts = ["", "", ""]
     async with aclosing(generate(state, requests(state, 3, max_tokens=50), ANONYMOUS, streams=True)) as updates:
@@ -65,7 +65,7 @@ async def test_a_slow_reader_gets_everything() -> None:
 
 
 @in_loop
-async def test_an_engine_that_is_gone_refuses() -> None:
+async def test_dead_engine_raises() -> None:
     state, engine = make_state()
     engine.die()
     for num in (1, 3):
@@ -75,7 +75,7 @@ async def test_an_engine_that_is_gone_refuses() -> None:
 
 
 @in_loop
-async def test_a_request_that_the_engine_aborts_is_an_error() -> None:
+async def test_request_that_the_engine_aborts_is_an_error() -> None:
     state, engine = make_state()
     (request,) = requests(state, 1, max_tokens=100)
     engine.gate.clear()
@@ -90,7 +90,7 @@ async def test_a_request_that_the_engine_aborts_is_an_error() -> None:
 
 
 @in_loop
-async def test_work_is_cancelled_when_the_client_leaves() -> None:
+async def test_disconnect_cancels_the_work() -> None:
     cancelled = asyncio.Event()
     gone = asyncio.Event()
 
@@ -129,7 +129,7 @@ async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
 
 
 @in_loop
-async def test_the_engine_is_told_what_the_check_of_a_form_found() -> None:
+async def test_engine_gets_the_checked_grammar() -> None:
     state, engine = make_state(next_token=saying("abc"))
     form = StructuredOutputsParams(regex="[a-c]{3}")
     await collect(state, requests(state, 1, structured_outputs=form), ANONYMOUS)

@@ -1,12 +1,14 @@
 import math
 
+from quire.engine.process.messages import ChoiceUpdate
 from quire.outputs import Logprob, PositionLogprobs
-from quire.server.logprobs import LEAST, LogprobWriter, prompt_logprobs
-from tests.engine.builders import byte_tokenizer
+from quire.server.logprobs import LEAST, LogprobWriter, TextLogprobs, prompt_logprobs
+from quire.text.detokenizer import IncrementalDetokenizer
+from tests.engine.builders import EOS, byte_tokenizer
 
-# The chosen token comes first and is third in rank.
+# The sampled token comes first and is third in rank.
 POSITION: PositionLogprobs = {99: Logprob(-3.0, 3, "c"), 97: Logprob(-1.0, 1, "a"), 98: Logprob(-2.0, 2, "b")}
-# The chosen token is the likeliest.
+# The sampled token is the most likely one.
 LIKELIEST: PositionLogprobs = {97: Logprob(-0.5, 1, "a"), 98: Logprob(-math.inf, 2, "b")}
 
 
@@ -14,7 +16,7 @@ def writer(num_top: int, *, as_ids: bool = False) -> LogprobWriter:
     return LogprobWriter(byte_tokenizer(), num_top, as_ids=as_ids)
 
 
-def test_chat_lists_the_likeliest_best_first() -> None:
+def test_chat_lists_the_most_likely_tokens_best_first() -> None:
     first, second = writer(2).chat([POSITION, LIKELIEST])["content"]
     assert (first["token"], first["logprob"], first["bytes"]) == ("c", -3.0, [99])
     assert [top["token"] for top in first["top_logprobs"]] == ["a", "b"]
@@ -22,12 +24,12 @@ def test_chat_lists_the_likeliest_best_first() -> None:
     assert second["top_logprobs"][1]["logprob"] == LEAST
 
 
-def test_chat_without_top_lists_the_chosen_one_only() -> None:
+def test_chat_without_top_lists_the_sampled_token_only() -> None:
     (entry,) = writer(0).chat([POSITION])["content"]
     assert (entry["token"], entry["top_logprobs"]) == ("c", [])
 
 
-def test_a_part_of_a_character_has_its_own_byte() -> None:
+def test_part_of_a_character_has_its_own_byte() -> None:
     (entry,) = writer(0).chat([{0xC3: Logprob(-1.0, 1, "\ufffd")}])["content"]
     assert (entry["token"], entry["bytes"]) == ("\ufffd", [0xC3])
 
@@ -48,11 +50,11 @@ def test_legacy_has_parallel_lists_with_running_offsets() -> None:
     assert made.legacy([97], [LIKELIEST])["text_offset"] == [2]
 
 
-def test_legacy_with_no_top_has_the_chosen_one() -> None:
+def test_legacy_without_top_has_the_sampled_token() -> None:
     assert writer(0).legacy([99], [POSITION])["top_logprobs"] == [{"c": -3.0}]
 
 
-def test_of_two_tokens_that_look_the_same_the_likelier_stays() -> None:
+def test_legacy_keeps_the_more_likely_of_two_tokens_with_the_same_text() -> None:
     position = {99: Logprob(-3.0, 3, "c"), 200: Logprob(-1.0, 1, "\ufffd"), 201: Logprob(-2.0, 2, "\ufffd")}
     assert writer(2).legacy([99], [position])["top_logprobs"] == [{"\ufffd": -1.0, "c": -3.0}]
 
@@ -65,3 +67,36 @@ def test_prompt_logprobs_have_vllms_shape() -> None:
             "98": {"logprob": LEAST, "rank": 2, "decoded_token": "b"},
         },
     ]
+
+
+def text_logprobs(token_ids: list[int], *, skips: bool = True) -> TextLogprobs:
+    """Log-probabilities of these tokens; the bytes of an entry name its token."""
+    made = TextLogprobs(writer(0), IncrementalDetokenizer(byte_tokenizer(), [97], skip_special_tokens=skips))
+    made.add(ChoiceUpdate(0, "", token_ids, [{token_id: Logprob(-1.0, 1, "")} for token_id in token_ids]))
+    return made
+
+
+def shown(entries: list[dict[str, object]]) -> list[object]:
+    return [entry["bytes"] for entry in entries]
+
+
+def test_character_has_the_entries_of_all_its_tokens() -> None:
+    found = text_logprobs(list("aöb".encode()))
+    assert [shown(found.take(at, at + 1)) for at in range(3)] == [[[97]], [[0xC3], [0xB6]], [[98]]]
+    found = text_logprobs([97, 0xC3])
+    assert shown(found.take(0, 1)) == [[97]]
+    assert shown(found.take_rest(1)) == [[0xC3]], "the character never came"
+
+
+def test_special_token_belongs_to_the_next_character_if_it_is_skipped() -> None:
+    eos = [list(b"<eos>")]
+    assert shown(text_logprobs([EOS, 97]).take(0, 1)) == [*eos, [97]]
+    found = text_logprobs([EOS, 97], skips=False)
+    assert (shown(found.take(0, 2)), shown(found.take(2, 6))) == (eos, [[97]]), "with the first part that has it"
+
+
+def test_text_that_was_not_taken_has_no_rest() -> None:
+    found = text_logprobs(list(b"ab--"))
+    assert shown(found.take(0, 2)) == [[97], [98]]
+    assert shown(found.take_rest(4)) == [], "a call followed"
+    assert shown(found.take_rest(2)) == [[45], [45]], "a stop string that was cut off"

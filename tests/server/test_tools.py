@@ -8,7 +8,7 @@ import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from quire.server.protocol.tools import Offer
-from quire.server.tools import messages_with_tools, plan_tools, read_message
+from quire.server.tools import closed_tools, messages_with_tools, plan_tools, read_message
 from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
 from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
 
@@ -70,7 +70,7 @@ async def test_calls_whole_and_streamed(fields: dict[str, Any]) -> None:
 
 
 @in_loop
-async def test_an_answer_without_a_call_is_text() -> None:
+async def test_answer_without_a_call_is_text() -> None:
     whole, streamed, _ = await ask("It is sunny.")
     assert (whole["message"]["content"], whole["finish_reason"]) == ("It is sunny.", "stop")
     assert "tool_calls" not in whole["message"]
@@ -78,14 +78,14 @@ async def test_an_answer_without_a_call_is_text() -> None:
 
 
 @in_loop
-async def test_an_unknown_name_is_text() -> None:
+async def test_unknown_name_is_text() -> None:
     text = '{"name": "other", "arguments": {}}'
     whole, streamed, _ = await ask(text)
     assert whole["message"]["content"] == joined(streamed)[0] == text
 
 
 @in_loop
-async def test_no_tools_if_none_is_the_choice() -> None:
+async def test_tool_choice_none_hides_the_tools() -> None:
     whole, _, request = await ask(CALL, tool_choice="none")
     assert whole["message"]["content"] == CALL
     assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
@@ -93,7 +93,7 @@ async def test_no_tools_if_none_is_the_choice() -> None:
 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 @in_loop
-async def test_a_demanded_call_is_a_form_of_the_answer(choice: Any, reason: str) -> None:
+async def test_demanded_call_is_structured_output(choice: Any, reason: str) -> None:
     text = CALL if choice is NAMED else f"[{CALL}]"
     whole, streamed, request = await ask(text, tool_choice=choice)
     assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
@@ -103,14 +103,14 @@ async def test_a_demanded_call_is_a_form_of_the_answer(choice: Any, reason: str)
 
 
 @in_loop
-async def test_one_call_only() -> None:
+async def test_without_parallel_calls_only_the_first_is_kept() -> None:
     whole, streamed, _ = await ask(BOTH, parallel_tool_calls=False)
     assert len(whole["message"]["tool_calls"]) == 1
     assert [name for name, _ in joined(streamed)[1]] == ["weather"]
 
 
 @in_loop
-async def test_a_call_that_is_cut_off_ends_with_length() -> None:
+async def test_call_that_is_cut_off_ends_with_length() -> None:
     whole, streamed, _ = await ask(CALL, max_tokens=40)
     assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "length"
     assert whole["message"]["tool_calls"][0]["function"]["arguments"] == joined(streamed)[1][0][1]
@@ -133,7 +133,7 @@ async def test_wrong_choices_are_refused() -> None:
 
 @pytest.mark.parametrize(("choice", "max_tokens"), [("required", 3), (NAMED, 5)])
 @in_loop
-async def test_a_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choice: Any, max_tokens: int) -> None:
+async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choice: Any, max_tokens: int) -> None:
     text = CALL if choice is NAMED else f"[{CALL}]"
     whole, streamed, _ = await ask(text, tool_choice=choice, max_tokens=max_tokens)
     assert (whole["message"]["content"], whole["finish_reason"]) == ("", "length")
@@ -141,14 +141,53 @@ async def test_a_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(ch
 
 
 @in_loop
-async def test_a_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
+async def test_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
     whole, streamed, _ = await ask(f'[{CALL}, {{"name": "no', tool_choice="required")
     assert (whole["message"]["content"], len(whole["message"]["tool_calls"])) == (None, 1)
     assert joined(streamed)[0] == ""
 
 
+OBJECT = {"type": "object"}
+NUMBER = {"type": "number"}
+SHUT = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "closed"),
+    [
+        (None, {**OBJECT, **SHUT}),
+        ({}, {**OBJECT, **SHUT}),
+        ({**OBJECT, "properties": {}}, {**OBJECT, "properties": {}, **SHUT}),
+        ({"properties": {"a": NUMBER}}, {**OBJECT, "properties": {"a": NUMBER}, **SHUT}),
+        (
+            {**OBJECT, "properties": {"a": {"items": {**OBJECT, "properties": {"b": NUMBER}}}, "map": OBJECT}},
+            {**OBJECT, **SHUT, "properties": {
+                "a": {"items": {**OBJECT, "properties": {"b": NUMBER}, **SHUT}}, "map": OBJECT,
+            }},
+        ),
+        *(({**OBJECT, **kept}, {**OBJECT, **kept}) for kept in (
+            {"additionalProperties": NUMBER}, {"minProperties": 1}, {"patternProperties": {"a": NUMBER}},
+            {"allOf": [{"properties": {"a": NUMBER}}, {"properties": {"b": NUMBER}}]},
+        )),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, closed: Any) -> None:
+    ((tool),) = closed_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 @in_loop
-async def test_a_demanded_call_goes_before_the_form_of_texts() -> None:
+async def test_demanded_call_without_parameters_has_no_arguments(choice: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    _, _, request = await ask("x", tools=[tool], tool_choice=choice)
+    schema = json.loads(request.sampling.structured_outputs.text)
+    assert schema["$defs"]["0"] == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@in_loop
+async def test_demanded_call_overrides_response_format() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["crimson"]}}}
     whole, _, request = await ask(f"[{CALL}]", tool_choice="required", response_format=form)
     assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
@@ -156,7 +195,7 @@ async def test_a_demanded_call_goes_before_the_form_of_texts() -> None:
 
 
 @in_loop
-async def test_a_demanded_call_and_a_form_of_the_whole_answer_exclude_each_other() -> None:
+async def test_demanded_call_excludes_structured_outputs() -> None:
     app, _ = make_server(**LONG)
     async with requests_to(app) as client:
         body = {**CHAT, "tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}
@@ -173,13 +212,13 @@ def conversation() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_template_that_knows_tools_gets_arguments_as_objects() -> None:
+def test_template_that_reads_tools_gets_arguments_as_objects() -> None:
     messages = messages_with_tools(KNOWS_TOOLS, conversation(), TOOLS)
     assert messages[0]["content"] == "Be brief."
     assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
 
 
-def test_for_others_tools_are_told_and_calls_are_written_as_told() -> None:
+def test_other_templates_get_tools_and_calls_as_text() -> None:
     system, _, assistant, _ = messages_with_tools(CHAT_TEMPLATE, conversation(), TOOLS)
     assert system["content"].startswith("Be brief.\n\n")
     assert '"weather"' in system["content"]
@@ -190,7 +229,7 @@ def test_for_others_tools_are_told_and_calls_are_written_as_told() -> None:
     assert messages_with_tools(CHAT_TEMPLATE, conversation()[:2], None) == conversation()[:2]
 
 
-def test_the_form_that_the_template_teaches_is_read() -> None:
+def test_calls_are_parsed_in_the_format_of_the_template() -> None:
     use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), Offer(TOOLS, "auto"), is_parallel=True)
     assert use is not None
     message, reason = read_message(use, f"Let me see. <tool_call>{CALL}</tool_call>", "stop")

@@ -87,6 +87,11 @@ class Admission:
         self._check_rate(caller, 1)
         self._check_queue(caller, 1, num_requests)
 
+    def num_at_once(self, num_prompts: int, num_choices: int) -> int:
+        """Return the number of prompts of one request to compute at a time, each with `num_choices` choices."""
+        limit = self._supervisor.options.max_num_seqs + self._options.max_queued_requests
+        return min(num_prompts, max(1, (limit - limit // RESERVED_SHARE) // num_choices))
+
     @contextmanager
     def enter(
         self, caller: Caller, num_prompt_tokens: int, num_completions: int, num_allowed_tokens: int = 0

@@ -1,6 +1,6 @@
-"""Every error a client can see, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of the API, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
-Nothing internal gets out: an unexpected exception becomes a 500 whose message names only its class. Knows no engine.
+Nothing internal gets out: an unexpected exception becomes a 500 with only its class in the message. Knows no engine.
 Next to read: `app.py`, which installs the handlers.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,19 +21,19 @@ LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 2000
 TOO_LONG = "this model's maximum context length is exceeded: "
-"""LiteLLM and others know the error by these words of OpenAI's, and then cut the prompt or ask a larger model."""
+"""OpenAI's words: LiteLLM and others recognise the error by them, and cut the prompt or ask a larger model."""
 CLIENT_LEFT = 499
-"""The status in logs of an answer that nobody waits for."""
+"""The status in logs after a disconnect."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-"""Of the other statuses: "invalid_request_error" below 500, "server_error" from there on."""
+"""Error types by status. Others: "invalid_request_error" below 500, "server_error" from 500 on."""
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before its answer was complete."""
 
 
 class ApiError(Exception):
-    """An answer that is an error. `retry_after_s` becomes a header too, in whole seconds."""
+    """An error answer. `retry_after_s` becomes a header, in whole seconds."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> "ApiError":
-        """What a client is told of any exception."""
+        """Return the error answer for any exception."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InvalidParameterError):
@@ -74,24 +73,24 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's word for the kind of error."""
+        """Return OpenAI's name for the kind of error."""
         return TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
+        """Return the JSON body."""
         message = self.message
         if len(message) > MAX_MESSAGE_CHARACTERS:
             message = message[: MAX_MESSAGE_CHARACTERS - 3] + "..."
         return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """The headers that go with it."""
+        """Return the headers."""
         if self.retry_after_s is None:
             return dict(self.extra_headers)
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_s))), **self.extra_headers}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """Return the whole answer."""
         return JsonResponse(self.body(), self.status, self.headers())
 
 
@@ -105,7 +104,7 @@ class JsonResponse(Response):
 
 
 def shown(value: Any) -> str:
-    """A client's value in an error message, as JSON of at most 80 characters."""
+    """Return a client's value for an error message, as JSON of at most 80 characters."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, (list, tuple)):
@@ -120,7 +119,7 @@ def shown(value: Any) -> str:
 def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
     """Give every error of the app OpenAI's shape, those of the framework included.
 
-    `paths`: those that a client who asks for another one may have meant.
+    `paths`: known routes, for the hint in a 404.
     """
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -128,10 +127,6 @@ def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)
-
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        # Bodies are checked by `protocol/validation.py`: this is a path or a query.
-        return ApiError(400, "a parameter of the request's path or query is wrong", code="invalid_parameter").response()
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -150,6 +145,5 @@ def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
         app.add_exception_handler(kind, on_disconnect)
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(QuireError, on_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(Exception, on_error)

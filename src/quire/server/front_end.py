@@ -1,6 +1,6 @@
-"""From what a client wrote to tokens: chat template, tokenizer and all checks, in threads beside the event loop.
+"""Chat template, tokenizer and checks of a request, in threads beside the event loop.
 
-It reads the tokenizer from the model's files a second time, so that nothing of this happens in the engine's process.
+It reads the tokenizer from the model's files a second time, so that the engine's process does none of this work.
 Knows no HTTP and no tensors. Next to read: `generation.py`.
 """
 
@@ -28,8 +28,8 @@ from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import resolve_source
 
 ENCODER_NICENESS = 19
-"""Of the thread for long texts. Beside two clients that sent 1 MiB again and again, two threads of normal priority made
-the tokens of others come 12 times as far apart (2 CPUs)."""
+"""Niceness of the thread for long texts. While two clients sent 1 MiB again and again, two threads of normal priority
+raised the inter-token latency of other clients 12 times (2 CPUs)."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -46,13 +46,13 @@ class FrontEnd:
         self.input_processor = InputProcessor(config, tokenizer)
         self._forms = forms or FormChecker()
         self._threads = ThreadPoolExecutor(2, "quire-text")
-        self._encoder = ThreadPoolExecutor(1, "quire-encode", initializer=_step_back)
+        self._encoder = ThreadPoolExecutor(1, "quire-encode", initializer=_lower_priority)
 
     @classmethod
     def load(cls, config: EngineConfig, chat_template: str | None) -> "FrontEnd":
         """Read the tokenizer of the model that the engine has loaded. Raises: ModelError, ConfigError."""
         options, forms = config.options, FormChecker()
-        # Its process is there before the tokenizer is, and nobody waits for it.
+        # The checker's process starts while the tokenizer is read.
         threading.Thread(target=forms.warm_up, name="quire-forms", daemon=True).start()
         files = resolve_source(options.model, revision=options.revision, progress=None)
         checkpoint = open_checkpoint(files, with_tensors=False)
@@ -61,17 +61,17 @@ class FrontEnd:
         try:
             front_end.input_processor.check_grammars()
         except InvalidParameterError:
-            forms.close()  # no form of this model's texts will ever be checked
+            forms.close()  # this model supports no structured output
         return front_end
 
     def warm_up(self) -> None:
-        """Do everything once that a first request would have to wait for: imports, the template, the tokenizer."""
+        """Do all one-time work before the first request: imports, the template, the tokenizer."""
         with suppress(RequestError):  # a model without a chat template
             self.chat_prompt([{"role": "user", "content": "Hello!"}])
         self.prompt("Hello!")
 
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Call something that takes its time, beside the event loop."""
+        """Call a function in a thread, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def chat_prompt(
@@ -86,9 +86,9 @@ class FrontEnd:
         max_len: int | None = None,
         keeps_start: bool = False,
     ) -> "PromptTokens":
-        """The prompt of a conversation. The template is given the tools if it knows of any, else the system message is.
+        """Return the prompt of a conversation. A template that reads `tools` gets them; else the system message does.
 
-        `max_len` and `keeps_start` as those of `prompt`. The template writes the special tokens itself, so that
+        `max_len` and `keeps_start` are as in `prompt`. The template writes the special tokens itself, so that
         `add_special_tokens` is rarely right.
         Mutates: `messages`. Raises: ChatTemplateError, PromptError, ContextLengthError, InvalidParameterError.
         """
@@ -114,9 +114,10 @@ class FrontEnd:
         max_len: int | None = None,
         keeps_start: bool = False,
     ) -> "PromptTokens":
-        """Token ids of a text, or as they came. Of more than `max_len` only the last are kept, or the first.
+        """Return the prompt of a text or of token ids, truncated to `max_len` tokens: the last, or with `keeps_start`
+        the first.
 
-        Raises: PromptError, ContextLengthError for a text that cannot fit however it is cut into tokens.
+        Raises: PromptError, ContextLengthError for a text with too many characters to fit.
         """
         if isinstance(prompt, str):
             if max_len is None:
@@ -132,11 +133,11 @@ class FrontEnd:
 
     @property
     def template(self) -> str | None:
-        """The source of the chat template: the operator's, else the model's."""
+        """Return the source of the chat template: the operator's, else the model's."""
         return self.chat_template or self.tokenizer.chat_template
 
     def max_prompt_len(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
-        """How many tokens of a prompt are kept; None: all. -1 keeps what leaves room for `max_tokens`.
+        """Return the most tokens of a prompt; None: no limit. -1 means as many as leave room for `max_tokens`.
 
         Raises: InvalidParameterError.
         """
@@ -147,13 +148,13 @@ class FrontEnd:
         return truncate_prompt_tokens
 
     def sampling_params(self, chosen: Mapping[str, Any]) -> SamplingParams:
-        """The client's values over the model's recommendations. Raises: InvalidParameterError."""
+        """Return the client's values, and the model's recommendations for others. Raises: InvalidParameterError."""
         return SamplingParams(**{**self.config.model.generation_defaults, "max_tokens": None, **chosen})
 
     def prepare(
         self, request_id: str, prompt: "PromptTokens", params: SamplingParams | PoolingParams, **identity: Any
     ) -> Request:
-        """Check all that can be wrong with a request. Raises: RequestError."""
+        """Return the request, with all checks done. Raises: RequestError."""
         _, request = self.input_processor.make_request(request_id, prompt.token_ids, params, **identity)
         if request.sampling is not None and request.sampling.structured_outputs is not None:
             self.input_processor.check_grammars()
@@ -161,13 +162,13 @@ class FrontEnd:
         return request
 
     def checked_grammar(self, request: Request) -> str | None:
-        """What the check of a prepared request's form brought to light, which the engine then need not do again."""
-        form = None if request.sampling is None else request.sampling.structured_outputs
-        return None if form is None else self._forms.passed(form)
+        """Return the checked grammar of a prepared request, so that the engine need not check it again."""
+        params = None if request.sampling is None else request.sampling.structured_outputs
+        return None if params is None else self._forms.passed(params)
 
 
-def _step_back() -> None:
-    """Let the steps of the engine and the event loop go before this thread."""
+def _lower_priority() -> None:
+    """Give the engine's steps and the event loop priority over this thread."""
     if sys.platform == "linux":  # elsewhere threads have no priority of their own
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENCODER_NICENESS)
@@ -175,7 +176,7 @@ def _step_back() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A prompt ready to be computed. `text` is None where the client sent token ids."""
+    """A tokenised prompt. `text` is None if the client sent token ids."""
 
     text: str | None
     token_ids: list[int]

@@ -1,9 +1,8 @@
-"""Requests from their check to their last token, and away with them when their client leaves.
+"""Requests from admission to the last token, aborted when the client disconnects.
 
-Every route that computes goes through `generate` or `collect`: they take a place in the queue, submit, and in the end,
-however that comes, abort what still runs and give the place back. Every generator here is closed by whoever reads it
-(`aclosing`), so that this happens at once and not when Python collects it. Next to read: `streaming.py`,
-`routes/chat.py`.
+Every route that computes uses `generate` or `collect`: they enter admission, submit, and at the end, also after an
+error, abort the unfinished requests and leave admission. The reader of each generator closes it (`aclosing`), so that
+this happens at once and not when Python collects it. Next to read: `streaming.py`, `routes/chat.py`.
 """
 
 import asyncio
@@ -27,12 +26,12 @@ from quire.types import Request
 
 _R = TypeVar("_R")
 UPDATES_AHEAD = 4
-"""Of several prompts' updates, so many wait for a slow reader; further ones wait in their `RequestStream`."""
+"""Updates of several prompts in the queue to a slow reader; further ones wait in their `RequestStream`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All that one request got: its choices by index, its last update, and its prompt's log-probabilities."""
+    """Results of one request: its choices by index, its last update, and its prompt's log-probabilities."""
 
     choices: list[ChoiceUpdate]
     last: RequestUpdate
@@ -40,33 +39,37 @@ class Finished:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of all choices."""
+        """Return the number of tokens of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
 
 def new_id(prefix: str) -> str:
-    """A name such as "chatcmpl-5f0c…"."""
+    """Return an id such as "chatcmpl-5f0c…"."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def timestamp() -> int:
-    """Seconds since 1970, as OpenAI's `created`."""
+    """Return seconds since 1970, as in OpenAI's `created`."""
     return int(time.time())
 
 
 async def generate(
     state: ServerState, requests: Sequence[Request], caller: Caller, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    """Compute prepared requests at once: updates as they come, each with its request's position in `requests`.
+    """Compute prepared requests; yield each update with its request's position in `requests`.
 
-    Closing the generator aborts what still runs. Raises: ApiError, QuireError, for the first request that fails.
+    As many requests run at a time as `Admission.num_at_once` allows; the next starts when one ends.
+    Closing the generator aborts the unfinished ones. Raises: ApiError, QuireError, for the first request that fails.
     """
+    num_choices = 1 + len(requests[0].siblings)
+    num_at_once = state.admission.num_at_once(len(requests), num_choices)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
-    num_completions = sum(1 + len(request.siblings) for request in requests)
-    num_allowed = sum(request.max_tokens * (1 + len(request.siblings)) for request in requests)
-    with state.admission.enter(caller, num_prompt_tokens, num_completions, num_allowed) as place:
-        several = _compute_all(state, requests, streams=streams) if len(requests) > 1 else None
-        updates = several or _numbered(_compute(state, requests[0], streams=streams))
+    num_allowed = sum(request.max_tokens for request in requests) * num_choices
+    with state.admission.enter(caller, num_prompt_tokens, num_at_once * num_choices, num_allowed) as place:
+        if len(requests) > 1:
+            updates = _compute_all(state, requests, num_at_once, streams=streams)
+        else:
+            updates = _compute(state, 0, requests[0], streams=streams)
         async with aclosing(updates):
             async for item in updates:
                 place.note(item[1])
@@ -74,7 +77,7 @@ async def generate(
 
 
 async def collect(state: ServerState, requests: Sequence[Request], caller: Caller) -> list[Finished]:
-    """Compute prepared requests to their ends. Raises: as `generate`."""
+    """Compute prepared requests and return their results. Raises: as `generate`."""
     choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
     last: dict[int, RequestUpdate] = {}
     of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(requests)
@@ -89,41 +92,38 @@ async def collect(state: ServerState, requests: Sequence[Request], caller: Calle
     ]
 
 
-async def _numbered(updates: AsyncGenerator[RequestUpdate, None]) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    async with aclosing(updates):
-        async for update in updates:
-            yield 0, update
-
-
 async def _compute_all(
-    state: ServerState, requests: Sequence[Request], *, streams: bool
+    state: ServerState, requests: Sequence[Request], num_at_once: int, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
-    queue: asyncio.Queue[tuple[int, RequestUpdate | Exception]] = asyncio.Queue(UPDATES_AHEAD)
+    queue: asyncio.Queue[tuple[int, RequestUpdate] | Exception] = asyncio.Queue(UPDATES_AHEAD)
+    slots = asyncio.Semaphore(num_at_once)
 
     async def pump(index: int, request: Request) -> None:
         try:
-            async with aclosing(_compute(state, request, streams=streams)) as updates:
-                async for update in updates:
-                    await queue.put((index, update))
+            async with slots, aclosing(_compute(state, index, request, streams=streams)) as updates:
+                async for item in updates:
+                    await queue.put(item)
         except Exception as error:
-            await queue.put((index, error))
+            await queue.put(error)
 
     tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
     num_open = len(tasks)
     try:
         while num_open:
-            index, item = await queue.get()
+            item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            num_open -= item.finished
-            yield index, item
+            num_open -= item[1].finished
+            yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _compute(state: ServerState, request: Request, *, streams: bool) -> AsyncGenerator[RequestUpdate, None]:
+async def _compute(
+    state: ServerState, index: int, request: Request, *, streams: bool
+) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
     client = state.supervisor.client
     stream = client.submit(
         Submit(
@@ -134,7 +134,8 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
             request.priority,
             request.client_id,
             request.hash_extras[0],
-            request.arrival_time_s,
+            # Later requests of a large batch arrive when earlier ones end: the queue timeout begins then.
+            time.monotonic() if index else request.arrival_time_s,
             streams,
             state.options.queue_timeout_s or None,
             state.supervisor.front_end.checked_grammar(request),
@@ -146,7 +147,7 @@ async def _compute(state: ServerState, request: Request, *, streams: bool) -> As
                 for choice in update.choices:
                     if choice.finish_reason in ("error", "abort"):
                         raise _failure(choice)
-                yield update
+                yield index, update
     finally:
         client.abort(stream)
 
@@ -160,7 +161,7 @@ def _failure(choice: ChoiceUpdate) -> ApiError:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _R]) -> _R:
-    """Await `work`, but cancel it when the client leaves. Raises: ClientDisconnected, and what `work` raises."""
+    """Await `work`; cancel it when the client disconnects. Raises: ClientDisconnected, and the errors of `work`."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnect(receive))
     try:

@@ -1,23 +1,26 @@
-"""Log-probabilities as OpenAI's two APIs write them, from the engine's {token id: logprob} per position.
+"""Log-probabilities in the formats of OpenAI's APIs, from the engine's {token id: logprob} per position.
 
-In the engine's lists the token that was chosen comes first, then the likeliest. Next to read: `routes/chat.py`.
+In the engine's dicts the sampled token comes first, then the most likely ones. Next to read: `routes/chat.py`.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from quire.engine.process.messages import ChoiceUpdate
 from quire.outputs import Logprob, PositionLogprobs
+from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot write; OpenAI's own choice."""
+"""Replaces minus infinity, which JSON does not have; OpenAI does the same."""
 
 
 class LogprobWriter:
     """Writes the log-probabilities of one text, position after position.
 
-    num_top: likeliest tokens to show at each position.
-    as_ids: write tokens as "token_id:N", which is exact where several tokens look the same.
+    num_top: most likely tokens to write at each position.
+    as_ids: write tokens as "token_id:N", which is exact if several tokens have the same text.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, *, as_ids: bool) -> None:
@@ -27,7 +30,7 @@ class LogprobWriter:
         self._offset = 0
 
     def chat(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-        """The chat API's shape: one object per position."""
+        """Return the chat API's format: one object per position."""
         content = []
         for position in positions:
             (token_id, chosen), top = self._split(position)
@@ -35,9 +38,9 @@ class LogprobWriter:
         return {"content": content, "refusal": None}
 
     def legacy(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
-        """The older API's shape: parallel lists. Mutates: where the next token's text begins.
+        """Return the completions API's format: parallel lists. Mutates: the offset of the next token's text.
 
-        A position without values (the prompt's first) shows its token only.
+        A position without values (the prompt's first) has its token only.
         """
         columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, position in zip(token_ids, positions, strict=True):
@@ -53,7 +56,7 @@ class LogprobWriter:
             columns["token_logprobs"].append(_finite(chosen.logprob))
             shown: dict[str, float] = {}
             for key, item in top:
-                # Where two tokens look the same, the likelier one stays.
+                # Of two tokens with the same text, keep the more likely one.
                 shown.setdefault(self._name(key, item.decoded_token), _finite(item.logprob))
             shown.setdefault(self._name(token_id, text), _finite(chosen.logprob))
             columns["top_logprobs"].append(shown)
@@ -80,8 +83,55 @@ class LogprobWriter:
         return f"token_id:{token_id}" if self._as_ids else text
 
 
+class TextLogprobs:
+    """Finds chat log-probabilities by place in the text, in characters. Each entry is taken once, with the first part
+    of the text that has a character of its token.
+
+    The tokens are detokenised a second time for it: the engine may hold text back (stop strings, tool calls).
+    """
+
+    def __init__(self, writer: LogprobWriter, detokenizer: IncrementalDetokenizer) -> None:
+        """detokenizer: at the end of the prompt, with the request's own settings."""
+        self._writer = writer
+        self._detokenizer = detokenizer
+        self._waiting: deque[tuple[int, int, list[dict[str, Any]]]] = deque()
+        """Start and end of a piece of text, and the entries of its tokens; in order."""
+        self._open: list[dict[str, Any]] = []
+        """Entries of tokens that end within a character."""
+        self._num_chars = 0
+        self._taken_end = 0
+
+    def add(self, choice: ChoiceUpdate) -> None:
+        """Add new tokens."""
+        content = self._writer.chat(choice.logprobs or [])["content"]
+        for token_id, entry in zip(choice.token_ids, content, strict=True):
+            self._open.append(entry)
+            start = self._num_chars
+            self._num_chars += len(self._detokenizer.append(token_id))
+            if self._num_chars > start:
+                self._waiting.append((start, self._num_chars, self._open))
+                self._open = []
+
+    def take(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Return the entries of the text from `start` up to `end`. Mutates: drops them and all before them."""
+        self._taken_end = end
+        found: list[dict[str, Any]] = []
+        while self._waiting and self._waiting[0][0] < end:
+            _, piece_end, entries = self._waiting.popleft()
+            if piece_end > start:
+                found += entries
+        return found
+
+    def take_rest(self, text_len: int) -> list[dict[str, Any]]:
+        """Return the entries after a text of `text_len` characters, if its end was taken: an end token, or a stop
+        string that was cut off."""
+        if self._taken_end < text_len:
+            return []
+        return [entry for _, _, entries in self._waiting for entry in entries] + self._open
+
+
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's shape: for each position of the prompt, {token id: logprob, rank and text}."""
+    """Return vLLM's format: for each position of the prompt, {token id: logprob, rank and text}."""
     return [None if position is None else _described(position) for position in positions]
 
 

@@ -13,13 +13,19 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
-from quire.server.protocol.answers import ErrorAnswer
+from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
-from quire.server.protocol.completion import Completion, CompletionRequest
-from quire.server.protocol.embedding import EmbeddingList, EmbeddingRequest
-from quire.server.protocol.models import ModelCard, ModelList, StatusAnswer, VersionAnswer
+from quire.server.protocol.prompts import (
+    Completion,
+    CompletionRequest,
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    EmbeddingList,
+    EmbeddingRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 from quire.server.protocol.responses import ResponseEvent, ResponseObject, ResponsesRequest
-from quire.server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 PATH = Path("docs") / "openapi.json"
 REF = "#/components/schemas/{model}"

@@ -1,8 +1,8 @@
-"""Server-sent events: bytes that are ready to be sent, and nothing of a framework between them and the socket.
+"""Server-sent events, encoded without a framework.
 
-A chunk costs the event loop a few microseconds, because an engine makes over a thousand of them per second on the same
-cores that compute: what does not change is encoded once per request (`TextEvent`), and one update of the engine is one
-`send`. Next to read: `routes/chat_stream.py`.
+A chunk may cost the event loop a few microseconds only, because an engine makes over a thousand of them per second on
+the same cores that compute: constant parts are encoded once per request (`TextEvent`), and one update of the engine is
+one `send`. Next to read: `routes/job.py`.
 """
 
 import contextlib
@@ -12,15 +12,16 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.engine.process.messages import RequestUpdate
-from quire.server.caller import Caller
+from quire.server.caller import Caller, caller_of
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.generation import generate, until_disconnect
-from quire.server.state import ServerState
-from quire.types import Request
+from quire.server.state import ServerState, state_of
+from quire.types import Request as EngineRequest
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -32,51 +33,51 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(content: object, name: str | None = None) -> bytes:
-    """One event whose data is `content` as JSON."""
+    """Return an event with `content` as JSON."""
     data = b"data: " + _encode(content) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
 class TextEvent:
-    """An event of which nothing changes but one text: the bytes before and after it are made once."""
+    """An event with one variable text: the bytes before and after it are encoded once."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, content_with: Callable[[str], object], name: str | None = None) -> None:
-        """`content_with` gives the event's content for a text; it must have the text once."""
+        """`content_with` returns the event's content for a text; the text must occur once in it."""
         mark = uuid.uuid4().hex
         self._before, self._after = event(content_with(mark), name).split(_encode(mark))
 
     def encode(self, text: str) -> bytes:
-        """The event with this text."""
+        """Return the event with this text."""
         return self._before + _encode(text) + self._after
 
 
 def error_event(error: ApiError) -> bytes:
-    """How a stream that has begun tells of an error: OpenAI's error object, then the usual end."""
+    """Return the end of a stream that fails after its beginning: OpenAI's error object, then the usual end."""
     return event(error.body()) + DONE
 
 
 class EventWriter(Protocol):
-    """Makes the bytes of one answer's events; `index` is the update's request among those of the answer."""
+    """Writes the events of one answer; `index` is the position of an update's request in the answer."""
 
     def opening(self) -> bytes:
-        """What stands before the first update."""
+        """Return the events before the first update."""
         ...
 
     def of(self, index: int, update: RequestUpdate) -> bytes:
-        """What an update brings."""
+        """Return the events of an update."""
         ...
 
     def closing(self) -> bytes:
-        """What stands behind the last one."""
+        """Return the events after the last update."""
         ...
 
 
 async def stream_updates(
-    state: ServerState, requests: Sequence[Request], caller: Caller, writer: EventWriter
+    state: ServerState, requests: Sequence[EngineRequest], caller: Caller, writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
-    """Compute prepared requests, and write what comes as it comes. Raises: as `generate`.
+    """Compute prepared requests, and write each update when it comes. Raises: as `generate`.
 
     The opening waits for the first update: until then an error is an ordinary answer.
     """
@@ -85,7 +86,7 @@ async def stream_updates(
         async for index, update in updates:
             if update.prompt_logprobs is None:
                 data += writer.of(index, update)
-            else:  # may be tens of thousands of numbers, and other streams would wait
+            else:  # may be tens of thousands of numbers: other streams would wait
                 data += await state.supervisor.front_end.run(writer.of, index, update)
             if data:
                 yield data
@@ -96,10 +97,10 @@ async def stream_updates(
 
 
 class EventStream(Response):
-    """Sends what a generator yields.
+    """Sends the events that a generator yields.
 
-    An error before the first event is an ordinary error answer; afterwards it is what `on_error` makes of it. When the
-    client leaves, also while it does not read, the generator is closed at once.
+    An error before the first event is an ordinary error answer; afterwards `on_error` makes an event of it. When the
+    client disconnects, also while it does not read, the generator is closed at once.
     """
 
     def __init__(
@@ -131,6 +132,16 @@ class EventStream(Response):
                 return await answer.response()(scope, receive, send)
             await send(_body(self._on_error(answer), more=True))
         await send(_body(b"", more=False))
+
+
+def stream_answer(
+    request: Request,
+    requests: Sequence[EngineRequest],
+    writer: EventWriter,
+    on_error: Callable[[ApiError], bytes] = error_event,
+) -> EventStream:
+    """Return the answer that streams prepared requests."""
+    return EventStream(stream_updates(state_of(request), requests, caller_of(request), writer), on_error)
 
 
 def _body(data: bytes, *, more: bool) -> Message:

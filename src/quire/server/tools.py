@@ -1,8 +1,8 @@
-"""Tools of a conversation: how the model is told of them, how its calls are read, and how a call is demanded.
+"""Tools of a conversation: their description in the prompt, the parser of calls, and the schema of a demanded call.
 
-Where the chat template knows tools it is given them, and calls are read in the form that it teaches. Elsewhere they are
-described in the system message, and earlier calls are written into the messages as the model was told to write them.
-A demanded call is a form of the answer like any other. Next to read: `quire/text/tool_calls/`.
+A chat template that reads `tools` gets them, and the parser reads calls in the format of that template. For other
+templates the system message describes the tools, and earlier calls become text of their messages. A demanded call is
+structured output. Next to read: `quire/text/tool_calls/`.
 """
 
 import json
@@ -20,16 +20,16 @@ from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]
-"""As the chat API writes them."""
+"""In the format of the chat API."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the calls of one request are read.
+    """Settings of one request's calls.
 
     Fields:
-        schema: of an answer that is nothing but the demanded calls; None where none is demanded.
-        is_named: one tool was demanded by name; then a call does not count as a reason to stop.
+        schema: of an answer that is only the demanded calls; None if no call is demanded.
+        is_named: the request demands one tool by name; the finish reason then stays "stop".
         is_parallel: False keeps the first call only.
     """
 
@@ -40,7 +40,7 @@ class ToolUse:
     is_parallel: bool
 
     def sampling_values(self) -> dict[str, Any]:
-        """The fields of `SamplingParams` that calls need. Raises: InvalidParameterError."""
+        """Return the fields of `SamplingParams` that calls need. Raises: InvalidParameterError."""
         chosen: dict[str, Any] = {}
         if self.format.has_special_marker:
             chosen["skip_special_tokens"] = False
@@ -50,21 +50,61 @@ class ToolUse:
 
 
 def plan_tools(template: str | None, tokenizer: Tokenizer, offer: Offer | None, *, is_parallel: bool) -> ToolUse | None:
-    """How the tools of a request are called; None without any. Raises: InvalidParameterError."""
+    """Return the settings of a request's calls; None without tools. Raises: InvalidParameterError."""
     if offer is None:
         return None
-    schema = tool_choice_schema(offer.tools, offer.choice, parallel_tool_calls=is_parallel)
-    form = GENERIC if schema is not None else choose_format(template, tokenizer)
-    return ToolUse(form, frozenset(tool_names(offer.tools)), schema, isinstance(offer.choice, Mapping), is_parallel)
+    tools = closed_tools(offer.tools) if offer.demands else offer.tools
+    schema = tool_choice_schema(tools, offer.choice, parallel_tool_calls=is_parallel)
+    call_format = GENERIC if schema is not None else choose_format(template, tokenizer)
+    return ToolUse(
+        call_format, frozenset(tool_names(offer.tools)), schema, isinstance(offer.choice, Mapping), is_parallel
+    )
+
+
+def closed_tools(tools: Tools) -> Tools:
+    """Return tools with arguments of declared keys only.
+
+    Without this a model may add keys to a demanded call until the length limit.
+    """
+    return [
+        {**tool, "function": {**tool["function"], "parameters": _closed(tool["function"].get("parameters") or {})}}
+        for tool in tools
+    ]
+
+
+def _closed(schema: Any, *, is_top: bool = True) -> Any:
+    """Return the schema with `additionalProperties: false` wherever it only lists the keys of an object.
+
+    Schemas that are combined (`allOf`, `$ref` …) stay open, because each part lists only some of the keys; so do nested
+    objects without any listed key, which are maps.
+    """
+    if not isinstance(schema, Mapping) or not _OPEN_KEYWORDS.isdisjoint(schema):
+        return schema
+    closed = dict(schema)
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"], is_top=False)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        closed["properties"] = {name: _closed(value, is_top=False) for name, value in properties.items()}
+    if (is_top and not properties) or (properties and schema.get("type", "object") == "object"):
+        closed.setdefault("type", "object")
+        closed["additionalProperties"] = False
+    return closed
+
+
+_OPEN_KEYWORDS = frozenset({
+    "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "dependentSchemas", "enum", "if",
+    "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "unevaluatedProperties",
+})  # fmt: skip
 
 
 def fields_of(use: ToolUse | None) -> dict[str, str]:
-    """Names for `renaming`: a form that a demanded call has is `tools` to the client."""
+    """Return names for `renaming`: the schema of a demanded call came as `tools`."""
     return {} if use is None or use.schema is None else {"structured_outputs": "tools"}
 
 
 def messages_with_tools(template: str | None, messages: Messages, tools: Tools | None) -> Messages:
-    """Messages as the template can show them. Mutates: `messages`."""
+    """Return messages in the format that the template reads. Mutates: `messages`."""
     if uses_tools(template):
         for message in messages:
             for call in message.get("tool_calls") or ():
@@ -82,15 +122,15 @@ def messages_with_tools(template: str | None, messages: Messages, tools: Tools |
             message["content"] = f"{content}\n{text}" if content else text
     if tools is None:
         return messages
-    told = tools_system_prompt(tools)
+    description = tools_system_prompt(tools)
     if messages and messages[0]["role"] in ("system", "developer") and isinstance(messages[0].get("content"), str):
-        messages[0]["content"] += "\n\n" + told
+        messages[0]["content"] += "\n\n" + description
         return messages
-    return [{"role": "system", "content": told}, *messages]
+    return [{"role": "system", "content": description}, *messages]
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as templates expect them: an object, if the text is one."""
+    """Return arguments as templates expect them: an object if the text is one, else the text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -99,31 +139,31 @@ def _arguments(text: str) -> Any:
 
 
 class ToolReader:
-    """Reads one choice: from pieces of text to calls and to the text beside them."""
+    """Parses one choice: from pieces of text to calls and the text beside them."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._parser = ToolCallParser(use.format, tool_names=use.names)
 
     def events(self, text: str, *, ends: bool) -> list[ToolEvent]:
-        """What a piece of text made certain; `ends`: it is the last one."""
+        """Return the events of a piece of text; `ends`: it is the last one."""
         events = self._parser.feed(text)
         if ends:
             events += self._parser.finish()
         return [event for event in events if self._is_wanted(event)]
 
     def deltas(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
-        """`events` as the chat API writes them."""
+        """Return `events` in the format of the chat API."""
         return [_delta(event) for event in self.events(text, ends=ends)]
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason that clients are told: calls are one, unless one tool was demanded by name."""
+        """Return the finish reason for the client: "tool_calls" after calls, unless one tool was demanded by name."""
         has_called = self._parser.num_calls > 0 and not self._use.is_named
         return "tool_calls" if reason == "stop" and has_called else reason
 
     def _is_wanted(self, event: ToolEvent) -> bool:
         if isinstance(event, ContentDelta):
-            # Beside demanded calls there is only what a limit cut off: brackets, and the beginning of a call.
+            # Other text beside demanded calls is brackets, or a call that the length limit cut off.
             return self._use.schema is None
         return self._use.is_parallel or event.index == 0
 
@@ -138,7 +178,7 @@ def _delta(event: ToolEvent) -> dict[str, Any]:
 
 
 def read_message(use: ToolUse, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
-    """Content and calls of a whole answer, and its finish reason."""
+    """Return content and calls of a whole answer, and its finish reason."""
     reader = ToolReader(use)
     content = ""
     calls: dict[int, dict[str, Any]] = {}

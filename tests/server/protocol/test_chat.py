@@ -44,7 +44,7 @@ def test_fields_without_effect_are_taken(field: dict[str, object]) -> None:
     assert validate(ChatRequest, {**CHAT, **field})
 
 
-def test_an_answer_can_be_sent_back_as_a_message() -> None:
+def test_answer_can_be_sent_back_as_a_message() -> None:
     answer = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
     for more in ({}, {"audio": None, "function_call": None, "annotations": None}):
         assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], {**answer, **more}]})

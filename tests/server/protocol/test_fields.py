@@ -3,6 +3,7 @@
 The fields and their limits are read from the schema, so that a new field is tested without a line here.
 """
 
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
 from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.completion import CompletionRequest
 from quire.server.protocol.fields import SHARED_NAMES, known_names, prompt_list
+from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT
 
@@ -28,7 +29,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
 KINDS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
 OTHER_TYPES = ['"1"', "true", "[]", "{}"]
 CROSS_CHECKED = {("CompletionRequest", "best_of"), ("CompletionRequest", "max_tokens")}
-"""Their values depend on other fields as well: see test_completion.py."""
+"""Their values depend on other fields as well: see test_prompts.py."""
 
 
 def numeric_fields() -> list[tuple[Any, str, dict[str, Any], bool]]:
@@ -43,82 +44,76 @@ def numeric_fields() -> list[tuple[Any, str, dict[str, Any], bool]]:
     return found
 
 
-def cells() -> list[Any]:
-    """One test per field and value: whether it is taken."""
-    found = []
-    for kind, name, schema, may_be_null in numeric_fields():
-        values: dict[str, bool] = dict.fromkeys(OTHER_TYPES, False) | {"null": may_be_null}
-        is_integer = schema["type"] == "integer"
-        low = schema.get("minimum", schema.get("exclusiveMinimum"))
-        high = schema["maximum"]
-        numbers: list[float] = [low - 1, low, high, high + 1, 0, -1, 2**31, 2**63]
-        for number in numbers:
-            above = number > low if "exclusiveMinimum" in schema else number >= low
-            is_whole = not is_integer or float(number).is_integer()
-            values[str(int(number))] = above and number <= high and is_whole
-        if is_integer:
-            values["1.5"] = False
-        found += [
-            pytest.param(kind, name, text, taken, id=f"{kind.__name__}-{name}-{text}") for text, taken in values.items()
-        ]
-    return found
+def values_of(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, bool]:
+    """JSON texts of values, and whether the field accepts them."""
+    values: dict[str, bool] = dict.fromkeys(OTHER_TYPES, False) | {"null": may_be_null}
+    is_integer = schema["type"] == "integer"
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema["maximum"]
+    numbers: list[float] = [low - 1, low, high, high + 1, 0, -1, 2**31, 2**63]
+    for number in numbers:
+        above = number > low if "exclusiveMinimum" in schema else number >= low
+        is_whole = not is_integer or float(number).is_integer()
+        values[str(int(number))] = above and number <= high and is_whole
+    return values | ({"1.5": False} if is_integer else {})
 
 
 def body_with(kind: Any, name: str, text: str) -> bytes:
-    import json
-
     others = {key: value for key, value in MINIMAL[kind.__name__].items() if key != name}
     return (json.dumps(others)[:-1] + f', "{name}": {text}}}').encode()
 
 
-def test_the_table_is_large() -> None:
-    assert len(cells()) > 400
+FIELDS = numeric_fields()
 
 
-@pytest.mark.parametrize(("kind", "name", "text", "taken"), cells())
-def test_numeric_field(kind: Any, name: str, text: str, taken: bool) -> None:
-    body = body_with(kind, name, text)
-    if taken:
-        if (kind.__name__, name) not in CROSS_CHECKED:
-            assert isinstance(parse_body(kind, body), kind)
-        return
-    with pytest.raises(ApiError) as caught:
-        parse_body(kind, body)
-    assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "invalid_parameter")
+@pytest.mark.parametrize(
+    ("kind", "name", "schema", "may_be_null"), FIELDS, ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FIELDS]
+)
+def test_numeric_field_at_its_limits(kind: Any, name: str, schema: dict[str, Any], may_be_null: bool) -> None:
+    for text, is_accepted in values_of(schema, may_be_null=may_be_null).items():
+        body = body_with(kind, name, text)
+        if is_accepted:
+            if (kind.__name__, name) not in CROSS_CHECKED:
+                assert isinstance(parse_body(kind, body), kind)
+            continue
+        with pytest.raises(ApiError) as caught:
+            parse_body(kind, body)
+        found = (caught.value.status, caught.value.param, caught.value.code)
+        assert found == (400, name, "invalid_parameter"), text
+    for text in ("NaN", "Infinity", "-Infinity", "1e400"):
+        with pytest.raises(ApiError) as caught:
+            parse_body(kind, body_with(kind, name, text))
+        assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, _, _ in numeric_fields()])
-def test_no_field_takes_what_is_no_number(kind: Any, name: str, text: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse_body(kind, body_with(kind, name, text))
-    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+def test_numeric_table_has_over_400_cells() -> None:
+    assert sum(len(values_of(schema, may_be_null=may_be_null)) for _, _, schema, may_be_null in FIELDS) > 400
 
 
-def test_all_fields_of_sampling_params_can_be_sent_or_are_the_servers_business() -> None:
+def test_every_sampling_param_but_detokenize_can_be_sent() -> None:
     unsent = set(SamplingParams.__dataclass_fields__) - known_names()
     # Answers are text.
     assert unsent <= {"detokenize"}
     assert "temperature" in SHARED_NAMES
 
 
-def test_only_what_was_sent_is_chosen() -> None:
+def test_sampling_values_are_those_that_were_sent() -> None:
     assert validate(ChatRequest, CHAT).sampling_values() == {}
     body = validate(ChatRequest, {**CHAT, "temperature": 0, "stop": "x", "top_p": None, "n": 2})
     assert body.sampling_values() == {"temperature": 0, "stop": ["x"], "n": 2}
 
 
-def test_top_p_of_0_is_the_likeliest_token_alone() -> None:
+def test_top_p_of_0_selects_the_most_likely_token() -> None:
     chosen = validate(ChatRequest, {**CHAT, "top_p": 0}).sampling_values()
     assert 0 < SamplingParams(**chosen).top_p <= 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_name_of_a_model_is_none(kind: Any) -> None:
+def test_empty_model_name_is_none(kind: Any) -> None:
     assert validate(kind, {**MINIMAL[kind.__name__], "model": ""}).model is None
 
 
-def test_a_whole_number_may_be_written_with_a_point() -> None:
+def test_integer_may_be_written_with_a_point() -> None:
     body = parse_body(CompletionRequest, b'{"prompt": [7.0], "max_tokens": 8.0, "temperature": 1.0, "n": 1e1}')
     assert (body.prompt, body.max_tokens, body.temperature, body.n) == ([7], 8, 1, 10)
     assert isinstance(body.max_tokens, int)
@@ -134,7 +129,7 @@ def test_every_request_forbids_unknown_fields() -> None:
 @pytest.mark.parametrize(
     ("prompt", "prompts"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])]
 )
-def test_one_prompt_or_several(prompt: Any, prompts: Any) -> None:
+def test_prompt_field_becomes_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
     assert prompt_list(validate(CompletionRequest, {"model": "m", "prompt": prompt}).prompt) == prompts
 
 
@@ -145,7 +140,7 @@ def test_one_prompt_or_several(prompt: Any, prompts: Any) -> None:
         ([[1], "a"], "prompt.1"), ([True], "prompt.0"), ([-1], "prompt.0"), ([None], "prompt.0"), ({}, "prompt"),
     ],
 )  # fmt: skip
-def test_prompts_of_other_forms_are_refused(prompt: Any, param: str) -> None:
+def test_malformed_prompt_is_refused(prompt: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         validate(CompletionRequest, {"model": "m", "prompt": prompt})
     assert caught.value.param == param

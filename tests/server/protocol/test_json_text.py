@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.protocol.json_text import MAX_DEPTH, JsonTextError, depth, parse_json
+from quire.server.protocol.validation import MAX_DEPTH, JsonTextError, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -26,11 +26,12 @@ def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
         parse_json(data)
 
 
-def test_depth_is_bounded_before_anything_recurses() -> None:
-    assert parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
-    for opening in (b"[", b'{"a":', b'[{"a":'):
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_depth_is_bounded(opening: bytes, closing: bytes) -> None:
+    assert parse_json(opening * MAX_DEPTH + b"1" + closing * MAX_DEPTH)
+    for depth in (MAX_DEPTH + 1, 500, 100_000):
         with pytest.raises(JsonTextError, match="nested more than 64"):
-            parse_json(opening * 100_000)
+            parse_json(opening * depth + b"1" + closing * depth)
 
 
 def test_brackets_in_texts_are_not_nesting() -> None:
@@ -39,7 +40,7 @@ def test_brackets_in_texts_are_not_nesting() -> None:
 
 
 def test_many_brackets_side_by_side_are_not_nesting() -> None:
-    assert depth(b"[" + b"[]," * 1000 + b"[]]") == 2
+    assert parse_json(b"[" + b"[]," * 1000 + b"[]]") == [[]] * 1001
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_refuses(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("8.0", 8), ("-0.0", 0), ("1e3", 1000), ("8.5", 8.5), ("1e300", 1e300)])
-def test_a_whole_number_is_an_integer_however_it_is_written(text: str, value: float) -> None:
+def test_whole_float_is_parsed_as_an_integer(text: str, value: float) -> None:
     found = parse_json(text.encode())
     assert (found, type(found)) == (value, type(value))
 
@@ -82,5 +83,5 @@ def test_refuses_what_is_not_utf8() -> None:
         parse_json(b'["\xff"]')
 
 
-def test_a_surrogate_pair_is_a_character() -> None:
+def test_surrogate_pair_is_a_character() -> None:
     assert parse_json(b'["\\ud83d\\ude00"]') == ["\U0001f600"]

@@ -1,3 +1,5 @@
+"""Requests to `/v1/responses`: refusals, and the chat request that each becomes."""
+
 from typing import Any
 
 import pytest
@@ -7,12 +9,24 @@ from quire.server.protocol.responses import WITH_LOGPROBS, ResponsesRequest
 from quire.server.protocol.validation import validate
 
 BODY = {"model": "m", "input": "a"}
+TOOL = {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": True}
+OTHER = {"type": "function", "name": "other"}
+NAMED = {"type": "function", "name": "now"}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "now", "arguments": "{}",
+        "status": "completed"}  # fmt: skip
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "12:00"}
+TURN = {"role": "user", "content": "a"}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
         ({"store": True}, "invalid_parameter", "store"),
+        ({"store": 0}, "invalid_parameter", "store"),
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
         ({"background": True}, "unsupported_parameter", "background"),
@@ -26,31 +40,104 @@ BODY = {"model": "m", "input": "a"}
         ({"stream_options": {}}, "invalid_parameter", "stream_options"),
         ({"chat_template_kwargs": {"tools": []}}, "invalid_parameter", "chat_template_kwargs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_parameter", "input.0.type"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "invalid_parameter", "input.0.type"),
+        ({"input": [TURN, {"type": "function_call", "call_id": "1", "name": "now"}]}, "invalid_parameter",
+         "input.1.arguments"),
+        ({"input": [TURN, RESULT]}, "invalid_parameter", "input.1.call_id"),
+        ({"input": [TURN, RESULT, CALL]}, "invalid_parameter", "input.1.call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+         "unsupported_content", "input.0.content.0.type"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_parameter", "tools.0.type"),
+        ({"tools": [TOOL, {"type": "code_interpreter", "container": {}}]}, "invalid_parameter", "tools.1.type"),
+        ({"tools": [{"type": "function"}]}, "invalid_parameter", "tools.0.name"),
+        ({"tools": [{"type": "function", "function": {"name": "now"}}]}, "invalid_parameter", "tools.0.name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "invalid_parameter", "tools.0.name"),
+        ({"tools": [TOOL] * 129}, "invalid_parameter", "tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "invalid_parameter", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_parameter", "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "invalid_parameter", "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "other")}, "invalid_parameter", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto")}, "invalid_parameter", "tool_choice.tools"),
+        ({"tool_choice": "required"}, "invalid_parameter", "tool_choice"),
+        ({"tools": [], "tool_choice": NAMED}, "invalid_parameter", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"json_object": True}},
+         "invalid_parameter", "tool_choice"),
     ],
-)
-def test_what_would_need_a_store_or_change_the_answer_is_refused(
-    fields: dict[str, Any], code: str, param: str
-) -> None:  # fmt: skip
+    ids=str,
+)  # fmt: skip
+def test_refused_fields_are_named(fields: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         validate(ResponsesRequest, {**BODY, **fields})
-    assert (caught.value.code, caught.value.param) == (code, param)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
 
 
-def test_images_are_refused() -> None:
-    content = [{"type": "input_image", "image_url": "http://example.com/a.png"}]
-    with pytest.raises(ApiError, match="reads text only") as caught:
-        validate(ResponsesRequest, {**BODY, "input": [{"role": "user", "content": content}]})
-    assert caught.value.code == "unsupported_content"
+def test_hosted_tool_is_refused_with_the_kind_that_is_supported() -> None:
+    with pytest.raises(ApiError, match=r"web_search is no tool of this server.*type function"):
+        validate(ResponsesRequest, {**BODY, "tools": [{"type": "web_search", "search_context_size": "low"}]})
 
 
-def test_log_probabilities_are_asked_for_in_either_way() -> None:
-    assert not validate(ResponsesRequest, BODY).wants_logprobs
-    assert validate(ResponsesRequest, {**BODY, "top_logprobs": 2}).wants_logprobs
-    assert validate(ResponsesRequest, {**BODY, "include": [WITH_LOGPROBS]}).wants_logprobs
-    assert validate(ResponsesRequest, {**BODY, "top_logprobs": 1, "tools": [{"type": "function", "name": "f"}]}).offer()
+@pytest.mark.parametrize(
+    ("fields", "num_top"), [({}, None), ({"top_logprobs": 2}, 2), ({"include": [WITH_LOGPROBS]}, 0)], ids=str
+)
+def test_log_probabilities_are_asked_for_in_either_way(fields: dict[str, Any], num_top: int | None) -> None:
+    chat = validate(ResponsesRequest, {**BODY, **fields}).chat_request()
+    assert ((chat.top_logprobs or 0) if chat.logprobs else None) == num_top
 
 
-def test_an_output_item_can_be_sent_back() -> None:
+def test_sampling_fields_keep_their_values_and_unset_ones_stay_unset() -> None:
+    fields = {"temperature": 0.5, "top_p": None, "stop": "x", "seed": 3}
+    chat = validate(ResponsesRequest, {**BODY, "max_output_tokens": 7, **fields}).chat_request()
+    assert chat.sampling_values() == {"temperature": 0.5, "stop": ["x"], "seed": 3}
+    assert chat.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "demand"),
+    [
+        (None, ["now", "other"], "auto"),
+        ("auto", ["now", "other"], "auto"),
+        ("required", ["now", "other"], "required"),
+        (NAMED, ["now", "other"], {"type": "function", "function": {"name": "now"}}),
+        (allowed("auto", "other"), ["other"], "auto"),
+        (allowed("required", "other", "other"), ["other"], "required"),
+    ],
+)
+def test_tools_and_choice_are_those_of_chat(choice: Any, names: list[str], demand: Any) -> None:
+    body = validate(ResponsesRequest, {**BODY, "tools": [TOOL, OTHER], "tool_choice": choice})
+    offer = body.chat_request().offer()
+    assert offer is not None
+    assert [tool["function"]["name"] for tool in offer.tools] == names
+    assert offer.choice == demand
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "auto"}]
+)
+def test_no_tools_are_offered(fields: dict[str, Any]) -> None:
+    assert validate(ResponsesRequest, {**BODY, **fields}).chat_request().offer() is None
+
+
+def test_output_items_can_be_sent_back_with_all_fields_of_openais_client() -> None:
     part = {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
     item = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [part]}
-    assert validate(ResponsesRequest, {**BODY, "store": False, "input": [{"role": "user", "content": "a"}, item]})
+    call = {**CALL, "caller": None, "namespace": None}
+    assert validate(ResponsesRequest, {**BODY, "store": False, "input": [TURN, item, call, RESULT]})
+
+
+def test_call_becomes_part_of_the_assistants_turn_before_it() -> None:
+    second = {**CALL, "call_id": "call_2", "arguments": '{"zone": "UTC"}'}
+    parts = [{"type": "input_text", "text": "13:00"}]
+    items = [
+        TURN,
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        CALL, second, RESULT, {**RESULT, "call_id": "call_2", "output": parts}, CALL,
+    ]  # fmt: skip
+    chat = validate(ResponsesRequest, {**BODY, "input": items}).chat_request()
+    user, turn, one, two, again = [message.model_dump(exclude_none=True) for message in chat.messages]
+    assert [message["role"] for message in (user, turn, one, two, again)] == [
+        "user", "assistant", "tool", "tool", "assistant",
+    ]  # fmt: skip
+    assert [call["id"] for call in turn["tool_calls"]] == ["call_1", "call_2"]
+    assert turn["content"] == [{"type": "text", "text": "Let me see."}]
+    assert (two["tool_call_id"], two["content"]) == ("call_2", [{"type": "text", "text": "13:00"}])
+    assert again["content"] == ""

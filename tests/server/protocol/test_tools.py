@@ -43,7 +43,7 @@ def test_refuses(fields: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", NAMED, None])
-def test_takes(choice: Any) -> None:
+def test_tool_choice_is_accepted(choice: Any) -> None:
     assert validate(ChatRequest, {**CHAT, "tools": [TOOL], "tool_choice": choice})
 
 
@@ -55,15 +55,15 @@ def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
     assert (offer.tools, offer.choice, offer.demands) == ([other], mode, mode == "required")
 
 
-def test_a_choice_that_demands_nothing_needs_no_tools() -> None:
+def test_choice_that_demands_nothing_needs_no_tools() -> None:
     assert validate(ChatRequest, {**CHAT, "tool_choice": "auto"})
 
 
-def test_an_empty_list_of_tools_is_none() -> None:
+def test_empty_list_of_tools_is_none() -> None:
     assert validate(ChatRequest, {**CHAT, "tools": []}).offer() is None
 
 
-def test_a_call_and_its_result_are_messages() -> None:
+def test_call_and_its_result_are_messages() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
     turns = [
         *MESSAGES,

@@ -1,4 +1,4 @@
-"""What a client is told about its body: the field's path, what it must be, and what it was."""
+"""Errors about request bodies: the field's path, its limit, and its value."""
 
 import json
 from typing import Any
@@ -7,9 +7,8 @@ import pytest
 
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.completion import CompletionRequest
-from quire.server.protocol.embedding import EmbeddingRequest
 from quire.server.protocol.fields import UNSUPPORTED, WITHOUT_EFFECT, known_names
+from quire.server.protocol.prompts import CompletionRequest, EmbeddingRequest
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES
@@ -29,42 +28,42 @@ def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"temperature": 3}, "temperature", "temperature must be at most 2, got 3"),
-        ({"temperature": "1"}, "temperature", 'temperature must be a number, got "1"'),
-        ({"top_p": -1}, "top_p", "top_p must be at least 0, got -1"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be above 0, got 0"),
-        ({"n": 1.5}, "n", "n must be an integer, got 1.5"),
-        ({"n": True}, "n", "n must be an integer, got true"),
+        ({"temperature": 3}, "temperature", "temperature must be less than or equal to 2, got 3"),
+        ({"temperature": "1"}, "temperature", 'temperature must be a valid number, got "1"'),
+        ({"top_p": -1}, "top_p", "top_p must be greater than or equal to 0, got -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than 0, got 0"),
+        ({"n": 1.5}, "n", "n must be a valid integer, got 1.5"),
+        ({"n": True}, "n", "n must be a valid integer, got true"),
         ({"stop": ["a", 3]}, "stop.1", "stop.1 must be text, got 3"),
         ({"stop": 3}, "stop", "stop must be text, got 3"),
         ({"stop": ["a"] * 17}, "stop", "stop must have at most 16 items, got a list of 17 items"),
         ({"stop": ""}, "stop", 'stop must have at least 1 character, got ""'),
-        ({"logit_bias": {"5": 101}}, "logit_bias.5", "logit_bias.5 must be at most 100, got 101"),
-        ({"stream": "yes"}, "stream", 'stream must be true or false, got "yes"'),
-        ({"stream_options": 1, "stream": True}, "stream_options", "stream_options must be an object, got 1"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "logit_bias.5 must be less than or equal to 100, got 101"),
+        ({"stream": "yes"}, "stream", 'stream must be a valid boolean, got "yes"'),
+        ({"stream_options": 1, "stream": True}, "stream_options", "stream_options must be a valid object, got 1"),
         ({"messages": []}, "messages", "messages must have at least 1 item, got a list of 0 items"),
-        ({"messages": {}}, "messages", "messages must be a list, got an object"),
+        ({"messages": {}}, "messages", "messages must be a valid list, got an object"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "messages.0.content must be text, got 5"),  # noqa: E501
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call", "messages.0.function_call must be null, got an object"),  # noqa: E501
-        ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be "text", got "audio"'),
+        ({"modalities": ["text", "audio"]}, "modalities.1", 'modalities.1 must be \'text\', got "audio"'),
         ({"stream_options": {}}, "stream_options", "stream_options needs stream: true"),
     ],
 )  # fmt: skip
-def test_names_the_field_and_what_it_must_be(fields: dict[str, Any], param: str, message: str) -> None:
+def test_error_names_the_field_and_its_limit(fields: dict[str, Any], param: str, message: str) -> None:
     error = refusal({**CHAT, **fields})
     assert (error.param, error.message, error.code) == (param, message, "invalid_parameter")
 
 
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "file", "video_url", "refusal"])
-def test_parts_that_are_not_text_are_refused(part: str) -> None:
+def test_content_other_than_text_is_refused(part: str) -> None:
     content = [{"type": "text", "text": "see"}, {"type": part, part: {"url": "http://example.com/a.png"}}]
     error = refusal({**CHAT, "messages": [{"role": "user", "content": content}]})
     assert (error.code, error.param) == ("unsupported_content", "messages.0.content.1.type")
     assert f'messages.0.content.1 is of type "{part}": this server reads text only' in error.message
 
 
-def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
+def test_unknown_field_error_names_the_nearest_known_one() -> None:
     error = refusal({**CHAT, "max_token": 5})
     assert (error.code, error.param) == ("unknown_parameter", "max_token")
     assert error.message == "unknown field \"max_token\" (did you mean 'max_tokens'?)"
@@ -88,19 +87,19 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
         ("mirostat", ChatRequest, ""),
     ],
 )
-def test_hints_are_fields_of_this_request(name: str, kind: Any, hint: str) -> None:
+def test_hint_is_a_field_of_this_request(name: str, kind: Any, hint: str) -> None:
     """Never the name itself, nor a field that only another route has."""
     needed = {"model": "m", **({"messages": MESSAGES} if kind is ChatRequest else {"prompt": "x", "input": "x"})}
     body = {key: value for key, value in needed.items() if key in kind.model_fields}
     assert refusal({**body, name: 1}, kind).message == f"unknown field {json.dumps(name)}{hint}"
 
 
-def test_a_nested_unknown_field_has_its_path() -> None:
+def test_nested_unknown_field_has_its_path() -> None:
     assert refusal({**CHAT, "messages": [{**MESSAGES[0], "tools": []}]}).param == "messages.0.tools"
 
 
 @pytest.mark.parametrize("name", sorted(set(UNSUPPORTED) - set(ChatRequest.model_fields)))
-def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
+def test_unsupported_field_is_refused_unless_null(name: str) -> None:
     error = refusal({**CHAT, name: {"any": "value"}})
     assert (error.code, error.param) == ("unsupported_parameter", name)
     assert error.message.startswith(f"{name} is not supported: ")
@@ -108,38 +107,38 @@ def test_what_cannot_be_obeyed_is_refused_unless_it_is_null(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
-def test_a_value_that_asks_for_nothing_is_taken(name: str) -> None:
+def test_neutral_value_of_unsupported_field_is_accepted(name: str) -> None:
     validate(ChatRequest, {**CHAT, name: WITHOUT_EFFECT[name]})
     for other in (True, 2, "x", []):
         assert refusal({**CHAT, name: other}).code == "unsupported_parameter"
 
 
-def test_a_field_of_another_request_may_be_null() -> None:
+def test_field_of_another_request_may_be_null() -> None:
     for name in ("input", "max_output_tokens", "embed_dtype"):
         validate(ChatRequest, {**CHAT, name: None})
     assert refusal({**CHAT, "no_such_field": None}).code == "unknown_parameter"
-    assert refusal({**CHAT, "messages": None}).message == "messages must be a list, got null"
+    assert refusal({**CHAT, "messages": None}).message == "messages must be a valid list, got null"
 
 
-def test_a_default_of_vllm_is_taken_and_its_opposite_is_not_supported() -> None:
+def test_default_of_vllm_is_accepted_and_its_opposite_refused() -> None:
     name = "spaces_between_special_tokens"
     for value in (True, None):
         validate(ChatRequest, {**CHAT, name: value})
-    error = refusal({**CHAT, name: False})
-    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", name)
-    assert error.message.startswith(f"{name}: false is not supported")
-    assert refusal({**CHAT, name: "no"}).code == "invalid_parameter"
+    for value in (False, 1, 0, "no"):
+        error = refusal({**CHAT, name: value})
+        assert (error.status, error.code, error.param) == (400, "invalid_parameter", name)
+    assert refusal({**CHAT, "store": 0}).message == "store must be a valid boolean, got 0"
 
 
-def test_names_are_either_known_or_unsupported() -> None:
+def test_unsupported_names_are_fields_of_few_routes() -> None:
     assert set(UNSUPPORTED) & known_names() == ELSEWHERE
 
 
-def test_the_body_must_be_an_object() -> None:
+def test_body_must_be_an_object() -> None:
     for value in ([1], "text", None, 5):
         error = refusal(value)
         assert (error.param, error.code) == (None, "invalid_parameter")
-        assert error.message.startswith("the body must be an object")
+        assert error.message.startswith("the body must be a valid object")
 
 
 def test_long_values_and_names_are_cut() -> None:
@@ -148,7 +147,7 @@ def test_long_values_and_names_are_cut() -> None:
     assert len(refusal({**CHAT, "logit_bias": {"z" * 5000: 1}}).param or "") <= 200
 
 
-def test_the_first_of_a_million_bad_items_is_enough() -> None:
+def test_only_the_first_of_many_bad_items_is_reported() -> None:
     error = refusal({"model": "m", "prompt": [1] * 1000 + ["x"] * 100_000}, CompletionRequest)
     assert error.param == "prompt.1000"
 

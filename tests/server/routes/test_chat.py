@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.chat import ChatCompletion
+from quire.server.caller import Caller
+from quire.server.protocol.base import Body
+from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
+from quire.server.protocol.validation import validate
+from quire.server.routes.chat import adds_generation_prompt, message_dicts, prepare_chat
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
+from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 
@@ -24,7 +28,7 @@ async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: An
 
 
 @in_loop
-async def test_an_answer() -> None:
+async def test_answer_has_text_finish_reason_usage_and_timings() -> None:
     answer = await ask({})
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello wörld", "refusal": None}
@@ -38,7 +42,7 @@ async def test_an_answer() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @in_loop
-async def test_a_limit(name: str) -> None:
+async def test_max_tokens_ends_the_text_with_length(name: str) -> None:
     (choice,) = (await ask({name: 5}))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
 
@@ -94,7 +98,7 @@ async def test_tokens_as_ids() -> None:
 
 
 @in_loop
-async def test_a_message_is_continued_and_echoed() -> None:
+async def test_message_is_continued_and_echoed() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "Sure: "}]}]
     fields = {"messages": messages, "continue_final_message": True, "echo": True, "return_token_ids": True}
     answer = await ask(fields)
@@ -104,7 +108,7 @@ async def test_a_message_is_continued_and_echoed() -> None:
 
 
 @in_loop
-async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
+async def test_truncation_keeps_the_end_or_the_start_of_the_prompt() -> None:
     answer = await ask({"truncate_prompt_tokens": 2, "return_token_ids": True})
     assert len(answer["prompt_token_ids"]) == 2
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "truncated_tokens": 2}
@@ -117,7 +121,7 @@ async def test_the_end_of_a_prompt_is_kept_if_asked() -> None:
 
 
 @in_loop
-async def test_cached_tokens_are_told() -> None:
+async def test_usage_has_cached_tokens() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {**CHAT, "messages": [{"role": "user", "content": "x" * 20}], "max_tokens": 1}
@@ -131,7 +135,7 @@ async def test_cached_tokens_are_told() -> None:
 
 
 @in_loop
-async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> None:
+async def test_request_id_is_in_the_answer_but_not_in_the_engine() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         answers = [(await client.post(PATH, json={**CHAT, "request_id": "mine"})).json() for _ in range(2)]
@@ -155,7 +159,7 @@ async def test_the_name_of_a_request_is_the_clients_but_never_the_engines() -> N
     ],
 )
 @in_loop
-async def test_what_only_the_model_shows_to_be_wrong(fields: dict[str, Any], code: str, param: str | None) -> None:
+async def test_field_that_the_model_refuses_is_named(fields: dict[str, Any], code: str, param: str | None) -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         assert_error(await client.post(PATH, json={**CHAT, **fields}), 400, code, param)
@@ -163,7 +167,7 @@ async def test_what_only_the_model_shows_to_be_wrong(fields: dict[str, Any], cod
 
 
 @in_loop
-async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> None:
+async def test_error_about_log_probabilities_names_top_logprobs() -> None:
     app, _ = make_server(options={"max_logprobs": 3})
     async with requests_to(app) as client:
         response = await client.post(PATH, json={**CHAT, "logprobs": True, "top_logprobs": 4})
@@ -171,36 +175,7 @@ async def test_the_limit_of_log_probabilities_has_the_name_of_this_route() -> No
 
 
 @in_loop
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (PATH, {"messages": CHAT["messages"]}),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/embeddings", {"input": "hi"}),
-    ],
-)
-async def test_a_request_that_names_no_model_means_the_one_that_is_served(path: str, body: dict[str, Any]) -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        for model in ({}, {"model": None}, {"model": ""}, {"model": MODEL}):
-            response = await client.post(path, json={**body, **model})
-            assert (response.status_code, response.json()["model"]) == (200, MODEL)
-        assert_error(await client.post(path, json={**body, "model": "other"}), 404, "model_not_found", "model")
-
-
-@in_loop
-async def test_another_model_does_not_exist() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        message = assert_error(
-            await client.post(PATH, json={**CHAT, "model": "x" * 500}), 404, "model_not_found", "model"
-        )
-    assert len(message) < 200
-
-
-@in_loop
-async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
+async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.die() if step == 2 else None
     async with requests_to(app) as client:
@@ -219,3 +194,37 @@ async def test_an_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None
     async with requests_to(app) as client:
         message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
     assert "not finite" in message
+
+
+@pytest.mark.parametrize(
+    ("chosen", "continues", "expected"),
+    [(None, False, True), (None, True, False), (False, False, False), (True, None, True), (False, True, False)],
+)
+def test_generation_prompt_unless_a_message_is_continued(
+    chosen: bool | None, continues: bool | None, expected: bool
+) -> None:
+    assert adds_generation_prompt(chosen, continues) is expected
+
+
+def test_template_sees_the_sent_fields_and_always_some_content() -> None:
+    class Messages(Body):
+        messages: list[Message]
+
+    sent = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
+        {"role": "assistant", "content": None, "annotations": []},
+    ]
+    assert message_dicts(validate(Messages, {"messages": sent}).messages) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_request_has_the_callers_identity_and_the_structured_output() -> None:
+    state = make_server()[0].state.quire
+    fields = {"structured_outputs": {"choice": ["a"]}, "cache_salt": "own"}
+    (request,) = prepare_chat(state, validate(ChatRequest, {**CHAT, **fields}), Caller("ann", "salt")).requests
+    assert (request.client_id, request.hash_extras) == ("ann", ("saltown",))
+    assert request.sampling is not None
+    assert request.sampling.structured_outputs is not None
+    assert request.sampling.structured_outputs.choice == ("a",)

@@ -47,7 +47,7 @@ async def test_role_then_text_then_end() -> None:
 
 @pytest.mark.parametrize("text", ['quote " back \\ line \n tab \t \x01 \u2028 é 🎈', "data: [DONE]\n\ndata: x"])
 @in_loop
-async def test_any_text_survives(text: str) -> None:
+async def test_any_text_is_streamed_unchanged(text: str) -> None:
     assert text_of(await stream({"max_tokens": 100}, text)) == text
 
 
@@ -62,7 +62,7 @@ async def test_usage_comes_last_and_is_null_before() -> None:
 
 
 @in_loop
-async def test_running_usage() -> None:
+async def test_continuous_usage_is_in_every_chunk() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = await stream({"stream_options": options, "max_tokens": 4})
     counts = [chunk["usage"]["completion_tokens"] for chunk in found]
@@ -102,7 +102,7 @@ async def test_log_probabilities_and_ids_are_those_of_the_whole_answer() -> None
 
 
 @in_loop
-async def test_an_echo_opens_the_stream() -> None:
+async def test_echo_opens_the_stream() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "Sure: "}]
     found = await stream({"messages": messages, "continue_final_message": True, "echo": True})
     assert found[0]["choices"][0]["delta"]["content"] == "Sure: "
@@ -110,7 +110,7 @@ async def test_an_echo_opens_the_stream() -> None:
 
 
 @in_loop
-async def test_an_error_before_the_first_token_is_an_ordinary_answer() -> None:
+async def test_error_before_the_first_token_is_an_ordinary_answer() -> None:
     app, engine = make_server()
     engine.die()
     async with requests_to(app) as client:
@@ -121,7 +121,7 @@ async def test_an_error_before_the_first_token_is_an_ordinary_answer() -> None:
 
 
 @in_loop
-async def test_an_error_after_the_first_token_is_an_event_and_the_stream_ends_as_always() -> None:
+async def test_error_after_the_first_token_is_an_event_and_the_stream_ends_as_always() -> None:
     app, engine = make_server(next_token=saying("Hello"))
     engine.executor.in_step = lambda step: engine.die() if step == 4 else None
     async with requests_to(app) as client:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.completion import Completion
+from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import FORM_FAILED
 from tests.engine.builders import mixing, saying
 from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to
@@ -31,7 +31,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98]])
 @in_loop
-async def test_one_prompt(prompt: Any) -> None:
+async def test_text_and_token_ids_give_the_same_continuation(prompt: Any) -> None:
     answer = await ask({"prompt": prompt})
     assert (answer["object"], texts(answer)) == ("text_completion", ["Hello wörld"])
     assert answer["choices"][0]["finish_reason"] == "stop"
@@ -52,7 +52,7 @@ async def test_several_prompts_times_n_are_in_order(prompt: Any) -> None:
 
 
 @in_loop
-async def test_sixteen_tokens_unless_asked() -> None:
+async def test_default_max_tokens_is_sixteen() -> None:
     answer = await ask({"prompt": "a"}, next_token=mixing)
     assert (len(texts(answer)[0]), answer["choices"][0]["finish_reason"]) == (16, "length")
 
@@ -66,7 +66,7 @@ async def test_log_probabilities_have_offsets() -> None:
 
 
 @in_loop
-async def test_an_echo_has_the_prompts_log_probabilities_in_front() -> None:
+async def test_echo_has_the_prompts_log_probabilities_in_front() -> None:
     answer = await ask({"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 1})
     assert texts(answer) == ["abH", "cdH"]
     logprobs = answer["choices"][1]["logprobs"]
@@ -77,7 +77,7 @@ async def test_an_echo_has_the_prompts_log_probabilities_in_front() -> None:
 
 
 @in_loop
-async def test_a_prompt_is_scored_without_generating() -> None:
+async def test_prompt_is_scored_without_generating() -> None:
     answer = await ask({"prompt": "abc", "echo": True, "logprobs": 0, "max_tokens": 0, "return_token_ids": True})
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("abc", "length", [])
@@ -87,13 +87,13 @@ async def test_a_prompt_is_scored_without_generating() -> None:
 
 
 @in_loop
-async def test_prompt_logprobs_are_the_choices() -> None:
+async def test_prompt_logprobs_are_part_of_each_choice() -> None:
     answer = await ask({"prompt": ["ab", "c"], "prompt_logprobs": 0, "max_tokens": 1})
     assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [2, 1]
 
 
 @in_loop
-async def test_a_cut_prompt_is_echoed_as_it_was_computed() -> None:
+async def test_cut_prompt_is_echoed_as_it_was_computed() -> None:
     answer = await ask({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True, "max_tokens": 1})
     assert texts(answer) == ["efH"]
     assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] == 4
@@ -131,14 +131,14 @@ async def test_streams_of_several_prompts_are_interleaved_and_equal_the_whole_an
 
 
 @in_loop
-async def test_a_streamed_echo() -> None:
+async def test_streamed_echo() -> None:
     found = await stream({"prompt": ["ab", "cd"], "echo": True})
     assert [streamed(found, index) for index in range(2)] == ["abHello wörld", "cdHello wörld"]
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"max_tokens": 0}, {"logprobs": 0}], ids=str)
 @in_loop
-async def test_a_streamed_echo_begins_with_the_prompts_log_probabilities(fields: dict[str, Any]) -> None:
+async def test_streamed_echo_begins_with_the_prompts_log_probabilities(fields: dict[str, Any]) -> None:
     fields = {"prompt": ["abc", "d"], "echo": True, "logprobs": 2, "max_tokens": 4, **fields}
     whole = await ask(fields)
     found = await stream(fields)
@@ -153,7 +153,7 @@ async def test_a_streamed_echo_begins_with_the_prompts_log_probabilities(fields:
 
 
 @in_loop
-async def test_a_streamed_score() -> None:
+async def test_streamed_score() -> None:
     found = await stream({"prompt": "ab", "echo": True, "max_tokens": 0, "stream_options": {"include_usage": True}})
     assert streamed(found, 0) == "ab"
     assert found[-1]["usage"]["completion_tokens"] == 0
@@ -189,7 +189,7 @@ async def test_one_bad_prompt_refuses_them_all_before_anything_runs() -> None:
 
 @in_loop
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_form_that_cannot_be_followed_is_the_clients_error(streams: bool) -> None:
+async def test_structured_output_dead_end_is_a_400(streams: bool) -> None:
     app, engine = make_server()
     engine.executor.error_code = FORM_FAILED
     engine.executor.in_step = lambda step: engine.executor.errors.update(
@@ -209,7 +209,7 @@ async def test_a_form_that_cannot_be_followed_is_the_clients_error(streams: bool
 
 
 @in_loop
-async def test_a_request_that_fails_ends_the_others() -> None:
+async def test_failed_prompt_aborts_the_other_prompts() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.executor.errors.update(
         {engine.submitted[1].request_id: "broken"} if step == 3 else {}

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire.server.protocol.embedding import EmbeddingList
+from quire.server.protocol.fields import MAX_PROMPTS
+from quire.server.protocol.prompts import EmbeddingList
 from quire.server.routes.embeddings import base64_of
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
 
@@ -26,6 +27,22 @@ async def test_one_vector_per_input_in_order(texts: Any) -> None:
     assert alone["data"][0]["embedding"] == [3.0, 122.0]
 
 
+@pytest.mark.parametrize("num", [512, 513, MAX_PROMPTS])
+@in_loop
+async def test_inputs_beyond_the_queue_are_computed_a_batch_at_a_time(num: int) -> None:
+    app, engine = make_server(num_blocks=2000)
+    admission = app.state.quire.admission
+    most = admission.num_at_once(num, 1)
+    seen: set[int] = set()
+    engine.executor.in_step = lambda step: seen.update({engine.num_requests, admission.num_requests})
+    async with requests_to(app) as client:
+        response = await client.post(PATH, json={"model": MODEL, "input": [[index % 200] for index in range(num)]})
+    assert response.status_code == 200, response.text
+    assert [item["embedding"][1] for item in response.json()["data"]] == [index % 200 for index in range(num)]
+    assert max(seen) == most < num
+    assert (admission.num_requests, engine.num_requests) == (0, 0)
+
+
 @in_loop
 async def test_base64_has_the_same_numbers() -> None:
     app, _ = make_server()
@@ -37,7 +54,7 @@ async def test_base64_has_the_same_numbers() -> None:
 
 
 @in_loop
-async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
+async def test_dimensions_keep_the_first_numbers_normalised_again() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "ab"}  # its vector is (2, 98)
@@ -63,7 +80,7 @@ async def test_fewer_dimensions_are_the_first_ones_normalised_again() -> None:
 
 
 @in_loop
-async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
+async def test_text_that_is_too_long_is_refused_or_cut() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {"model": MODEL, "input": "x" * 150}
@@ -74,7 +91,7 @@ async def test_a_text_that_is_too_long_is_refused_or_cut() -> None:
 
 @pytest.mark.parametrize(("side", "last"), [(None, "b"), ("right", "b"), ("left", "f")])
 @in_loop
-async def test_the_beginning_of_a_text_is_kept_unless_the_end_is_asked_for(side: str | None, last: str) -> None:
+async def test_truncation_keeps_the_start_of_a_text_unless_side_is_left(side: str | None, last: str) -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {"input": "abcdef", "truncate_prompt_tokens": 2, "truncation_side": side}
@@ -83,7 +100,7 @@ async def test_the_beginning_of_a_text_is_kept_unless_the_end_is_asked_for(side:
 
 
 @in_loop
-async def test_a_prompt_that_fails_is_a_500() -> None:
+async def test_prompt_that_fails_is_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.executor.errors.update({engine.submitted[0].request_id: "broken"})
     async with requests_to(app) as client:

@@ -1,9 +1,9 @@
-from quire.server.protocol.tokens import DetokenizeAnswer, TokenizeAnswer
+from quire.server.protocol.prompts import DetokenizeAnswer, TokenizeAnswer
 from tests.server.fake_engine import MESSAGES, MODEL, assert_error, in_loop, make_server, requests_to
 
 
 @in_loop
-async def test_a_text_there_and_back() -> None:
+async def test_detokenize_inverts_tokenize() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         body = {"model": MODEL, "prompt": "hé", "return_token_strs": True}
@@ -16,7 +16,7 @@ async def test_a_text_there_and_back() -> None:
 
 
 @in_loop
-async def test_a_conversation_has_the_template_around_it() -> None:
+async def test_tokenized_conversation_has_the_templates_tokens() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         answer = (await client.post("/tokenize", json={"messages": MESSAGES})).json()
@@ -28,7 +28,7 @@ async def test_a_conversation_has_the_template_around_it() -> None:
 
 
 @in_loop
-async def test_nothing_becomes_nothing() -> None:
+async def test_empty_prompt_has_no_tokens() -> None:
     app, _ = make_server()
     async with requests_to(app) as client:
         assert (await client.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []

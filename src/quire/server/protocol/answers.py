@@ -1,25 +1,27 @@
-"""What the answers of several routes share, and the shape of every error. The description of the API is made of these;
-answers themselves are plain dicts, because a stream has no time for more, and tests hold them to these.
+"""Answer models of several routes, and the shape of every error.
 
-Next to read: `chat.py`.
+openapi.json is made from the answer models. The server itself writes plain dicts, which cost less per chunk of a
+stream; tests validate them with these models. Next to read: `chat.py`.
 """
+
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from quire import __version__
 
 FINGERPRINT = f"quire-{__version__}"
-"""OpenAI's `system_fingerprint`: answers to equal requests are equal while it stays the same."""
+"""OpenAI's `system_fingerprint`: equal requests get equal answers while it stays the same."""
 
 
 class Answer(BaseModel):
-    """A JSON object of which all fields are known."""
+    """A JSON object with known fields only."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class ErrorContent(Answer):
-    """`param` is the dotted path of the field that is wrong; `code` is stable and for programs."""
+    """`param` is the dotted path of the wrong field; `code` is stable and for programs."""
 
     message: str
     type: str
@@ -28,20 +30,20 @@ class ErrorContent(Answer):
 
 
 class ErrorAnswer(Answer):
-    """Every error has this shape."""
+    """The shape of every error."""
 
     error: ErrorContent
 
 
 class PromptTokensDetails(Answer):
-    """Of the prompt's tokens, those found in the prefix cache; and those that were cut off before it was read."""
+    """Prompt tokens found in the prefix cache, and tokens cut off by `truncate_prompt_tokens`."""
 
     cached_tokens: int
     truncated_tokens: int | None = None
 
 
 class Usage(Answer):
-    """OpenAI's count of tokens."""
+    """OpenAI's token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -50,7 +52,7 @@ class Usage(Answer):
 
 
 class Timings(Answer):
-    """llama.cpp's report of what the answer took: computed and cached tokens of the prompt, then generated ones.
+    """llama.cpp's timings: computed and cached tokens of the prompt, then generated ones.
 
     Units: `_ms` milliseconds. `predicted_` times run from the first token to the last, of all choices together.
     """
@@ -67,7 +69,7 @@ class Timings(Answer):
 
 
 class PromptLogprob(Answer):
-    """One token at a position of the prompt."""
+    """A token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -76,3 +78,34 @@ class PromptLogprob(Answer):
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Token id → log-probability, for each position of the prompt; the first has none."""
+
+
+class ModelCard(Answer):
+    """A model, under the name that requests use. `created` is when the server started."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(Answer):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class VersionAnswer(Answer):
+    """The server's version."""
+
+    version: str
+
+
+class StatusAnswer(Answer):
+    """The answer of a probe."""
+
+    status: str

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the request, and what its answer is made of.
+"""Request and answer of `/v1/chat/completions`.
 
 Next to read: `routes/chat.py`.
 """
@@ -19,7 +19,6 @@ from quire.server.protocol.tools import (
     ToolCallDelta,
     ToolChoice,
     Tools,
-    chat_tools,
     offer_of,
 )
 
@@ -32,11 +31,11 @@ RESERVED_VARIABLES = frozenset({
     "max_length", "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict",
     "return_tensors", "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 })  # fmt: skip
-"""Names of the chat template's variables that have fields of their own, or none at all."""
+"""Variables of chat templates that `chat_template_kwargs` may not set."""
 
 
 class TextPart(Body):
-    """One piece of a message's content. There are no others: images and sounds are not read."""
+    """A part of a message's content. Images and audio are not supported."""
 
     type: Literal["text"]
     text: str
@@ -49,7 +48,7 @@ Content = Annotated[
 
 
 class Message(Body):
-    """One turn. What a role needs beyond this is the chat template's business."""
+    """A turn. The chat template decides which roles it accepts, and in which order."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
@@ -62,7 +61,7 @@ class Message(Body):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
-    """These three are part of OpenAI's answers, which clients send back as they came."""
+    """`annotations`, `audio` and `function_call` are part of OpenAI's answers, which clients send back unchanged."""
 
     @model_validator(mode="after")
     def _check(self) -> "Message":
@@ -97,26 +96,33 @@ class ChatRequest(ChoiceFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ChatRequest":
-        self.check_together()
-        if self.continue_final_message and self.add_generation_prompt:
-            raise FieldError(
-                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
-            )
-        if self.top_logprobs and not self.logprobs:
-            raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
-        check_variables(self.chat_template_kwargs)
-        self.offer()
+        self.check()
         return self
 
+    def check(self) -> None:
+        """Raises: FieldError for fields that contradict each other."""
+        self.check_together()
+        check_template_fields(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
+        self.offer()
+
     def offer(self) -> Offer | None:
-        """The tools that may be called. Raises: FieldError."""
-        tools = chat_tools(self.tools) if self.tools else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.model_dump()
-        return offer_of(tools, choice, has_form=self.structured_outputs is not None)
+        """Return the tools that may be called. Raises: FieldError."""
+        offer = offer_of(self.tools, self.tool_choice)
+        if offer is not None and offer.demands and self.structured_outputs is not None:
+            raise FieldError("tool_choice", "tool_choice demands a call, which excludes structured_outputs")
+        return offer
 
 
-def check_variables(variables: dict[str, Any] | None) -> None:
-    """Raises: FieldError for a variable of a chat template whose name is reserved."""
+def check_template_fields(
+    add_generation_prompt: bool | None, continue_final_message: bool | None, variables: dict[str, Any] | None
+) -> None:
+    """Raises: FieldError for fields that exclude each other, and for a template variable with a reserved name."""
+    if continue_final_message and add_generation_prompt:
+        raise FieldError(
+            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+        )
     for name in variables or {}:
         if name in RESERVED_VARIABLES or not name.isidentifier() or len(name) > 64:
             raise FieldError(
@@ -130,7 +136,7 @@ def check_variables(variables: dict[str, Any] | None) -> None:
 
 
 class TokenLogprob(Answer):
-    """A token that was possible at a position."""
+    """A likely token at a position."""
 
     token: str
     logprob: float
@@ -138,20 +144,20 @@ class TokenLogprob(Answer):
 
 
 class ChosenLogprob(TokenLogprob):
-    """The token at a position, and the likeliest there, best first."""
+    """The sampled token at a position, and the most likely ones, best first."""
 
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(Answer):
-    """One entry per token."""
+    """Log-probabilities with an entry per token."""
 
     content: list[ChosenLogprob]
     refusal: None = None
 
 
 class AnswerMessage(Answer):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -160,7 +166,7 @@ class AnswerMessage(Answer):
 
 
 class ChatChoice(Answer):
-    """One of `n` answers."""
+    """An answer among `n`."""
 
     index: int
     message: AnswerMessage
@@ -186,7 +192,7 @@ class ChatCompletion(Answer):
 
 
 class Delta(Answer):
-    """What is new in a message."""
+    """New parts of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -194,7 +200,7 @@ class Delta(Answer):
 
 
 class ChatChunkChoice(Answer):
-    """What is new in one of `n` answers."""
+    """New parts of an answer among `n`."""
 
     index: int
     delta: Delta
@@ -205,7 +211,7 @@ class ChatChunkChoice(Answer):
 
 
 class ChatCompletionChunk(Answer):
-    """One event of a stream; the last has no choices but the usage, where that was asked for."""
+    """An event of a stream. With `include_usage` the last one has the usage and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]

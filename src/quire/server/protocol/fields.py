@@ -1,9 +1,9 @@
-"""What the requests of several routes share: sampling fields with vLLM's names, under OpenAI's limits.
+"""Request fields that several routes share: sampling fields with vLLM's names, under OpenAI's limits.
 
-A field that is not listed is an error that names the nearest one: a misspelt `max_token` must not pass silently.
-Fields of OpenAI and vLLM that would change the answer, and that this server cannot obey, are in `UNSUPPORTED`; those
-that are without effect here are taken and ignored. Ranges are checked here so that the API's description shows them;
-what needs the model is checked by the engine's `InputProcessor`. Next to read: `chat.py`.
+An unlisted field is an error that names the nearest one: a misspelt `max_token` must not pass silently. Fields of
+OpenAI and vLLM that would change the answer, and that this server cannot obey, are in `UNSUPPORTED`; fields without
+effect here are accepted and ignored. Ranges are checked here so that openapi.json shows them; the engine's
+`InputProcessor` checks what needs the model. Next to read: `chat.py`.
 """
 
 import functools
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
 from quire.sampling_params import SamplingParams
-from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.forms import ResponseFormat, StructuredOutputs, check_forms
+from quire.server.protocol.base import AlwaysTrue, Body, FieldError
+from quire.server.protocol.structured_outputs import ResponseFormat, StructuredOutputs, check_formats
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -23,66 +23,52 @@ MAX_LOGPROBS = 20
 MAX_METADATA = 64
 MAX_PROMPTS = 2048
 MAX_TOKEN_IDS = 1 << 20
-"""More do not fit into a body."""
+"""More than fit into a body."""
 MAX_INTEGER = 2**31 - 1
 LEAST_TOP_P = 1e-6
-"""Stands for 0, which OpenAI allows: the likeliest token alone."""
+"""Replaces 0, which OpenAI allows: the most likely token alone."""
 
-UNSUPPORTED = {
-    "audio": "this server writes text only",
-    "background": "answers are given while the client waits",
-    "chat_template": "templates of clients are not run; the operator chooses one with `quire serve --chat-template`",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "ec_transfer_params": "one engine computes the whole request",
-    "early_stopping": "there is no beam search over HTTP; use n and top_p",
-    "embed_dtype": "vectors are numbers of 32 bits",
-    "enable_response_messages": "an answer has its items only",
-    "endianness": "base64 is of little-endian numbers",
-    "function_call": "it was replaced by tool_choice",
-    "functions": "they were replaced by tools",
-    "guided_choice": "use structured_outputs",
-    "guided_decoding_backend": "forms are enforced in one way only; leave it out",
-    "guided_grammar": "use structured_outputs",
-    "guided_json": "use structured_outputs",
-    "guided_json_object": "use structured_outputs",
-    "guided_regex": "use structured_outputs",
-    "guided_whitespace_pattern": "use structured_outputs",
-    "kv_transfer_params": "one engine computes the whole request",
-    "length_penalty": "there is no beam search over HTTP; use n and top_p",
-    "logits_processors": "clients' code is not run; use logit_bias, bad_words or structured_outputs",
-    "logprob_token_ids": "use logprobs with a number of likeliest tokens",
-    "media_io_kwargs": "this server reads text only",
-    "mm_payload": "this server reads text only",
-    "mm_processor_kwargs": "this server reads text only",
-    "padding": "nothing is padded",
-    "previous_input_messages": "nothing is stored; send the whole conversation as input",
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "prompt": "send messages or input; stored prompts do not exist here",
-    "prompt_embeds": "send text or token ids",
-    "repetition_detection": "use frequency_penalty or repetition_penalty",
-    "response_format": "use text.format",
-    "return_mm_kwargs": "this server reads text only",
-    "return_prompt_text": "use return_token_ids, and /detokenize",
-    "return_token_offsets": "use return_token_ids, and /detokenize",
-    "routed_experts_prompt_start": "the choice of experts is not told",
-    "suffix": "the model only continues text",
-    "thinking_token_budget": "use max_tokens",
-    "tool_choice": "tools are called by /v1/chat/completions and /v1/responses",
-    "tools": "tools are called by /v1/chat/completions and /v1/responses",
-    "use_beam_search": "there is no beam search over HTTP; use n and top_p",
-    "vllm_xargs": "no extension reads them",
-    "watermarking": "texts are not marked",
-    "web_search_options": "this server does not search",
-}
-"""Known fields that are refused where they have a value, and what to do instead."""
+_REASONS = {
+    "answers are given while the client waits": "background",
+    "base64 is of little-endian numbers": "endianness",
+    "clients' code is not run; use logit_bias, bad_words or structured_outputs": "logits_processors",
+    "leave it out: there is one backend for structured outputs": "guided_decoding_backend",
+    "no extension reads them": "vllm_xargs",
+    "nothing is padded": "padding",
+    "nothing is stored; send the whole conversation as input":
+        "conversation previous_input_messages previous_response_id",
+    "one engine computes the whole request": "ec_transfer_params kv_transfer_params",
+    "send messages or input; stored prompts do not exist here": "prompt",
+    "send text or token ids": "prompt_embeds",
+    "templates of clients are not run; the operator chooses one with `quire serve --chat-template`": "chat_template",
+    "texts are not marked": "watermarking",
+    "the answer has its items only": "enable_response_messages",
+    "the model only continues text": "suffix",
+    "the routing of experts is not reported": "routed_experts_prompt_start",
+    "there is no beam search over HTTP; use n and top_p": "early_stopping length_penalty use_beam_search",
+    "this server does not search": "web_search_options",
+    "this server reads text only": "media_io_kwargs mm_payload mm_processor_kwargs return_mm_kwargs",
+    "this server writes text only": "audio",
+    "tools are called by /v1/chat/completions and /v1/responses": "tool_choice tools",
+    "use frequency_penalty or repetition_penalty": "repetition_detection",
+    "use logprobs with a number of likeliest tokens": "logprob_token_ids",
+    "use max_tokens": "thinking_token_budget",
+    "use return_token_ids, and /detokenize": "return_prompt_text return_token_offsets",
+    "use structured_outputs":
+        "guided_choice guided_grammar guided_json guided_json_object guided_regex guided_whitespace_pattern",
+    "use text.format": "response_format",
+    "use tool_choice": "function_call",
+    "use tools": "functions",
+    "vectors are numbers of 32 bits": "embed_dtype",
+}  # fmt: skip
+UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Known fields that are refused if they have a value → the reason, or what to use instead."""
 WITHOUT_EFFECT = {
     "background": False, "early_stopping": False, "embed_dtype": "float32", "enable_response_messages": False,
     "endianness": "native", "length_penalty": 1, "mm_payload": "tensors", "return_prompt_text": False,
     "return_token_offsets": False, "routed_experts_prompt_start": 0, "suffix": "", "use_beam_search": False,
 }  # fmt: skip
-"""Values of unsupported fields that ask for nothing: clients that send every default may send them."""
-UNSUPPORTED_FALSE = {"spaces_between_special_tokens": "special tokens are written as they are"}
-"""Fields that may be true, as they are by default, and change nothing."""
+"""Neutral values of unsupported fields, accepted because some clients send every default."""
 OTHER_NAMES = {
     "best_of": ("n",),
     "enable_thinking": ("chat_template_kwargs.enable_thinking",),
@@ -100,11 +86,11 @@ OTHER_NAMES = {
     "regex": ("structured_outputs.regex",),
     "repeat_penalty": ("repetition_penalty",),
 }
-"""Names that other servers or routes have for something, and what it is here: the first that the request has."""
+"""Names that other servers or routes use → names here. The hint is the first one that the request has."""
 
 
 def text_or_list(value: Any) -> str:
-    """The member of a union of text and a list that a value means: else the client would read of the other one."""
+    """Return the tag of the union member to check: without it, errors would be about both."""
     return "<list>" if isinstance(value, list) else "<text>"
 
 
@@ -134,20 +120,20 @@ Prompts = Annotated[
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<lists of ids>")],
     Discriminator(_kind_of_prompt),
 ]
-"""One prompt or several, each as text or as token ids; the first item tells which of the four it is."""
+"""A prompt or several, each as text or as token ids; the first item decides which of the four."""
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """A token id as the key of an object."""
 Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
 ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: name or None)]
-"""A request that names none, or the empty text, means the one that is served."""
+"""Unset or empty: the served model."""
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 TruncationSide = Literal["left", "right"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
-    """A value of `Prompts` as a list of prompts."""
+    """Return a value of `Prompts` as a list of prompts."""
     value: Any = prompt
     if isinstance(value, str) or isinstance(value[0], int):
         return [value]
@@ -156,16 +142,16 @@ def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
 
 
 class StreamOptions(Body):
-    """What a stream brings beside its text."""
+    """Additions to a stream."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = False
-    """Taken for compatibility: nothing is ever padded."""
+    """Accepted for compatibility: nothing is ever padded."""
 
 
 class IgnoredFields(Body):
-    """OpenAI's fields that are without effect here."""
+    """OpenAI's fields without effect here."""
 
     user: ShortText | None = None
     metadata: Metadata | None = None
@@ -176,7 +162,7 @@ class IgnoredFields(Body):
 
 
 class SamplingFields(IgnoredFields):
-    """How tokens are chosen; unset values are the model's recommendation, then `SamplingParams`' defaults."""
+    """Sampling parameters. Unset values are the model's recommendation, then `SamplingParams`' defaults."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -197,26 +183,26 @@ class SamplingFields(IgnoredFields):
     ignore_eos: bool | None = False
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
-    spaces_between_special_tokens: Literal[True] | None = True
+    spaces_between_special_tokens: AlwaysTrue | None = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     truncation_side: TruncationSide | None = None
-    """Where tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
+    """Side on which tokens are cut off. Unset: "left", so that the end of the prompt is kept."""
     priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     request_id: RequestId | None = None
     session_id: ShortText | None = None
     stream_interval: int | None = Field(None, ge=1, le=MAX_INTEGER)
-    """These two are for vLLM's router and its engine: they change no answer."""
+    """This field and `session_id` are for vLLM's router and engine: they change no answer."""
     stream: bool | None = False
     structured_outputs: StructuredOutputs | None = None
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the beginning of a prompt that is too long is kept, rather than its end."""
+        """Return whether truncation keeps the beginning of a prompt, not its end."""
         return self.truncation_side == "right"
 
     def sampling_values(self) -> dict[str, Any]:
-        """The fields of `SamplingParams` that the client set."""
+        """Return the fields of `SamplingParams` that the client set."""
         chosen = {
             name: value
             for name in SHARED_NAMES
@@ -230,7 +216,7 @@ class SamplingFields(IgnoredFields):
 
 
 class ChoiceFields(SamplingFields):
-    """What chat and plain completions share beyond the sampling fields."""
+    """Fields of both chat and plain completions, beyond the sampling fields."""
 
     model: ModelName | None = None
     n: int | None = Field(1, ge=1, le=MAX_COMPLETIONS)
@@ -244,7 +230,7 @@ class ChoiceFields(SamplingFields):
 
     def check_together(self) -> None:
         """Raises: FieldError for fields that contradict each other."""
-        check_forms(self.response_format, self.structured_outputs)
+        check_formats(self.response_format, self.structured_outputs)
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs stream: true")
         if self.prompt_logprobs is not None and self.stream:
@@ -256,12 +242,12 @@ SHARED_NAMES = tuple(
     for name in (*SamplingFields.model_fields, *ChoiceFields.model_fields)
     if name in SamplingParams.__dataclass_fields__ and name != "structured_outputs"
 )
-"""Fields that are `SamplingParams`' own, under the same names; `forms.py` makes the one that is left out."""
+"""Fields of `SamplingParams` with the same name and type; `structured_outputs` has another type here."""
 
 
 @functools.cache
 def known_names() -> frozenset[str]:
-    """Names of all fields of all requests."""
+    """Return the names of all fields of all requests."""
     found: set[str] = set()
     waiting = list(Body.__subclasses__())
     while waiting:

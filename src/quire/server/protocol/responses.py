@@ -1,15 +1,23 @@
-"""`/v1/responses`: the request, and what its answer is made of.
+"""Request and answer of `/v1/responses`, and the conversion to a chat request.
 
-Nothing is stored: `store: true` and references to earlier responses are refused. Next to read: `routes/responses.py`.
+Functions are flat in this API; calls and their results are items of the input. Nothing is stored: `store: true` and
+references to earlier responses are refused. Next to read: `routes/responses.py`.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from quire.server.protocol.answers import Answer
-from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.chat import MAX_TEMPLATE_VARIABLES, check_variables
+from quire.server.protocol.base import AlwaysFalse, Body, FieldError
+from quire.server.protocol.chat import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TEMPLATE_VARIABLES,
+    ChatRequest,
+    Message,
+    TextPart,
+)
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
@@ -18,28 +26,197 @@ from quire.server.protocol.fields import (
     StreamOptions,
     text_or_list,
 )
-from quire.server.protocol.forms import JsonSchema, ResponseFormat, check_forms
-from quire.server.protocol.response_items import (
-    AllowedFunctions,
-    FunctionChoice,
-    FunctionTool,
-    FunctionToolChoice,
-    FunctionTools,
-    InputItems,
-    ItemStatus,
-    check_results,
+from quire.server.protocol.structured_outputs import JsonSchema, ResponseFormat, SchemaDescription, SchemaName
+from quire.server.protocol.tools import (
+    MAX_TOOLS,
+    AllowedNames,
+    AllowedTools,
+    CalledFunction,
+    FunctionDefinition,
+    FunctionName,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
+    check_tool,
+    kind_of_choice,
 )
-from quire.server.protocol.tools import Offer, offer_of
+
+ItemId = Annotated[str, Field(max_length=256)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(Body):
+    """A part of a message's content: text of the user, or of an earlier answer."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+InputContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class InputMessage(Body):
+    """A turn, or an output item of an earlier answer, unchanged."""
+
+    type: Literal["message"] | None = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: InputContent
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: str | None = None
+
+
+class InputFunctionCall(Body):
+    """A call from an earlier answer, unchanged; `arguments` is JSON as text."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: ToolName
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    caller: None = None
+    namespace: None = None
+    """`caller` and `namespace` are part of OpenAI's answers, which clients send back unchanged."""
+
+
+class InputFunctionResult(Body):
+    """The result of the call with the same `call_id`."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: InputContent
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+KINDS_OF_ITEMS = ("message", "function_call", "function_call_output")
+
+
+def _kind_of_item(value: Any) -> Any:
+    return (value.get("type") if isinstance(value, dict) else None) or "message"
+
+
+def _check_item(value: Any) -> Any:
+    kind = _kind_of_item(value)
+    if kind not in KINDS_OF_ITEMS:
+        expected = ", ".join(KINDS_OF_ITEMS)
+        raise FieldError("type", f"items of the input are of the types {expected}, not {str(kind)[:100]}")
+    return value
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputFunctionCall, Tag("<function_call>")]
+    | Annotated[InputFunctionResult, Tag("<function_call_output>")],
+    Discriminator(lambda value: f"<{_kind_of_item(value)}>"),
+    BeforeValidator(_check_item),
+]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class FunctionTool(FunctionDefinition):
+    """A function; `parameters` is the JSON Schema of its arguments."""
+
+    type: Literal["function"]
+
+
+class FunctionChoice(Body):
+    """The function that the answer must call."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedFunctions(Body):
+    """The only functions that the prompt describes: the model may call one (`auto`), or must (`required`)."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+FunctionTools = Annotated[list[Annotated[FunctionTool, BeforeValidator(check_tool)]], Field(max_length=MAX_TOOLS)]
+FunctionToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")]
+    | Annotated[FunctionChoice, Tag("<object>")]
+    | Annotated[AllowedFunctions, Tag("<allowed>")],
+    Discriminator(kind_of_choice),
+]
+
+
+# --- Conversion to the chat API ---------------------------------------------------------------
+
+
+def chat_messages(items: list[InputItem]) -> list[Message]:
+    """Return the same conversation as messages. A call becomes part of the assistant's turn before it."""
+    messages: list[Message] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=_content(item.content)))
+        elif isinstance(item, InputFunctionResult):
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
+        else:
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message(role="assistant", content=""))
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            calls = messages[-1].tool_calls or []
+            messages[-1].tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+    return messages
+
+
+def _content(content: InputContent) -> str | list[TextPart]:
+    return content if isinstance(content, str) else [TextPart(type="text", text=part.text) for part in content]
+
+
+def chat_tools(tools: list[FunctionTool] | None) -> list[Tool] | None:
+    """Return the same tools as the chat API's."""
+    return None if tools is None else [Tool(type="function", function=tool) for tool in tools]
+
+
+def chat_tool_choice(choice: FunctionToolChoice | None) -> ToolChoice | None:
+    """Return the same choice as the chat API's."""
+    if isinstance(choice, FunctionChoice):
+        return NamedTool(type="function", function=FunctionName(name=choice.name))
+    if isinstance(choice, AllowedFunctions):
+        named = [NamedTool(type="function", function=FunctionName(name=tool.name)) for tool in choice.tools]
+        return AllowedTools(type="allowed_tools", allowed_tools=AllowedNames(mode=choice.mode, tools=named))
+    return choice
+
+
+def check_results(items: list[InputItem]) -> None:
+    """Raises: FieldError for a result without its call before it: the server stores no earlier calls."""
+    known = set()
+    for index, item in enumerate(items):
+        if isinstance(item, InputFunctionCall):
+            known.add(item.call_id)
+        elif isinstance(item, InputFunctionResult) and item.call_id not in known:
+            raise FieldError(
+                f"input.{index}.call_id",
+                f'no function_call before this output has the call_id "{item.call_id[:100]}": nothing is stored here, '
+                "so send the whole conversation as input",
+            )
+
+
+# --- The request -----------------------------------------------------------------------------
+
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 
 
 class TextFormat(Body):
-    """Free text, any JSON object, or JSON that follows a schema; its fields beside `type` go with `json_schema`."""
+    """Free text, any JSON object, or JSON that follows a schema; the fields beside `type` need `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")] | None = None
-    description: Annotated[str, Field(max_length=1024)] | None = None
+    name: SchemaName | None = None
+    description: SchemaDescription | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -49,15 +226,9 @@ class TextFormat(Body):
             raise FieldError("schema", "text.format.schema goes with the type json_schema, and with no other")
         return self
 
-    def response_format(self) -> ResponseFormat:
-        """The same as the chat API writes it."""
-        if self.schema_ is None:
-            return ResponseFormat(type=self.type)
-        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name or "answer", schema=self.schema_))
-
 
 class TextOptions(Body):
-    """What the text looks like."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -78,7 +249,7 @@ class ResponsesRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
-    store: Literal[False] | None = None
+    store: AlwaysFalse | None = None
     tools: FunctionTools | None = None
     tool_choice: FunctionToolChoice | None = None
     """Unset: "auto"."""
@@ -88,39 +259,47 @@ class ResponsesRequest(SamplingFields):
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
-    @property
-    def response_format(self) -> ResponseFormat | None:
-        """`text.format` as the chat API writes it."""
-        return None if self.text is None or self.text.format is None else self.text.format.response_format()
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are part of the answer."""
-        return WITH_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-
     @model_validator(mode="after")
     def _check(self) -> "ResponsesRequest":
-        if self.stream_options is not None and not self.stream:
-            raise FieldError("stream_options", "stream_options needs stream: true")
-        check_forms(self.response_format, self.structured_outputs)
-        check_variables(self.chat_template_kwargs)
         if not isinstance(self.input, str):
             check_results(self.input)
-        self.offer()
+        self.chat_request().check()
         return self
 
-    def offer(self) -> Offer | None:
-        """The tools that may be called. Raises: FieldError."""
-        tools = [tool.chat_tool() for tool in self.tools or ()]
-        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.chat_choice()
-        return offer_of(tools or None, choice, has_form=self.structured_outputs is not None)
+    def chat_request(self) -> ChatRequest:
+        """Return the chat request with the same meaning; its fields are already checked one by one."""
+        wants_logprobs = WITH_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        sent = self.model_fields_set & ChatRequest.model_fields.keys()
+        messages = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
+        if isinstance(self.input, str):
+            messages.append(Message(role="user", content=self.input))
+        else:
+            messages += chat_messages(self.input)
+        fields = {name: getattr(self, name) for name in sent} | {
+            "messages": messages,
+            "max_tokens": self.max_output_tokens,
+            "logprobs": wants_logprobs,
+            "response_format": self._response_format(),
+            "tools": chat_tools(self.tools),
+            "tool_choice": chat_tool_choice(self.tool_choice),
+        }
+        return ChatRequest.model_construct(**fields)
+
+    def _response_format(self) -> ResponseFormat | None:
+        given = None if self.text is None else self.text.format
+        if given is None:
+            return None
+        if given.schema_ is None:
+            return ResponseFormat(type=given.type)
+        schema = JsonSchema(name=given.name or "answer", schema=given.schema_)
+        return ResponseFormat(type=given.type, json_schema=schema)
 
 
 # --- Answers ----------------------------------------------------------------------------------
 
 
 class OutputTokenLogprob(Answer):
-    """A token that was possible at a position."""
+    """A likely token at a position."""
 
     token: str
     bytes: list[int]
@@ -128,7 +307,7 @@ class OutputTokenLogprob(Answer):
 
 
 class OutputLogprob(OutputTokenLogprob):
-    """The token at a position, and the likeliest there, best first."""
+    """The sampled token at a position, and the most likely ones, best first."""
 
     top_logprobs: list[OutputTokenLogprob]
 
@@ -143,7 +322,7 @@ class OutputText(Answer):
 
 
 class OutputMessage(Answer):
-    """Text that the model says."""
+    """Text of the model."""
 
     type: Literal["message"]
     id: str
@@ -153,7 +332,7 @@ class OutputMessage(Answer):
 
 
 class OutputFunctionCall(Answer):
-    """A call that the model makes; `arguments` is JSON as text. Its result is sent back with the same `call_id`."""
+    """A call by the model; `arguments` is JSON as text. The client sends its result back with the same `call_id`."""
 
     type: Literal["function_call"]
     id: str
@@ -164,26 +343,26 @@ class OutputFunctionCall(Answer):
 
 
 class IncompleteDetails(Answer):
-    """Why an answer ends early."""
+    """The reason for an early end."""
 
     reason: Literal["max_output_tokens"]
 
 
 class InputTokensDetails(Answer):
-    """Of the prompt's tokens, those found in the prefix cache. `cache_write_tokens` is always 0: nothing is charged."""
+    """Prompt tokens found in the prefix cache. `cache_write_tokens` is always 0: nothing is charged."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Answer):
-    """Always 0: models that reason apart are not known here."""
+    """Always 0: reasoning is not separated from the text."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Answer):
-    """OpenAI's count of tokens."""
+    """OpenAI's token counts."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -193,14 +372,14 @@ class ResponseUsage(Answer):
 
 
 class ResponseError(Answer):
-    """What went wrong in a stream that had begun."""
+    """An error in a stream that had begun."""
 
     code: str
     message: str
 
 
 class ResponseObject(Answer):
-    """The whole answer; in a stream, its state."""
+    """The whole answer, or its state in a stream."""
 
     id: str
     object: Literal["response"]
@@ -233,7 +412,7 @@ class ResponseObject(Answer):
 
 
 class ResponseEvent(Answer):
-    """One event of a stream; which fields it has beyond these two depends on its type."""
+    """An event of a stream. The fields beside `type` and `sequence_number` depend on its type."""
 
     type: str
     sequence_number: int

@@ -1,9 +1,8 @@
-"""Tools in a chat request, and their calls in messages and answers.
+"""Tools of a chat request, and calls in messages and answers.
 
 Next to read: `../tools.py`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,34 +25,34 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    """Functions are the only tools."""
+    """A tool: always a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionName(Body):
-    """One of the functions."""
+    """The name of a function."""
 
     name: ToolName
 
 
 class NamedTool(Body):
-    """The tool that must be called."""
+    """The tool that the answer must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class AllowedNames(Body):
-    """Some of the functions, of which the model may call some, or must."""
+    """Some of the functions: the model may call one (`auto`), or must (`required`)."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedTools(Body):
-    """The model is told of these functions only."""
+    """The only functions that the prompt describes."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
@@ -71,7 +70,7 @@ def check_tool(value: Any) -> Any:
 
 
 def kind_of_choice(value: Any) -> str:
-    """The member of a union that a `tool_choice` means."""
+    """Return the tag of the union member that a `tool_choice` is checked as."""
     if not isinstance(value, dict):
         return "<text>"
     return "<allowed>" if value.get("type") == "allowed_tools" else "<object>"
@@ -86,61 +85,54 @@ ToolChoice = Annotated[
 ]
 
 
-def chat_tools(tools: list[Tool]) -> list[dict[str, Any]]:
-    """As templates and parsers read them."""
+def tool_dicts(tools: list[Tool]) -> list[dict[str, Any]]:
+    """Return tools as templates and parsers read them."""
     return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tools that the model is told of, and the call that it must make: both as the chat API writes them."""
+    """The tools in the prompt, and the call that the answer must be; both in the format of the chat API."""
 
     tools: list[dict[str, Any]]
     choice: str | dict[str, Any]
 
     @property
     def demands(self) -> bool:
-        """Whether the answer must be a call."""
+        """Return whether the answer must be a call."""
         return self.choice != "auto"
 
 
-def offer_of(tools: list[dict[str, Any]] | None, choice: Any, *, has_form: bool) -> Offer | None:
-    """What `tools` and `tool_choice` of a request mean, both as the chat API writes them; None: nothing is called.
-
-    has_form: `structured_outputs` gives the answer a form. A `response_format` is of text, and calls are none.
-    Raises: FieldError where they contradict each other, or the form of the answer.
-    """
-    choice, allowed = choice or "auto", None
-    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        named = choice["allowed_tools"]
-        choice, allowed = named["mode"], [tool["function"]["name"] for tool in named["tools"]]
-    if choice == "none" or (tools is None and choice == "auto" and allowed is None):
+def offer_of(tools: list[Tool] | None, choice: ToolChoice | None) -> Offer | None:
+    """Return the meaning of `tools` and `tool_choice`; None: no tools. Raises: FieldError if they contradict."""
+    mode: str | dict[str, Any] = "auto"
+    if isinstance(choice, AllowedTools):
+        mode = choice.allowed_tools.mode
+    elif choice is not None:
+        mode = choice if isinstance(choice, str) else choice.model_dump()
+    if mode == "none" or (not tools and choice in (None, "auto")):
         return None
-    if tools is None:
+    if not tools:
         raise FieldError("tool_choice", "tool_choice demands a call, but there are no tools")
-    offer = Offer(tools if allowed is None else _only(tools, allowed), choice)
-    if offer.demands and has_form:
-        raise FieldError("tool_choice", "tool_choice demands a call, and the answer can have no other form besides")
-    return offer
-
-
-def _only(tools: list[dict[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
-    found = {tool["function"]["name"]: tool for tool in tools}
-    for name in names:
-        if name not in found:
-            raise FieldError("tool_choice", f'tool_choice allows "{name}", which is none of the tools')
-    return [found[name] for name in dict.fromkeys(names)]
+    if isinstance(choice, AllowedTools):
+        found = {tool.function.name: tool for tool in tools}
+        allowed = dict.fromkeys(tool.function.name for tool in choice.allowed_tools.tools)
+        for name in allowed:
+            if name not in found:
+                raise FieldError("tool_choice", f'tool_choice allows "{name}", which is none of the tools')
+        tools = [found[name] for name in allowed]
+    return Offer(tool_dicts(tools), mode)
 
 
 class CalledFunction(Body):
-    """What was called; `arguments` is JSON as text."""
+    """The called function; `arguments` is JSON as text."""
 
     name: ToolName
     arguments: str
 
 
 class ToolCall(Body):
-    """A call in a message of the assistant, as it came in an answer."""
+    """A call in a message of the assistant, unchanged from an answer."""
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] | None = "function"
@@ -152,14 +144,14 @@ class ToolCall(Body):
 
 
 class AnswerFunction(Answer):
-    """What is called; `arguments` is JSON as text."""
+    """The called function; `arguments` is JSON as text."""
 
     name: str
     arguments: str
 
 
 class AnswerToolCall(Answer):
-    """A call that the model makes."""
+    """A call by the model."""
 
     id: str
     type: Literal["function"]
@@ -167,14 +159,14 @@ class AnswerToolCall(Answer):
 
 
 class FunctionDelta(Answer):
-    """The name at first, then pieces of the arguments."""
+    """The name first, then pieces of the arguments."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(Answer):
-    """What is new of a call."""
+    """New parts of a call."""
 
     index: int
     id: str | None = None

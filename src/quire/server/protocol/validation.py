@@ -1,53 +1,43 @@
-"""From JSON to a checked request, and from what pydantic finds wrong to one sentence about one field.
+"""From the bytes of a body to a checked request, and from pydantic's errors to one sentence about one field.
 
+JSON is parsed strictly. Refused beyond what JSON itself forbids: nesting above `MAX_DEPTH`, duplicate keys (parsers
+disagree on which one counts), NaN and infinities, integers of more than 64 bits, lone surrogates and NUL characters.
 Next to read: `fields.py`.
 """
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections import Counter
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
 from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, UNSUPPORTED_FALSE, WITHOUT_EFFECT, known_names
-from quire.server.protocol.json_text import JsonTextError, parse_json
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, known_names
 
 MAX_NAME_CHARACTERS = 100
 _B = TypeVar("_B", bound=Body)
-
-MESSAGES = {
-    "missing": "is required",
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be above {gt}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be below {lt}",
-    "finite_number": "must be a finite number",
-    "int_type": "must be an integer",
-    "int_from_float": "must be an integer",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_too_short": "must have at least {min_length} characters",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "must match {pattern}",
-    "list_type": "must be a list",
-    "too_short": "must have at least {min_length} items",
-    "too_long": "must have at most {max_length} items",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "literal_error": "must be {expected}",
-    "none_required": "must be null",
-}
-"""What a field must be, by pydantic's type of the error; others have pydantic's own sentence."""
+_WORDING = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^(?:Input|String|List|Dictionary|Value) should (be|have|match)", r"must \1"),
+        (r"^Field required$", "is required"),
+        # pydantic also tells the length or the kind of the value, which `shown` does.
+        (r" after validation.*|, got a number.*", ""),
+        (r"dictionary(?: or instance of \w+)?", "object"),
+        (r"a valid string", "text"),
+        (r"\bNone$", "null"),
+        (r"\bTrue$", "true"),
+        (r"\bFalse$", "false"),
+    )
+]
+"""Changes to pydantic's sentences: Python's names become JSON's, and the field's name can stand before them."""
 
 
 def parse_body(kind: type[_B], data: bytes) -> _B:
-    """The request that a body writes. Raises: ApiError 400."""
+    """Return the request in a body. Raises: ApiError 400."""
     try:
         value = parse_json(data)
     except JsonTextError as error:
@@ -56,18 +46,18 @@ def parse_body(kind: type[_B], data: bytes) -> _B:
 
 
 def validate(kind: type[_B], value: Any) -> _B:
-    """A checked request. Raises: ApiError 400 for the first thing that is wrong."""
+    """Return a checked request. Raises: ApiError 400 for the first field that is wrong."""
     if isinstance(value, dict):
-        value = {name: item for name, item in value.items() if not _asks_for_nothing(kind, name, item)}
+        value = {name: item for name, item in value.items() if not _is_neutral(kind, name, item)}
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _answer(error, kind) from None
+        raise _api_error(error, kind) from None
 
 
-def _asks_for_nothing(kind: type[Body], name: str, value: Any) -> bool:
-    """Whether a request may have this field though it is unsupported, or another request's: some clients send every
-    field they know, those without a value as null."""
+def _is_neutral(kind: type[Body], name: str, value: Any) -> bool:
+    """Return whether a field that the request does not have may be ignored: some clients send all fields they know,
+    unset ones as null or with their default."""
     if name in kind.model_fields:
         return False
     if value is None:
@@ -77,51 +67,37 @@ def _asks_for_nothing(kind: type[Body], name: str, value: Any) -> bool:
     return type(value) is type(neutral) and value == neutral
 
 
-def _answer(error: ValidationError, kind: type[Body]) -> ApiError:
+def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
     first = error.errors(include_url=False)[0]
     path = [str(part)[:MAX_NAME_CHARACTERS] for part in first["loc"] if not _is_tag(part)]
     param = ".".join(path)[:200] or None
-    name = path[-1] if path else ""
+    name, given = path[-1] if path else "", first.get("input")
+    message, code = "", "invalid_parameter"
     if first["type"] == "extra_forbidden":
         if len(path) == 1 and name in UNSUPPORTED:
-            return ApiError(400, f"{name} is not supported: {UNSUPPORTED[name]}", code="unsupported_parameter",
-                            param=param)  # fmt: skip
-        hint = _field_hint(name, kind if len(path) == 1 else None)
-        return ApiError(400, f"unknown field {json.dumps(name)}{hint}", code="unknown_parameter", param=param)
-    if name in UNSUPPORTED_FALSE and first.get("input") is False:
-        return ApiError(400, f"{name}: false is not supported: {UNSUPPORTED_FALSE[name]}", code="unsupported_parameter",
-                        param=param)  # fmt: skip
-    if first["type"] == "value_error":
+            message, code = f"{name} is not supported: {UNSUPPORTED[name]}", "unsupported_parameter"
+        else:
+            hint = _field_hint(name, kind if len(path) == 1 else None)
+            message, code = f"unknown field {json.dumps(name)}{hint}", "unknown_parameter"
+    elif first["type"] == "value_error":
         cause = first["ctx"]["error"]
-        param = ".".join([*path, cause.param]) if isinstance(cause, FieldError) else param
-        return ApiError(400, str(cause), code="invalid_parameter", param=param)
-    given = first.get("input")
-    if name == "type" and first["type"] == "literal_error" and "content" in path:
-        where = ".".join(path[:-1])
+        message = f"{param} {cause}, got {shown(given)}"
+        if isinstance(cause, FieldError):
+            param, message = ".".join([*path, cause.param]), str(cause)
+    elif name == "type" and first["type"] == "literal_error" and "content" in path:
+        where, code = ".".join(path[:-1]), "unsupported_content"
         message = f"{where} is of type {shown(given)}: this server reads text only, so remove it or describe it in text"
-        return ApiError(400, message, code="unsupported_content", param=param)
-    sentence = _sentence(first["type"], first.get("ctx") or {}, first["msg"])
-    got = "" if first["type"] == "missing" else f", got {shown(given)}"
-    return ApiError(400, f"{param or 'the body'} {sentence}{got}", code="invalid_parameter", param=param)
-
-
-def _sentence(kind: str, context: Mapping[str, Any], message: str) -> str:
-    template = MESSAGES.get(kind)
-    if template is None:
-        return f"is wrong: {message[:1].lower()}{message[1:200]}"
-    expected = str(context.get("expected", "")).replace("'", '"')
-    several = " or " in expected
-    expected = f"one of {expected}" if several else {"False": "false", "True": "true"}.get(expected, expected)
-    numbers = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in context.items()
-    }
-    sentence = template.format(**{**numbers, "expected": expected})
-    return re.sub(r"\b1 (character|item)s$", r"1 \1", sentence)
+    else:
+        sentence = first["msg"][:200]
+        for pattern, words in _WORDING:
+            sentence = pattern.sub(words, sentence)
+        got = "" if first["type"] == "missing" else f", got {shown(given)}"
+        message = f"{param or 'the body'} {sentence}{got}"
+    return ApiError(400, message, code=code, param=param)
 
 
 def _field_hint(name: str, kind: type[Body] | None) -> str:
-    """What a client may have meant. `kind`: the whole request, if the field stands at its top level."""
+    """Return the nearest known field, for a message. `kind`: the request, for a field at its top level."""
     if kind is None:
         return nearest(name, known_names() - {name})
     fields = {field.alias or own for own, field in kind.model_fields.items()}
@@ -132,5 +108,94 @@ def _field_hint(name: str, kind: type[Body] | None) -> str:
 
 
 def _is_tag(part: int | str) -> bool:
-    """Whether a part of pydantic's path names a member of a union, or an object's key, rather than a field."""
+    """Return whether a part of pydantic's path is a union member's tag or an object's key, not a field."""
     return isinstance(part, str) and (part.startswith("<") or part == "[key]")
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+MAX_DEPTH = 64
+INTEGER_BITS = 64
+MAX_EXACT = 2.0**53
+"""Above this, floating-point numbers skip integers."""
+
+
+class JsonTextError(ValueError):
+    """Text that is not JSON, or JSON that is refused."""
+
+
+def _too_deep() -> JsonTextError:
+    return JsonTextError(f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value that `data` encodes. Raises: JsonTextError."""
+    if not data.strip():
+        raise JsonTextError("the body is empty: send a JSON object")
+    try:
+        text = data.decode()
+        value = json.loads(
+            text, parse_constant=_constant, parse_float=_number, parse_int=_integer, object_pairs_hook=_object
+        )
+    except UnicodeDecodeError as error:
+        raise JsonTextError(f"the body is not UTF-8: byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise JsonTextError(
+            f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise _too_deep() from None
+    # Only an escape can encode a surrogate or a NUL: the parser refuses raw control characters, UTF-8 lone surrogates.
+    if "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+        _check(value)
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise JsonTextError(f"the body is not valid JSON: {name} is not a number of JSON")
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise JsonTextError(f"the number {digits[:40]} is too large")
+    # Some languages write every number with a point; JSON Schema calls 8.0 an integer, and so does openapi.json.
+    return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
+
+
+def _integer(digits: str) -> int:
+    # Python's own limit is 4,300 digits. Integers of up to 64 bits are refused later, with the field's name.
+    if len(digits) > 21 or (value := int(digits)).bit_length() > INTEGER_BITS:
+        raise JsonTextError(f"the integer {digits[:40]} has more than {INTEGER_BITS} bits")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise JsonTextError(f"an object of the body has a key more than once, such as {json.dumps(twice[:100])}")
+    return found
+
+
+def _check(value: Any) -> None:
+    """Raises: JsonTextError for text that is not Unicode, and for nesting that is too deep."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, str):
+            if "\0" in item:
+                raise JsonTextError("a text of the body has a NUL character (\\u0000): remove it")
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                code = f"\\u{ord(item[error.start]):04x}"
+                raise JsonTextError(f"a text of the body has {code}, half of a surrogate pair: remove it") from None
+        elif isinstance(item, dict | list):
+            if depth == MAX_DEPTH:
+                raise _too_deep()
+            if isinstance(item, dict):
+                waiting += [(name, depth) for name in item]
+                item = item.values()
+            waiting += [(child, depth + 1) for child in item]

@@ -1,1 +1,1 @@
-"""One file per group of routes; each has a `router` that `app.py` includes."""
+"""Routes: a file per group; `app.py` includes the `router` of each."""

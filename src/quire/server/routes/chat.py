@@ -1,60 +1,120 @@
-"""`POST /v1/chat/completions`: from messages to tokens, and the whole answer; a streamed one is in `chat_stream.py`.
+"""`POST /v1/chat/completions`: from messages to tokens, and from engine updates to a message or its chunks.
 
-Next to read: `chat_stream.py`, `../generation.py`.
+`/v1/responses` uses `prepare_chat` too. Next to read: `job.py`, `../generation.py`, `responses.py`.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.server.caller import Caller, caller_of
-from quire.server.generation import Finished, collect, until_disconnect
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.server.caller import Caller
+from quire.server.generation import Finished, new_id
 from quire.server.logprobs import prompt_logprobs
-from quire.server.protocol.answers import FINGERPRINT
-from quire.server.protocol.chat import ChatRequest
-from quire.server.routes.body import check_model, json_answer, read_body
-from quire.server.routes.chat_job import ChatJob, prepare_chat
-from quire.server.routes.chat_stream import ChatChunks
-from quire.server.state import ServerState, state_of
-from quire.server.streaming import EventStream, stream_updates
-from quire.server.tools import read_message
-from quire.server.usage import timings, usage
+from quire.server.protocol.chat import ChatRequest, Message
+from quire.server.protocol.structured_outputs import renaming, schema_field, structured_outputs_of
+from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.routes.job import Chunks, Job
+from quire.server.state import ServerState
+from quire.server.streaming import stream_answer
+from quire.server.tools import ToolReader, ToolUse, fields_of, plan_tools, read_message
 
 router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatJob(Job):
+    """A chat request, checked and tokenised. `opening` begins every answer: the message that `echo` repeats."""
+
+    tool_use: ToolUse | None
+    opening: str
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, ChatRequest)
-    state, caller = state_of(request), caller_of(request)
-    check_model(state, body.model)
-    state.admission.check_room(caller, body.n or 1)
-    front_end = state.supervisor.front_end
-    job = await front_end.run(prepare_chat, front_end, body, caller)
+    job = await prepare(request, body, prepare_chat, n=body.n or 1)
     if body.stream:
-        return EventStream(stream_updates(state, [job.request], caller, ChatChunks(state, job)))
-    return await until_disconnect(request.receive, _answer(state, job, caller))
+        return stream_answer(request, job.requests, _ChatChunks(job))
+    return await answer(request, job.requests, lambda results: _written(job, results))
 
 
-async def _answer(state: ServerState, job: ChatJob, caller: Caller) -> Response:
-    (finished,) = await collect(state, [job.request], caller)
-    is_large = bool(job.body.logprobs) or job.body.prompt_logprobs is not None
-    return await json_answer(state.supervisor.front_end, lambda: _written(state, job, finished), is_large=is_large)
+def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
+    """Render, tokenise and check. Raises: RequestError."""
+    front_end = state.supervisor.front_end
+    chosen = body.sampling_values()
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    if max_tokens is not None:
+        chosen["max_tokens"] = max_tokens
+    if body.logprobs:
+        chosen["logprobs"] = body.top_logprobs or 0
+    offer, is_parallel = body.offer(), body.parallel_tool_calls is not False
+    tool_use = plan_tools(front_end.template, front_end.tokenizer, offer, is_parallel=is_parallel)
+    prompt = front_end.chat_prompt(
+        message_dicts(body.messages),
+        tools=None if offer is None else offer.tools,
+        add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
+        continue_final_message=bool(body.continue_final_message),
+        variables={**(body.chat_template_kwargs or {}), "documents": body.documents},
+        add_special_tokens=bool(body.add_special_tokens),
+        max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
+        keeps_start=body.keeps_start,
+    )
+    with renaming({"logprobs": "top_logprobs", **schema_field(body.response_format), **fields_of(tool_use)}):
+        chosen["structured_outputs"] = structured_outputs_of(body.response_format, body.structured_outputs)
+        calls = {} if tool_use is None else tool_use.sampling_values()
+        params = front_end.sampling_params({**chosen, **calls})
+        identity = caller.identity(body.priority, body.cache_salt)
+        request = front_end.prepare(new_id("chat"), prompt, params, **identity)
+    return ChatJob(
+        body=body,
+        front_end=front_end,
+        model=state.model_name,
+        answer_id=f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl"),
+        requests=[request],
+        prompts=[prompt],
+        num_top=(body.top_logprobs or 0) if body.logprobs else None,
+        tool_use=tool_use,
+        opening=_opening(body),
+    )
 
 
-def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, Any]:
-    writer = job.logprob_writer(state.supervisor.front_end)
+def message_dicts(messages: list[Message]) -> list[dict[str, Any]]:
+    """Return messages as a chat template reads them."""
+    found = [message.model_dump(exclude_none=True, exclude={"annotations"}) for message in messages]
+    for message in found:
+        # Templates read it; a message may leave it out.
+        message.setdefault("content", "")
+    return found
+
+
+def adds_generation_prompt(chosen: bool | None, continue_final_message: bool | None) -> bool:
+    """Return whether the prompt ends with the beginning of the assistant's turn."""
+    return not continue_final_message if chosen is None else chosen
+
+
+def _opening(body: ChatRequest) -> str:
+    last = body.messages[-1]
+    if not body.echo or last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
+
+
+def _written(job: ChatJob, results: list[Finished]) -> dict[str, Any]:
+    (finished,) = results
+    writer = job.logprob_writer()
     choices = []
     for choice in finished.choices:
-        said, finish_reason = {"content": choice.text}, choice.finish_reason
+        message, finish_reason = {"content": choice.text}, choice.finish_reason
         if job.tool_use is not None:
-            said, finish_reason = read_message(job.tool_use, choice.text, choice.finish_reason)
+            message, finish_reason = read_message(job.tool_use, choice.text, choice.finish_reason)
         if job.opening:
-            said["content"] = job.opening + (said["content"] or "")
+            message["content"] = job.opening + (message["content"] or "")
         written: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "refusal": None, **said},
+            "message": {"role": "assistant", "refusal": None, **message},
             "logprobs": None if writer is None else writer.chat(choice.logprobs or []),
             "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
@@ -62,21 +122,60 @@ def _written(state: ServerState, job: ChatJob, finished: Finished) -> dict[str, 
         if job.body.return_token_ids:
             written["token_ids"] = choice.token_ids
         choices.append(written)
-    last, num_prompt = finished.last, job.request.num_prompt_tokens
-    answer: dict[str, Any] = {
-        "id": job.answer_id,
-        "object": "chat.completion",
-        "created": job.created,
-        "model": state.model_name,
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices,
-        "usage": usage(num_prompt, finished.num_generated, last.num_cached_tokens, job.prompt.num_truncated),
-    }
-    times = timings(num_prompt, finished.num_generated, last)
-    if times is not None:
-        answer["timings"] = times
+    whole = job.answer("chat.completion", choices, results)
     if finished.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(finished.prompt_logprobs)
+        whole["prompt_logprobs"] = prompt_logprobs(finished.prompt_logprobs)
     if job.body.return_token_ids:
-        answer["prompt_token_ids"] = job.request.prompt_token_ids
-    return answer
+        whole["prompt_token_ids"] = job.requests[0].prompt_token_ids
+    return whole
+
+
+class _ChatChunks(Chunks):
+    """A role for each choice, then its text or calls, and a last chunk with the reason of its end."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, job: ChatJob) -> None:
+        super().__init__(job)
+        self._opening = job.opening
+        self._tool_use = job.tool_use
+        self._is_plain = self._is_plain and job.tool_use is None
+        self._writer = job.logprob_writer()
+        self._readers: dict[int, ToolReader] = {}
+
+    def opening(self) -> bytes:
+        """Return each choice's first chunk."""
+        body, request = self._job.body, self._job.requests[0]
+        extra = {"prompt_token_ids": request.prompt_token_ids} if body.return_token_ids else {}
+        delta = {"role": "assistant", "content": self._opening}
+        return b"".join(self.chunk(_choice(index, delta), extra) for index in range(body.n or 1))
+
+    def text_choice(self, index: int, choice: int, text: str) -> dict[str, Any]:
+        """Return a choice with new text only."""
+        return _choice(choice, {"content": text})
+
+    def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
+        """Return the choices of the chunks for an update."""
+        ends = choice.finish_reason is not None
+        deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
+        reason = choice.finish_reason
+        if self._tool_use is not None:
+            reader = self._readers.setdefault(choice.index, ToolReader(self._tool_use))
+            deltas = reader.deltas(choice.text, ends=ends)
+            reason = reader.finish_reason(reason)
+        if not deltas and choice.token_ids and self._has_extras:
+            deltas = [{"content": ""}]
+        written = [_choice(choice.index, delta) for delta in deltas]
+        # Log-probabilities and ids of the tokens go with the first of several chunks.
+        if written and self._writer is not None:
+            written[0]["logprobs"] = self._writer.chat(choice.logprobs or [])
+        if written and self._job.body.return_token_ids:
+            written[0]["token_ids"] = choice.token_ids
+        if ends:
+            end = {"finish_reason": reason, "stop_reason": choice.stop_reason}
+            written.append(_choice(choice.index, {}) | end)
+        return written
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

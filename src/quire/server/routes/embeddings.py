@@ -1,6 +1,6 @@
 """`POST /v1/embeddings`: one vector per input.
 
-Next to read: `../generation.py`.
+Next to read: `exchange.py`, `../generation.py`.
 """
 
 import math
@@ -12,12 +12,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.sampling_params import PoolingParams
-from quire.server.caller import Caller, caller_of
+from quire.server.caller import Caller
 from quire.server.errors import ApiError
-from quire.server.front_end import FrontEnd
-from quire.server.generation import Finished, collect, new_id, until_disconnect
-from quire.server.protocol.embedding import EmbeddingRequest
-from quire.server.routes.body import check_model, json_answer, read_body
+from quire.server.generation import Finished, new_id
+from quire.server.protocol.prompts import EmbeddingRequest
+from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -28,47 +27,32 @@ router = APIRouter()
 async def create_embeddings(request: Request) -> Response:
     """Turn texts into vectors."""
     body = await read_body(request, EmbeddingRequest)
-    state, caller = state_of(request), caller_of(request)
-    check_model(state, body.model)
-    state.admission.check_room(caller, len(body.inputs))
+    requests = await prepare(request, body, _prepare, num_prompts=len(body.inputs), n=1)
+    model = state_of(request).model_name
+    return await answer(request, requests, lambda results: _written(model, body, requests, results))
+
+
+def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
     front_end = state.supervisor.front_end
-    requests = await front_end.run(_prepare, front_end, body, caller)
-    return await until_disconnect(request.receive, _answer(state, body, requests, caller))
-
-
-def _prepare(front_end: FrontEnd, body: EmbeddingRequest, caller: Caller) -> list[EngineRequest]:
     width = front_end.config.model.hidden_size
     if body.dimensions is not None and body.dimensions > width:
         message = f"dimensions must be at most {width}, the width of this model, got {body.dimensions}"
         raise ApiError(400, message, code="invalid_parameter", param="dimensions")
     params = PoolingParams(normalize=body.is_normalized)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, None)
-    return [
-        front_end.prepare(
-            new_id("embd"),
-            front_end.prompt(
-                text,
-                add_special_tokens=body.add_special_tokens is not False,
-                max_len=max_len,
-                keeps_start=body.truncation_side != "left",
-            ),
-            params,
-            **caller.identity(body.priority),
+    adds_special_tokens, keeps_start = body.add_special_tokens is not False, body.truncation_side != "left"
+    identity = caller.identity(body.priority)
+    requests = []
+    for text in body.inputs:
+        prompt = front_end.prompt(
+            text, add_special_tokens=adds_special_tokens, max_len=max_len, keeps_start=keeps_start
         )
-        for text in body.inputs
-    ]
-
-
-async def _answer(
-    state: ServerState, body: EmbeddingRequest, requests: list[EngineRequest], caller: Caller
-) -> Response:
-    results = await collect(state, requests, caller)
-    front_end = state.supervisor.front_end
-    return await json_answer(front_end, lambda: _written(state, body, requests, results), is_large=len(results) > 8)
+        requests.append(front_end.prepare(new_id("embd"), prompt, params, **identity))
+    return requests
 
 
 def _written(
-    state: ServerState, body: EmbeddingRequest, requests: list[EngineRequest], results: list[Finished]
+    model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[Finished]
 ) -> dict[str, Any]:
     write = base64_of if body.encoding_format == "base64" else list
     num_tokens = sum(request.num_prompt_tokens for request in requests)
@@ -78,7 +62,7 @@ def _written(
             {"object": "embedding", "index": index, "embedding": write(_shortened(body, finished.last.embedding or []))}
             for index, finished in enumerate(results)
         ],
-        "model": state.model_name,
+        "model": model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
 
@@ -92,7 +76,7 @@ def _shortened(body: EmbeddingRequest, vector: list[float]) -> list[float]:
 
 
 def base64_of(vector: list[float]) -> str:
-    """OpenAI's compact form: base64 of little-endian fp32."""
+    """Return OpenAI's compact encoding: base64 of little-endian fp32."""
     values = array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

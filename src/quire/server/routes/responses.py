@@ -1,22 +1,30 @@
-"""`POST /v1/responses`: text or calls of functions in answer to a text or a conversation.
+"""`POST /v1/responses`: an adapter of chat. A request becomes a chat request, and the answer's text and calls items.
 
-Nothing is stored, so there is no route to read a response again. A streamed answer is in `response_stream.py`.
-Next to read: `response_job.py`, `../generation.py`.
+A whole answer has the items, a stream also their events; both are the same for any cut of the text into updates.
+Nothing is stored, so there is no route to read a response again. Next to read: `chat.py`, `../protocol/responses.py`.
 """
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.server.caller import Caller, caller_of
-from quire.server.generation import Finished, collect, until_disconnect
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.server.caller import Caller
+from quire.server.errors import ApiError
+from quire.server.generation import Finished, new_id, timestamp
+from quire.server.logprobs import TextLogprobs
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.routes.body import check_model, json_answer, read_body
-from quire.server.routes.response_job import ResponseJob, prepare_response
-from quire.server.routes.response_output import ResponseOutput
-from quire.server.routes.response_stream import ResponseEvents, response_status
-from quire.server.state import ServerState, state_of
-from quire.server.streaming import EventStream, stream_updates
+from quire.server.protocol.structured_outputs import renaming
+from quire.server.routes.chat import ChatJob, prepare_chat
+from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.state import ServerState
+from quire.server.streaming import event, stream_answer
+from quire.server.tools import ToolReader
+from quire.text.detokenizer import IncrementalDetokenizer
+from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 
 router = APIRouter()
 
@@ -25,27 +33,246 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation."""
     body = await read_body(request, ResponsesRequest)
-    state, caller = state_of(request), caller_of(request)
-    check_model(state, body.model)
-    state.admission.check_room(caller, 1)
-    front_end = state.supervisor.front_end
-    job = await front_end.run(prepare_response, front_end, body, caller, state.model_name)
+    job = await prepare(request, body, prepare_response, n=1)
     if body.stream:
-        events = ResponseEvents(job)
-        return EventStream(stream_updates(state, [job.request], caller, events), events.failed)
-    return await until_disconnect(request.receive, _answer(state, job, caller))
+        events = _ResponseEvents(job)
+        return stream_answer(request, job.chat.requests, events, events.failed)
+    return await answer(request, job.chat.requests, lambda results: _written(job, results))
 
 
-async def _answer(state: ServerState, job: ResponseJob, caller: Caller) -> Response:
-    (finished,) = await collect(state, [job.request], caller)
-    front_end = state.supervisor.front_end
-    return await json_answer(front_end, lambda: _written(job, finished), is_large=job.writer is not None)
+def prepare_response(state: ServerState, body: ResponsesRequest, caller: Caller) -> "ResponseJob":
+    """Prepare the chat request that this one means. Raises: RequestError."""
+    with renaming({"response_format": "text.format.schema"}):
+        chat = prepare_chat(state, body.chat_request(), caller)
+    return ResponseJob(body, chat, f"resp_{body.request_id}" if body.request_id else _item_id("resp"))
 
 
-def _written(job: ResponseJob, finished: Finished) -> dict[str, Any]:
-    (choice,) = finished.choices
+def _item_id(prefix: str) -> str:
+    """Return an id such as "msg_5f0c…": this API's ids have an underscore."""
+    return new_id(prefix).replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseJob:
+    """A request to `/v1/responses`, and the chat job that it became."""
+
+    body: ResponsesRequest
+    chat: ChatJob
+    response_id: str
+
+    def response(self, status: str, **changes: Any) -> dict[str, Any]:
+        """Return the response object in one of its states."""
+        body, sampling = self.body, self.chat.requests[0].sampling
+        assert sampling is not None
+        text, choice = body.text, body.tool_choice
+        text_format = None if text is None else text.format
+        shown = {"type": "text"} if text_format is None else text_format.model_dump(by_alias=True, exclude_unset=True)
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.chat.created,
+            "completed_at": timestamp() if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": self.chat.model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": sampling.temperature,
+            "text": {"format": shown},
+            "tool_choice": (choice or "auto") if isinstance(choice, str | None) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": body.user,
+        } | changes
+
+    def ended(self, output: "ResponseOutput", finish_reason: str | None, last: RequestUpdate) -> dict[str, Any]:
+        """Return the response object at the end of its text."""
+        num_prompt = self.chat.requests[0].num_prompt_tokens
+        usage = {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": last.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": output.num_generated,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt + output.num_generated,
+        }
+        status = "incomplete" if finish_reason == "length" else "completed"
+        return self.response(status, output=output.items, usage=usage)
+
+    def text_logprobs(self) -> TextLogprobs | None:
+        """Return the log-probabilities by place in the text; None if they are not wanted."""
+        writer, request = self.chat.logprob_writer(), self.chat.requests[0]
+        if writer is None or request.sampling is None:
+            return None
+        skips = request.sampling.skip_special_tokens
+        tokenizer, prompt = self.chat.front_end.tokenizer, request.prompt_token_ids
+        return TextLogprobs(writer, IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skips))
+
+
+def _written(job: ResponseJob, results: list[Finished]) -> dict[str, Any]:
+    (choice,), last = results[0].choices, results[0].last
     output = ResponseOutput(job)
-    output.begin()
     output.write(choice)
-    usage = job.usage(finished.num_generated, finished.last.num_cached_tokens)
-    return job.response(response_status(choice.finish_reason or "stop"), output=output.items, usage=usage)
+    return job.ended(output, choice.finish_reason, last)
+
+
+class ResponseOutput:
+    """Makes items from text: messages, and calls of functions.
+
+    `items`: complete ones, and at the end the one in progress. `emit` gets the type and content of each event.
+    """
+
+    def __init__(self, job: ResponseJob, emit: Callable[[str, dict[str, Any]], None] = lambda kind, content: None):
+        self.items: list[dict[str, Any]] = []
+        self.num_generated = 0
+        self._emit = emit
+        self._reader = None if job.chat.tool_use is None else ToolReader(job.chat.tool_use)
+        self._logprobs = job.text_logprobs()
+        self._num_chars = 0
+
+    def begin(self) -> None:
+        """Start the only message of an answer without tools, before its first text."""
+        if self._reader is None:
+            self._start_message()
+
+    def write(self, choice: ChoiceUpdate) -> None:
+        """Add new text. Mutates: the items."""
+        ends = choice.finish_reason is not None
+        start = self._num_chars
+        self._num_chars += len(choice.text)
+        self.num_generated += len(choice.token_ids)
+        if self._logprobs is not None:
+            self._logprobs.add(choice)
+        if self._reader is not None:
+            found = self._reader.events(choice.text, ends=ends)
+        else:
+            found = [ContentDelta(choice.text, start)] if choice.text else []
+        for item in found:
+            if isinstance(item, ToolCallStart):
+                self._start_call(item)
+            elif isinstance(item, ToolArgumentsDelta):
+                self.items[-1]["arguments"] += item.text
+                self._emit("response.function_call_arguments.delta", {**self._place(), "delta": item.text})
+            else:
+                entries = [] if self._logprobs is None else self._logprobs.take(item.start, item.start + len(item.text))
+                self._add_text(item.text, entries)
+        if ends:
+            rest = [] if self._logprobs is None else self._logprobs.take_rest(self._num_chars)
+            if rest or not self.items:
+                self._add_text("", rest)
+            self._end(is_cut=choice.finish_reason == "length")
+
+    def _start(self, item: dict[str, Any]) -> None:
+        self._end(is_cut=False)
+        self.items.append(item)
+        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
+
+    def _start_call(self, start: ToolCallStart) -> None:
+        self._start({"type": "function_call", "id": _item_id("fc"), "call_id": start.id, "name": start.name,
+                     "arguments": "", "status": "in_progress"})  # fmt: skip
+
+    def _start_message(self) -> None:
+        self._start({"type": "message", "id": _item_id("msg"), "status": "in_progress", "role": "assistant",
+                     "content": []})  # fmt: skip
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.items[-1]["content"].append(part)
+        self._emit("response.content_part.added", {**self._place(), "part": part})
+
+    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        if not self.items or self.items[-1]["type"] != "message":
+            self._start_message()
+        (part,) = self.items[-1]["content"]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        if text or logprobs:
+            self._emit("response.output_text.delta", {**self._place(), "delta": text, "logprobs": logprobs})
+
+    def _end(self, *, is_cut: bool) -> None:
+        """End the item in progress, if any. is_cut: the text was cut off in it."""
+        if not self.items:
+            return
+        item = self.items[-1]
+        if item["type"] == "message":
+            (part,) = item["content"]
+            done = {**self._place(), "text": part["text"], "logprobs": part["logprobs"]}
+            self._emit("response.output_text.done", done)
+            self._emit("response.content_part.done", {**self._place(), "part": part})
+            item["status"] = "incomplete" if is_cut else "completed"
+        else:
+            arguments = item["arguments"]
+            done = {**self._place(), "name": item["name"], "arguments": arguments}
+            self._emit("response.function_call_arguments.done", done)
+            # The arguments may be whole though the text was cut off after them, or broken though it was not.
+            item["status"] = "completed" if _is_json(arguments) else "incomplete"
+        self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
+
+    def _place(self) -> dict[str, Any]:
+        item, index = self.items[-1], len(self.items) - 1
+        place = {"item_id": item["id"], "output_index": index}
+        return place if item["type"] == "function_call" else {**place, "content_index": 0}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _ResponseEvents:
+    """Writes one response as typed, numbered events, up to `response.completed`, `.incomplete` or `.failed`."""
+
+    def __init__(self, job: ResponseJob) -> None:
+        self._job = job
+        self._output = ResponseOutput(job, self._emit)
+        self._number = 0
+        self._data: list[bytes] = []
+
+    def opening(self) -> bytes:
+        """Return the events before the first text."""
+        started = self._job.response("in_progress")
+        self._emit("response.created", {"response": started})
+        self._emit("response.in_progress", {"response": started})
+        self._output.begin()
+        return self._taken()
+
+    def of(self, index: int, update: RequestUpdate) -> bytes:
+        """Return the events of an update. Mutates: the items and the number of events so far."""
+        for choice in update.choices:
+            self._output.write(choice)
+            if choice.finish_reason is not None:
+                response = self._job.ended(self._output, choice.finish_reason, update)
+                self._emit(f"response.{response['status']}", {"response": response})
+        return self._taken()
+
+    def closing(self) -> bytes:
+        """Return nothing: the type of the last event shows the end."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event for an error in a stream that has begun."""
+        content = {"code": error.code or "server_error", "message": error.message}
+        self._emit("response.failed", {"response": self._job.response("failed", error=content)})
+        return self._taken()
+
+    def _emit(self, kind: str, content: dict[str, Any]) -> None:
+        self._data.append(event({"type": kind, "sequence_number": self._number, **content}, kind))
+        self._number += 1
+
+    def _taken(self) -> bytes:
+        data = b"".join(self._data)
+        self._data.clear()
+        return data

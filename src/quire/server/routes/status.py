@@ -14,7 +14,7 @@ from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import build_document
-from quire.server.routes.body import check_model
+from quire.server.routes.exchange import check_model
 from quire.server.state import ServerState, state_of
 
 router = APIRouter()

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: what a prompt becomes, without computing it."""
+"""`POST /tokenize` and `POST /detokenize`: a prompt's tokens and their text, without generating."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request, Response
 
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.front_end import FrontEnd
-from quire.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from quire.server.protocol.tools import chat_tools
-from quire.server.routes.body import check_model, read_body
-from quire.server.routes.chat_job import add_generation_prompt, template_messages
+from quire.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
+from quire.server.protocol.tools import tool_dicts
+from quire.server.routes.chat import adds_generation_prompt, message_dicts
+from quire.server.routes.exchange import read_body
 from quire.server.state import state_of
 
 router = APIRouter()
@@ -17,21 +17,17 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt or a conversation."""
+    """Return the token ids of a prompt or a conversation."""
     body = await read_body(request, TokenizeRequest)
-    state = state_of(request)
-    check_model(state, body.model)
-    front_end = state.supervisor.front_end
+    front_end = state_of(request).supervisor.front_end
     return JsonResponse(await front_end.run(_tokenize, front_end, body))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
-    """The text of token ids."""
+    """Return the text of token ids."""
     body = await read_body(request, DetokenizeRequest)
-    state = state_of(request)
-    check_model(state, body.model)
-    front_end = state.supervisor.front_end
+    front_end = state_of(request).supervisor.front_end
     return JsonResponse({"prompt": await front_end.run(_detokenize, front_end, body.tokens)})
 
 
@@ -42,9 +38,9 @@ def _tokenize(front_end: FrontEnd, body: TokenizeRequest) -> dict[str, Any]:
         token_ids = front_end.prompt(body.prompt, add_special_tokens=body.add_special_tokens is not False).token_ids
     else:
         token_ids = front_end.chat_prompt(
-            template_messages(body.messages or []),
-            tools=chat_tools(body.tools) if body.tools else None,
-            add_generation_prompt=add_generation_prompt(body.add_generation_prompt, body.continue_final_message),
+            message_dicts(body.messages or []),
+            tools=tool_dicts(body.tools) if body.tools else None,
+            add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
             continue_final_message=bool(body.continue_final_message),
             variables=body.chat_template_kwargs,
             add_special_tokens=bool(body.add_special_tokens),

@@ -1,31 +1,28 @@
-"""The form that an answer must have: OpenAI's `response_format` and vLLM's `structured_outputs`.
+"""Structured output in requests: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
 Both become `StructuredOutputsParams`, which checks them. Next to read: `quire/structured_outputs.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from quire.errors import InvalidParameterError
-from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.base import AlwaysFalse, Body, FieldError
 from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
 
-
-def _text_or_object(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
-FormText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_BYTES)]
+ConstraintText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_BYTES)]
+SchemaName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+SchemaDescription = Annotated[str, Field(max_length=1024)]
 
 
 class JsonSchema(Body):
-    """A schema with a name, which is for people. Schemas are always followed strictly."""
+    """A schema with a name, which has no effect. Schemas are always enforced strictly."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-    description: Annotated[str, Field(max_length=1024)] | None = None
+    name: SchemaName
+    description: SchemaDescription | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
@@ -38,25 +35,28 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's: exactly one of the first five fields."""
+    """vLLM's field: exactly one of the first five."""
 
     json_: (
-        Annotated[Annotated[FormText, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-                  Discriminator(_text_or_object)] | None
-    ) = Field(None, alias="json")  # fmt: skip
+        Annotated[
+            Annotated[ConstraintText, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+            Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+        ]
+        | None
+    ) = Field(None, alias="json")
     json_object: bool | None = None
-    regex: FormText | None = None
-    choice: Annotated[list[FormText], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
-    grammar: FormText | None = None
+    regex: ConstraintText | None = None
+    choice: Annotated[list[ConstraintText], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    grammar: ConstraintText | None = None
     disable_any_whitespace: bool | None = False
-    disable_additional_properties: Literal[False] | None = False
-    """A schema says itself whether an object may have other properties."""
-    whitespace_pattern: FormText | None = None
+    disable_additional_properties: AlwaysFalse | None = False
+    """Must be false: the schema itself says whether an object may have other properties."""
+    whitespace_pattern: ConstraintText | None = None
     structural_tag: None = None
 
 
-def check_forms(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> None:
-    """Raises: FieldError for a format without its schema, and for two forms at once."""
+def check_formats(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> None:
+    """Raises: FieldError for a format without its schema, and for both fields at once."""
     if response_format is None:
         return
     has_schema = response_format.json_schema is not None
@@ -69,10 +69,10 @@ def check_forms(response_format: ResponseFormat | None, structured_outputs: Stru
         raise FieldError("structured_outputs", "response_format and structured_outputs exclude each other")
 
 
-def form_of(
+def structured_outputs_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """What the sampler must obey; None for free text. Raises: InvalidParameterError."""
+    """Return the sampler's constraint; None for free text. Raises: InvalidParameterError."""
     if structured_outputs is not None:
         given = structured_outputs.model_dump(
             by_alias=True, exclude_none=True, exclude={"disable_additional_properties"}
@@ -88,9 +88,12 @@ def form_of(
 
 
 @contextmanager
-def renaming(names: dict[str, str]) -> Iterator[None]:
-    """Errors about parameters name the fields that clients sent. `names`: engine's name → field. A name of
-    `structured_outputs` stands for all of its parts. Raises: InvalidParameterError."""
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename parameters in errors to the fields that the client sent.
+
+    `names` maps the engine's name to the field. The name of an object stands for all of its fields.
+    Raises: InvalidParameterError.
+    """
     try:
         yield
     except InvalidParameterError as error:
@@ -101,6 +104,6 @@ def renaming(names: dict[str, str]) -> Iterator[None]:
 
 
 def schema_field(response_format: ResponseFormat | None) -> dict[str, str]:
-    """Names for `renaming`: a schema that came as `response_format` is called by that name."""
+    """Return names for `renaming`: a schema sent as `response_format` keeps that name in errors."""
     has_schema = response_format is not None and response_format.json_schema is not None
     return {"structured_outputs": "response_format.json_schema.schema"} if has_schema else {}

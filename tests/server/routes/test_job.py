@@ -3,7 +3,7 @@ import pytest
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import RequestMetrics
 from quire.server.protocol.answers import Timings, Usage
-from quire.server.usage import timings, usage
+from quire.server.routes.job import timings, usage
 
 
 def update(first_token_s: float | None, last_token_s: float | None, scheduled_s: float | None = 11.0) -> RequestUpdate:
@@ -11,7 +11,7 @@ def update(first_token_s: float | None, last_token_s: float | None, scheduled_s:
     return RequestUpdate("r", finished=True, num_cached_tokens=4, metrics=metrics)
 
 
-def test_times_run_from_the_first_step_to_the_first_token_and_on_to_the_last() -> None:
+def test_prompt_time_ends_with_the_first_token() -> None:
     found = timings(24, 8, update(11.5, 13.5))
     assert found == pytest.approx({
         "cache_n": 4, "prompt_n": 20, "prompt_ms": 500, "prompt_per_token_ms": 25, "prompt_per_second": 40,
@@ -20,19 +20,19 @@ def test_times_run_from_the_first_step_to_the_first_token_and_on_to_the_last() -
     assert Timings.model_validate(found)
 
 
-def test_nothing_is_divided_by_zero() -> None:
+def test_times_of_zero_give_speeds_of_zero() -> None:
     found = timings(4, 1, update(11.0, 11.0))
     assert found is not None
     assert (found["prompt_per_second"], found["predicted_per_second"]) == (0, 0)
     assert found["prompt_per_token_ms"] == 0
 
 
-def test_without_a_token_there_are_no_times() -> None:
+def test_timings_need_a_token() -> None:
     assert timings(4, 0, update(None, None)) is None
     assert timings(4, 0, RequestUpdate("r")) is None
 
 
-def test_usage_tells_of_cut_off_tokens_only_if_there_are_any() -> None:
+def test_usage_has_truncated_tokens_only_after_truncation() -> None:
     assert Usage.model_validate(usage(10, 3, 2)).prompt_tokens_details.truncated_tokens is None
     assert usage(10, 3, 2)["total_tokens"] == 13
     assert usage(10, 3, 2, 5)["prompt_tokens_details"] == {"cached_tokens": 2, "truncated_tokens": 5}

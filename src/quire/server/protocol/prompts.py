@@ -1,0 +1,204 @@
+"""Bodies of the routes that take prompts: `/v1/completions`, `/v1/embeddings`, `/tokenize` and `/detokenize`.
+
+Next to read: `routes/completions.py`, `routes/embeddings.py`, `routes/tokens.py`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
+from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_template_fields
+from quire.server.protocol.fields import (
+    MAX_INTEGER,
+    MAX_LOGPROBS,
+    MAX_TOKEN_IDS,
+    ChoiceFields,
+    IgnoredFields,
+    ModelName,
+    Prompts,
+    RequestId,
+    TokenId,
+    TruncationSide,
+    prompt_list,
+)
+from quire.server.protocol.tools import Tools
+
+MAX_CHOICES = 2048
+"""Prompts times `n`."""
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(ChoiceFields):
+    """OpenAI's fields and vLLM's."""
+
+    prompt: Prompts
+    max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_INTEGER)
+    """0 needs `echo`: it scores the prompt and generates nothing."""
+    best_of: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool | None = True
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Return the prompts, always as a list."""
+        return prompt_list(self.prompt)
+
+    @model_validator(mode="after")
+    def _check(self) -> "CompletionRequest":
+        self.check_together()
+        num_choices = len(self.prompts) * (self.n or 1)
+        if num_choices > MAX_CHOICES:
+            raise FieldError(
+                "n",
+                f"{len(self.prompts)} prompts with n={self.n} are {num_choices} choices, more than {MAX_CHOICES}: "
+                "send several requests",
+            )
+        if self.best_of not in (None, 1, self.n or 1):
+            raise FieldError("best_of", f"best_of={self.best_of} is not supported: leave it out, or make it equal to n")
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens must be at least 1; 0 scores the prompt and needs echo: true")
+        return self
+
+
+class CompletionLogprobs(Answer):
+    """Parallel lists, one entry per token; the first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """A continuation, or new parts of it in a stream. Choice `index` belongs to prompt `index // n`."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Answer):
+    """The whole answer, or one event of a stream. With `include_usage` the last event has the usage and no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+# --- Embeddings ------------------------------------------------------------------------------
+
+
+class EmbeddingRequest(IgnoredFields):
+    """OpenAI's fields and a few of vLLM's."""
+
+    model: ModelName | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    """Length of each vector, at most the model's width: its first numbers, normalised again if `normalize` is true."""
+    add_special_tokens: bool | None = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    truncation_side: TruncationSide | None = None
+    """Side on which tokens are cut off. Unset: "right", so that the beginning of a text is kept."""
+    normalize: bool | None = True
+    use_activation: bool | None = True
+    """vLLM's later name of `normalize`; false in either disables normalisation."""
+    priority: int | None = Field(0, ge=-MAX_INTEGER, le=MAX_INTEGER)
+    request_id: RequestId | None = None
+    """Without effect: these answers have no id."""
+
+    @property
+    def is_normalized(self) -> bool:
+        """Return whether vectors are normalised to length 1."""
+        return self.normalize is not False and self.use_activation is not False
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        """Return the inputs, always as a list."""
+        return prompt_list(self.input)
+
+
+class Embedding(Answer):
+    """The vector of an input: numbers, or base64 of little-endian fp32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer):
+    """OpenAI's token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Answer):
+    """The whole answer, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+# --- Tokens ----------------------------------------------------------------------------------
+
+
+class TokenizeRequest(Body):
+    """Either `prompt` or `messages`."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    """Unset: true for a prompt; false for messages, since their template writes the special tokens."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    tools: Tools | None = None
+    """Needs messages: the description of the tools is part of the prompt."""
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
+    return_token_strs: bool | None = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise FieldError("prompt", "give either prompt or messages")
+        if self.tools is not None and self.messages is None:
+            raise FieldError("tools", "tools need messages: a prompt is used unchanged")
+        check_template_fields(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
+        return self
+
+
+class TokenizeAnswer(Answer):
+    """`token_strs`: the vocabulary's entries, if `return_token_strs` was set."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Body):
+    """Token ids, special ones included."""
+
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
+
+
+class DetokenizeAnswer(Answer):
+    """The text."""
+
+    prompt: str

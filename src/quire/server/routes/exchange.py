@@ -1,0 +1,81 @@
+"""Steps of every POST route: read and check the body, prepare it in a thread, compute and write the answer.
+
+FastAPI's own parsing answers in another shape, and accepts what `protocol/validation.py` refuses.
+Next to read: `../protocol/validation.py`, `../generation.py`.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from quire.server.caller import Caller, caller_of
+from quire.server.errors import ApiError, JsonResponse
+from quire.server.generation import Finished, collect, until_disconnect
+from quire.server.protocol.base import Body
+from quire.server.protocol.validation import parse_body
+from quire.server.state import ServerState, state_of
+from quire.types import Request as EngineRequest
+
+LARGE_BYTES = 64 << 10
+"""Larger bodies are parsed in a thread: a megabyte takes some 20 ms, in which no other stream would get its tokens."""
+MANY_REQUESTS = 8
+_B = TypeVar("_B", bound=Body)
+_J = TypeVar("_J")
+
+
+async def read_body(request: Request, kind: type[_B]) -> _B:
+    """Return the checked request. Raises: ApiError 400, 404 for another model, or 415."""
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":
+        given = json.dumps(media_type[:100]) if media_type else "none"
+        raise _unsupported(f"the body must be JSON, with Content-Type: application/json; it has {given}")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise _unsupported(f"Content-Encoding {json.dumps(encoding[:100])} is not supported: send the body as it is")
+    data = await request.body()
+    is_large = len(data) > LARGE_BYTES
+    body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
+    check_model(state_of(request), getattr(body, "model", None))
+    return body
+
+
+def check_model(state: ServerState, name: str | None) -> None:
+    """Raises: ApiError 404 for a model that is not served; None is any."""
+    if name is not None and name != state.model_name:
+        message = f'the model "{name[:100]}" does not exist; this server has "{state.model_name}"'
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+async def prepare(
+    request: Request, body: _B, prepare_body: Callable[[ServerState, _B, Caller], _J], *, num_prompts: int = 1, n: int
+) -> _J:
+    """Check that the queue has room, then tokenise in a thread. Raises: ApiError, RequestError."""
+    state, caller = state_of(request), caller_of(request)
+    state.admission.check_room(caller, state.admission.num_at_once(num_prompts, n) * n)
+    return await state.supervisor.front_end.run(prepare_body, state, body, caller)
+
+
+async def answer(
+    request: Request, requests: Sequence[EngineRequest], write: Callable[[list[Finished]], Any]
+) -> Response:
+    """Compute prepared requests, and answer with what `write` makes of their results. Raises: as `collect`."""
+    state, caller = state_of(request), caller_of(request)
+
+    async def work() -> Response:
+        results = await collect(state, requests, caller)
+        sampling = requests[0].sampling
+        has_logprobs = sampling is not None and (sampling.logprobs is not None or sampling.prompt_logprobs is not None)
+        if has_logprobs or len(requests) > MANY_REQUESTS:
+            # In a thread: a log-probability takes a microsecond, a prompt of 8,192 tokens has 172,000 of them, and
+            # other streams would wait.
+            return await state.supervisor.front_end.run(lambda: JsonResponse(write(results)))
+        return JsonResponse(write(results))
+
+    return await until_disconnect(request.receive, work())
