@@ -20,9 +20,9 @@ from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import Failure, RequestUpdate, Statistics, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, QuireError
-from quire.server.app import make_app
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
+from quire.server.routes import make_app
 from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 

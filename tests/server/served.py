@@ -19,13 +19,13 @@ from quire.engine.process.child import Channel, EngineLoop
 from quire.engine.process.client import EngineClient, _EngineProtocol
 from quire.engine.process.messages import Ready
 from quire.errors import EngineDeadError
-from quire.server.app import make_app
 from quire.server.connection import Connection
 from quire.server.errors import ApiError
 from quire.server.front_end import FrontEnd
 from quire.server.gate import Gate
 from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
+from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState
 from tests.engine.builders import NextToken, ScriptedExecutor, byte_tokenizer, make_engine, mixing

@@ -8,11 +8,11 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.app import make_app
 from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, bearer_token
 from quire.server.keys import KeyRing
 from quire.server.request_record import RequestRecord, current_record, set_current_record
+from quire.server.routes import make_app
 from tests.server.served import CHAT, Answer, ThreadedEngineClient, chat_body, make_state, serving
 
 KEY = "correct-horse-battery-staple"

@@ -32,7 +32,3 @@ def test_every_error_has_openais_shape() -> None:
             if status != "200":
                 assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
         assert endpoint.is_open or "401" in answers
-
-
-def test_document_names_no_path_of_this_machine() -> None:
-    assert str(ROOT) not in text()

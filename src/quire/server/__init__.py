@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP in this process, the engine in a child. Start at `app.py`."""
+"""The OpenAI-compatible server: HTTP in this process, the engine in a child. Start at `run.py`."""

@@ -1,7 +1,7 @@
 """Errors of the API, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
 Nothing internal gets out: an unexpected exception becomes a 500 with only its class in the message. Knows no engine.
-Next to read: `app.py`, which installs the handlers.
+Next to read: `routes/__init__.py`, which installs the handlers.
 """
 
 import json

@@ -1,7 +1,7 @@
 """OpenAPI description of the server: `python -m quire.server.openapi` writes it to docs/openapi.json.
 
-It is made from `ENDPOINTS` and the models in `protocol/`, never from a running server. Tests compare the routes of
-`app.py` and their answers with it. Next to read: `app.py`.
+It is made from `ENDPOINTS` and the models in `protocol/`, never from a running server. Tests compare the routes and
+their answers with it. Next to read: `routes/__init__.py`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Options of the server: each field is a flag of `quire serve` and an environment variable.
 
 API keys are no options, so that a list of processes never shows one: `keys.py` reads them from a file or from
-`QUIRE_API_KEY`. Engine options are in `config.py`. Knows no HTTP. Next to read: `app.py`, `gate.py`.
+`QUIRE_API_KEY`. Engine options are in `config.py`. Knows no HTTP. Next to read: `run.py`, `gate.py`.
 """
 
 import ipaddress

@@ -2,7 +2,7 @@
 
 The port is bound before the model is loaded, so that a port in use is an error at once; the health routes answer from
 then on. The first SIGTERM or SIGINT refuses new requests and lets running ones finish; a second one ends the server.
-Next to read: `app.py`.
+Next to read: `gate.py`, `routes/__init__.py`.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ import uvicorn
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
-from quire.server.app import make_app
 from quire.server.connection import ACCEPTED_AT_ONCE, Connection
 from quire.server.gate import Gate
 from quire.server.logs import use_format
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
+from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import Supervisor
 

@@ -1,1 +1,27 @@
-"""Routes: a file per group; `app.py` includes the `router` of each."""
+"""The HTTP application: a file per group of routes, each with a `router`. `../run.py` serves it.
+
+One request's way: a route → `front_end.py` (template, tokens, checks) → `generation.py` (engine) → `streaming.py`.
+"""
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from quire import __version__
+from quire.server.errors import install_error_handlers
+from quire.server.routes import chat, completions, embeddings, responses, status, tokens
+from quire.server.state import ServerState
+
+MODULES = (status, chat, completions, responses, embeddings, tokens)
+
+
+def make_app(state: ServerState) -> FastAPI:
+    """Make the application of a server. The caller starts and stops the engine."""
+    app = FastAPI(
+        title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    app.state.quire = state
+    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute))
+    install_error_handlers(app, [route.path for route in routes if "{" not in route.path])
+    for module in MODULES:
+        app.include_router(module.router)
+    return app
