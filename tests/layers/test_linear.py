@@ -19,10 +19,6 @@ def test_linear_is_weight_times_input_plus_bias(bias: bool) -> None:
     assert [name for name, _ in layer.named_parameters()] == (["weight", "bias"] if bias else ["weight"])
 
 
-def test_parameters_need_no_gradient() -> None:
-    assert not any(parameter.requires_grad for parameter in Linear(2, 2, bias=True).parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_packing_changes_no_output(dtype: torch.dtype) -> None:
     """Also where there is no packed layout for the type, and leaves other layers alone."""

@@ -83,12 +83,12 @@ def test_logits_are_those_of_transformers(pair: Any, length: int) -> None:
 
 
 @pytest.mark.parametrize("pair", CASES, indirect=True)
-def test_chunks_of_every_size_give_the_logits_of_the_whole_prompt(pair: Any) -> None:
+def test_chunked_prompt_gives_the_logits_of_the_whole(pair: Any) -> None:
     """Chunks of one token are also prefill-then-decode."""
     _, model = pair
     token_ids = random_tokens(PROMPT_LEN, 53)
     expected = whole(model, token_ids)
-    for chunk in range(1, 65):
+    for chunk in (*range(1, 10), 16, 31, 33, 64):
         runner = Runner(model)
         assert_close(runner.run(runner.add(token_ids), chunk), expected)
 
@@ -137,7 +137,7 @@ def test_reused_prefix_blocks_give_the_logits_of_a_fresh_request(pair: Any) -> N
 
 
 @pytest.mark.parametrize("pair", CASES, indirect=True)
-def test_which_blocks_a_request_has_does_not_matter(pair: Any) -> None:
+def test_logits_do_not_depend_on_block_ids(pair: Any) -> None:
     _, model = pair
     token_ids = random_tokens(29, 53)
     expected = whole(model, token_ids)
@@ -147,7 +147,7 @@ def test_which_blocks_a_request_has_does_not_matter(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("pair", CASES, indirect=True)
-def test_block_size_does_not_matter(pair: Any) -> None:
+def test_logits_do_not_depend_on_block_size(pair: Any) -> None:
     _, model = pair
     token_ids = random_tokens(29, 53)
     expected = whole(model, token_ids)

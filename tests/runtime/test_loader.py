@@ -131,7 +131,7 @@ def test_ignored_tensors_and_stored_ties_are_passed_over(load: Any) -> None:
     assert torch.equal(model.lm_head.weight, files.tensors["transformer.embed_tokens.weight"].values)
 
 
-def test_a_model_that_ignores_nothing_need_not_say_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_ignored_tensors_loads(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Stored, "ignored_tensors")
     load(tensors())
     with pytest.raises(ModelFileError, match=r"has unexpected tensor model\.rotary\.inv_freq"):
@@ -156,7 +156,7 @@ def test_a_model_that_ignores_nothing_need_not_say_so(load: Any, monkeypatch: py
         ({"model__q_proj__weight": ()}, ["model.q_proj.weight []"]),
     ],
 )  # fmt: skip
-def test_disagreements_name_tensors_and_shapes(load: Any, changes: Any, words: list[str]) -> None:
+def test_mismatch_of_files_and_model_names_tensors_and_shapes(load: Any, changes: Any, words: list[str]) -> None:
     files = tensors(**changes)
     with pytest.raises(ModelFileError) as raised:
         load(files)

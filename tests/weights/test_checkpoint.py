@@ -62,7 +62,7 @@ def test_qwen_rows_are_left_alone(tmp_path: Path, architecture: str) -> None:
     assert np.array_equal(tensors["model.layers.1.self_attn.k_proj.weight"], written["blk.1.attn_k.weight"])
 
 
-def test_quantised_blocks_are_within_reach(tmp_path: Path) -> None:
+def test_quantised_weight_gives_its_stored_blocks(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     TinyModel(format="Q4_1").write(path)
     checkpoint = open_gguf(path)
@@ -72,7 +72,7 @@ def test_quantised_blocks_are_within_reach(tmp_path: Path) -> None:
     assert checkpoint.tensors["model.norm.weight"].format == "F32"
 
 
-def test_counts(tmp_path: Path) -> None:
+def test_parameters_and_bytes_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     written = TinyModel(tied=True, format="Q8_0").write(path)
     checkpoint = open_gguf(path)
@@ -150,7 +150,7 @@ def test_random_weights_need_only_the_configuration(tmp_path: Path) -> None:
         open_checkpoint(files)
 
 
-def test_bad_directories(tmp_path: Path) -> None:
+def test_bad_directory_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"config\.json"):
         open_directory(tmp_path)
     hugging_face_directory(tmp_path)

@@ -168,7 +168,9 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize(("changes", "message"), UNSUPPORTED.values(), ids=list(UNSUPPORTED))
-def test_what_would_change_the_mathematics_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_metadata_that_change_the_mathematics_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         config_of(tmp_path, TinyModel(changes=changes))
 

@@ -52,7 +52,7 @@ def test_arrays_that_fit_the_file_but_not_the_memory(tmp_path: Path, monkeypatch
     ("type_id", "payload"),
     [(STRING, string("x" * 101)), (ARRAY, array(STRING, 2, string("x" * 100) + string("x" * 101)))],
 )
-def test_a_string_that_no_model_has(
+def test_too_long_string_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_id: int, payload: bytes
 ) -> None:
     monkeypatch.setattr(gguf_file, "MAX_STRING_BYTES", 100)

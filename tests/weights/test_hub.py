@@ -116,7 +116,7 @@ def make_snapshot(cache: Path, files: dict[str, bytes], repository: str = "org/m
     return snapshot
 
 
-def test_a_directory_is_fetched_without_what_quire_does_not_read(hub: FakeHub, tmp_path: Path) -> None:
+def test_only_files_that_quire_reads_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
     hub.files = {
         "config.json": CONFIG, "model.safetensors": bytes(100_000), "tokenizer.json": b"{}",
         "chat_template.jinja": b"x", "generation_config.json": b"{ }", "pytorch_model.bin": b"pickle",
@@ -236,7 +236,7 @@ class TestOffline:
             with pytest.raises(ModelFileError, match=r"`quire rm org/model`, then `quire pull org/model`$"):
                 open_checkpoint(resolve_source(name))
 
-    def test_what_is_not_cached(self, tmp_path: Path) -> None:
+    def test_uncached_model_names_quire_pull(self, tmp_path: Path) -> None:
         with pytest.raises(DownloadError, match=r"offline mode.*quire pull org/model") as caught:
             resolve_source("org/model")
         assert "\n" not in str(caught.value)
@@ -285,7 +285,7 @@ def test_an_unexpected_failure_is_a_typed_error(hub: FakeHub, monkeypatch: pytes
         fetch_from_hub(HubSource("org/model"))
 
 
-def test_a_full_disk_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*args: Any, **kwargs: Any) -> str:
         raise OSError(28, "No space left on device", "blobs/x")
 

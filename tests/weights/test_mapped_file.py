@@ -40,7 +40,7 @@ def test_printable_is_one_short_line() -> None:
      b'{"a": ' + b"{" * 200_000],
     ids=["empty", "open", "list", "null", "tail", "utf16", "bytes", "deep", "digits", "deep-object"],
 )  # fmt: skip
-def test_anything_else_is_a_typed_error_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_other_content_than_a_json_object_is_a_typed_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(ModelFileError, match=r"config\.json") as caught:

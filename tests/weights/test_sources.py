@@ -11,7 +11,7 @@ from quire.weights.sources import ALIASES, ModelFiles, resolve_source
 from tests.weights.conftest import FakePip
 
 
-def test_importing_costs_nothing() -> None:
+def test_import_loads_no_heavy_package() -> None:
     code = "import sys, quire.weights.sources; print([m for m in sys.argv[1:] if m in sys.modules])"
     heavy = ["torch", "numpy", "huggingface_hub", "filelock", "platformdirs", "gguf", "safetensors"]
     result = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
@@ -57,7 +57,7 @@ def test_a_configuration_alone_is_a_directory_to_be_filled_with_random_weights(t
     assert resolve_source(str(tmp_path)).kind == "hf"
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_pickles_and_single_weight_files_are_refused(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.pt"):
         (tmp_path / name).touch()
         with pytest.raises(UnsupportedModelError, match="never loaded"):

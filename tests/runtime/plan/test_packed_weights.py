@@ -36,7 +36,7 @@ def test_floats_become_the_compute_type(dtype: str, name: str, stored_format: st
 
 
 @pytest.mark.parametrize(("stored_format", "name"), [*EXACT.items(), *((other, "q8") for other in OTHERS)])
-def test_quantised_weights_stay_so(stored_format: str, name: str) -> None:
+def test_quantised_weights_keep_their_format(stored_format: str, name: str) -> None:
     assert chosen(stored_format) == chosen(stored_format, stored_format, is_table=True) == name
     # Chosen for weights that are not quantised.
     assert chosen(stored_format, quantization="int4") == name
@@ -155,7 +155,7 @@ def test_a_model_without_matrices_packs() -> None:
     assert PackedWeights({}, {}).num_bytes == 0
 
 
-def test_bytes_of_weights_that_stay_as_they_are() -> None:
+def test_kept_bytes_counts_packed_and_plain_weights() -> None:
     """What `resolve` counts: packed tiles of what is quantised, the file's bytes of the rest."""
     tensors = [
         stored("a", random(32, 64), "Q4_1"), stored("b", random(16, 64), "Q5_0"), stored("c", random(8, 3), "BF16"),
