@@ -35,11 +35,17 @@ PARTS = ("schedule", "update", "outputs")
 class InstantExecutor:
     """Every request that samples gets the letter "a"."""
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        results = tuple(RequestResult(item.request_id, 97) for item in output.scheduled if item.samples)
+    max_in_flight = 1
+
+    def submit(self, output: SchedulerOutput) -> None:
+        self._output = output
+
+    def collect(self) -> StepResult:
+        output = self._output
+        results = tuple(RequestResult(item.request_id, (97,)) for item in output.scheduled if item.max_new_tokens)
         return StepResult(output.step_id, results)
 
-    def watch(self, ends_step: Callable[[int], bool]) -> None:
+    def end_step_early(self) -> None:
         pass
 
     def shutdown(self) -> None:
@@ -119,7 +125,7 @@ def measure(num_streams: int, num_steps: int, *, with_events: bool) -> dict[str,
     scheduler.update = watch.wrap("update", scheduler.update)  # type: ignore[method-assign]
     processor = engine._output_processor
     processor.process = watch.wrap("outputs", processor.process)  # type: ignore[method-assign]
-    executor.execute_model = watch.wrap("execute", executor.execute_model)  # type: ignore[method-assign]
+    executor.collect = watch.wrap("execute", executor.collect)  # type: ignore[method-assign]
     rows: list[dict[str, float]] = []
     num_before = events.num_recorded
     for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""`FakeExecutor`: executes `SchedulerOutput`s in pure Python and believes nothing the scheduler says.
+"""`FakeExecutor`: executes `SchedulerOutput`s in pure Python and believes nothing that the scheduler says.
 
 It keeps the content of every KV block: which group and which positions it holds, the token at each, and a running
 digest that makes each position depend on all tokens before it, as attention does. Tokens and digests are read back
@@ -6,15 +6,13 @@ through the block table, so a block that is shared wrongly, stale, not copied, o
 `FakeExecutorError` or changes the tokens that come out.
 """
 
-import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
 from quire.types import (
     NULL_BLOCK_ID,
-    BlockTableUpdate,
     NewRequest,
     RequestResult,
     ScheduledRequest,
@@ -68,35 +66,43 @@ class _Block:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class FakeSequence:
     new: NewRequest
     token_ids: list[int]
     tables: list[list[int]]
     num_computed: int = 0
+    yielded: list[int] = field(default_factory=list)
+    """Of the step that is computed."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: tuple[str, str | None] | None = None
+    has_failed: bool = False
+    """In a step before: the scheduler did not know it when it scheduled this one."""
 
 
 class FakeExecutor:
-    """`execute_model` and `shutdown`, like a real executor; no model, no tensors.
+    """An `Executor` without a model and without tensors. A submitted step is computed when it is collected.
 
     next_token: (request id, all its tokens) → the next one; default: `token_after`.
     """
 
     def __init__(self, config: SchedulerConfig, *, vocab_size: int = 1000, next_token: NextToken | None = None) -> None:
         self.vocab_size = vocab_size
+        self.max_in_flight = config.max_in_flight
         self.is_shut_down = False
         self.num_steps = 0
-        self.num_rounds: Callable[[SchedulerOutput], int] = lambda output: 1 + self.num_steps % output.max_rounds
-        """How many rounds a step has."""
+        self.ends_early = False
+        self.num_iterations: Callable[[int], int] = lambda most: 1 + self.num_steps % most
+        """Decode iterations of a step that may have `most`."""
         self.fails: Callable[[str, int], bool] = lambda request_id, num_tokens: False
-        """Whether no token can be chosen for a request that has so many."""
-        self.ends_step: Callable[[int], bool] = lambda num_rounds: False
+        """Whether no token can be chosen for a request that has this many."""
         self._block_size = config.block_size
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
         self._windows = [group.spec.window for group in config.kv_cache_groups]
         self._next_token = next_token
+        self._submitted: deque[SchedulerOutput] = deque()
         self._blocks: dict[int, _Block] = {}
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, FakeSequence] = {}
         self._owners: Counter[int] = Counter()
         self._complaint = ""
 
@@ -105,43 +111,39 @@ class FakeExecutor:
         """Requests it has been told of and not told to forget."""
         return set(self._sequences)
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step, of as many rounds as it may have or fewer. Raises: FakeExecutorError."""
+    def submit(self, output: SchedulerOutput) -> None:
+        """See `Executor`."""
+        if output.forgets_all:
+            self._submitted.clear()
+        self._need(len(self._submitted) < self.max_in_flight, "too many steps in flight")
+        self._submitted.append(output)
+
+    def collect(self) -> StepResult:
+        """See `Executor`. Raises: FakeExecutorError."""
+        output = self._submitted.popleft()
         self.num_steps += 1
-        result = self._execute_round(output)
-        num_rounds = 1
-        while num_rounds < self.num_rounds(output) and all(item.error is None for item in result.results):
-            further = self._execute_round(self._next_round(output, result, num_rounds))
-            result = dataclasses.replace(result, results=result.results + further.results)
-            num_rounds += 1
-        return dataclasses.replace(result, num_rounds=num_rounds)
+        try:
+            return self._execute(output)
+        except BaseException:
+            self._submitted.clear()
+            raise
+        finally:
+            self.ends_early = False
 
-    def watch(self, ends_step: Callable[[int], bool]) -> None:
-        """Kept to be looked at: how many rounds a step has is decided by `num_rounds`."""
-        self.ends_step = ends_step
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Submit and collect one step."""
+        self.submit(output)
+        return self.collect()
 
-    def _next_round(self, output: SchedulerOutput, result: StepResult, num_done: int) -> SchedulerOutput:
-        """The step that a scheduler would have planned next, had it been asked."""
-        tokens = {item.request_id: item.token_id for item in result.results}
-        scheduled = []
-        for item in output.scheduled:
-            token_id = tokens[item.request_id]
-            self._need(token_id is not None and item.num_tokens == 1, f"'{item.request_id}' has no next round")
-            assert token_id is not None
-            tables = self._sequences[item.request_id].tables
-            scheduled.append(
-                ScheduledRequest(
-                    item.request_id,
-                    item.num_computed_tokens + num_done,
-                    1,
-                    samples=True,
-                    new_token_ids=(token_id,),
-                    block_table_updates=tuple(BlockTableUpdate(len(table), ()) for table in tables),
-                )
-            )
-        return SchedulerOutput(output.step_id, (), tuple(scheduled), (), (), ())
+    def end_step_early(self) -> None:
+        """See `Executor`."""
+        self.ends_early = True
 
-    def _execute_round(self, output: SchedulerOutput) -> StepResult:
+    def shutdown(self) -> None:
+        """See `Executor`. Nothing may be executed afterwards."""
+        self.is_shut_down = True
+
+    def _execute(self, output: SchedulerOutput) -> StepResult:
         # What was once wrong stays wrong: an engine that tries again must not get away with it.
         self._need(not self._complaint, self._complaint)
         self._need(not self.is_shut_down, "executed after shutdown")
@@ -164,30 +166,47 @@ class FakeExecutor:
         for item in computed:
             self._take_up(item, is_new=item.request_id in new_ids)
         for item in computed:
-            self._check_single_writer(item)
-            self._write(item)
+            self._compute(item)
         for item in output.scheduled:
             if item.logits_from is not None:
                 self._take_up(item, is_new=item.request_id in new_ids)
+        self._on_computed()
+        for item in output.scheduled:
+            self._sample(item)
+        num_iterations = self._iterate(output.scheduled)
         results = (self._result(item) for item in output.scheduled)
-        return StepResult(output.step_id, tuple(result for result in results if result is not None))
+        found = tuple(result for result in results if result is not None)
+        return StepResult(output.step_id, found, num_iterations=num_iterations)
 
-    def shutdown(self) -> None:
-        """Nothing may be executed afterwards."""
-        self.is_shut_down = True
+    def _iterate(self, scheduled: Sequence[ScheduledRequest]) -> int:
+        """Decode further tokens of requests that may yield them. Returns the number of forward passes."""
+        most = min(item.max_new_tokens - len(item.draft_token_ids) for item in scheduled)
+        num_iterations = max(1, self.num_iterations(max(1, most)))
+        for iteration in range(1, num_iterations):
+            if self.ends_early or any(self._sequences[item.request_id].error for item in scheduled):
+                return iteration
+            for item in scheduled:
+                sequence = self._sequences[item.request_id]
+                self._check_single_writer(sequence, 1)
+                self._write(sequence, 1)
+                self._choose(sequence, sequence.num_computed)
+        return num_iterations
 
     # --- State ----------------------------------------------------------------------------------
 
     def _add(self, new: NewRequest) -> None:
         self._need(new.request_id not in self._sequences, f"'{new.request_id}' is new but already known")
         tables: list[list[int]] = [[] for _ in self._windows]
-        self._sequences[new.request_id] = _Sequence(new, list(new.token_ids), tables)
+        self._sequences[new.request_id] = FakeSequence(new, list(new.token_ids), tables)
 
     def _take_up(self, item: ScheduledRequest, *, is_new: bool) -> None:
         request_id = item.request_id
         self._need(request_id in self._sequences, f"'{request_id}' is scheduled but not known")
         sequence = self._sequences[request_id]
+        self._need(not item.new_token_ids or sequence.new.awaits_external_token, f"'{request_id}' is sent its tokens")
         sequence.token_ids += item.new_token_ids
+        sequence.has_failed |= sequence.error is not None
+        sequence.yielded, sequence.logprobs, sequence.error = [], [], None
         self._need(len(item.block_table_updates) == len(self._windows), f"'{request_id}': one update per group")
         self._own(sequence, -1)
         for table, update in zip(sequence.tables, item.block_table_updates, strict=True):
@@ -195,20 +214,23 @@ class FakeExecutor:
             table[update.start :] = update.block_ids
             self._need(all(0 <= at < self._num_blocks for at in table), f"'{request_id}': no such block in {table}")
         self._own(sequence, +1)
-        end = item.num_computed_tokens + item.num_tokens
+        if sequence.has_failed:
+            return
+        num_drafts = len(item.draft_token_ids)
+        end = item.num_computed_tokens + item.num_tokens - num_drafts
         self._need(is_new or sequence.num_computed == item.num_computed_tokens, f"'{request_id}': positions skipped")
         self._need(end <= len(sequence.token_ids), f"'{request_id}': tokens up to {end} are not known")
-        catches_up = end == len(sequence.token_ids)
-        samples = catches_up and sequence.new.sampling is not None
-        self._need(item.samples == samples, f"'{request_id}': samples={item.samples} at {end}")
+        samples = end == len(sequence.token_ids) and sequence.new.sampling is not None
+        is_right = item.max_new_tokens > num_drafts if samples else item.max_new_tokens == num_drafts == 0
+        self._need(is_right, f"'{request_id}': max_new_tokens={item.max_new_tokens} at {end}")
         if item.logits_from is None:
-            self._need(item.num_tokens > 0, f"'{request_id}' is scheduled without tokens")
+            self._need(item.num_tokens > num_drafts, f"'{request_id}' is scheduled without tokens")
         else:
             leader = self._sequences.get(item.logits_from)
-            self._need(leader is not None and item.num_tokens == 0 and item.samples, f"'{request_id}': bad leader")
-        sequence.num_computed = end
+            self._need(leader is not None and item.num_tokens == 0 and samples, f"'{request_id}': bad leader")
+        sequence.num_computed = item.num_computed_tokens
 
-    def _own(self, sequence: _Sequence, sign: int) -> None:
+    def _own(self, sequence: FakeSequence, sign: int) -> None:
         for table in sequence.tables:
             for block_id in table:
                 self._owners[block_id] += sign
@@ -232,32 +254,51 @@ class FakeExecutor:
 
     # --- Writing and reading blocks -------------------------------------------------------------
 
-    def _check_single_writer(self, item: ScheduledRequest) -> None:
-        first = item.num_computed_tokens // self._block_size
-        last = (item.num_computed_tokens + item.num_tokens - 1) // self._block_size
-        for table in self._sequences[item.request_id].tables:
-            for at in range(first, last + 1):
-                self._need(at < len(table) and table[at] != NULL_BLOCK_ID, f"'{item.request_id}' has no block {at}")
-                owners = self._owners[table[at]]
-                self._need(owners == 1, f"'{item.request_id}' writes block {table[at]} shared by {owners}")
-
-    def _write(self, item: ScheduledRequest) -> None:
+    def _compute(self, item: ScheduledRequest) -> None:
         sequence = self._sequences[item.request_id]
+        if sequence.has_failed:
+            return
+        sequence.token_ids += item.draft_token_ids
+        self._check_single_writer(sequence, item.num_tokens)
+        self._write(sequence, item.num_tokens)
+
+    def _check_single_writer(self, sequence: FakeSequence, num_tokens: int) -> None:
+        name, start = sequence.new.request_id, sequence.num_computed
+        for table in sequence.tables:
+            for at in range(start // self._block_size, (start + num_tokens - 1) // self._block_size + 1):
+                self._need(at < len(table) and table[at] != NULL_BLOCK_ID, f"'{name}' has no block {at}")
+                owners = self._owners[table[at]]
+                self._need(owners == 1, f"'{name}' writes block {table[at]} shared by {owners}")
+
+    def _write(self, sequence: FakeSequence, num_tokens: int) -> None:
+        name, start = sequence.new.request_id, sequence.num_computed
         for group_index, table in enumerate(sequence.tables):
-            digest = self._digest_before(sequence, group_index, item.num_computed_tokens)
-            for position in range(item.num_computed_tokens, item.num_computed_tokens + item.num_tokens):
+            digest = self._digest_before(sequence, group_index, start)
+            for position in range(start, start + num_tokens):
                 index, offset = divmod(position, self._block_size)
                 if offset == 0:
                     self._blocks[table[index]] = _Block(group_index, index)
                 block = self._blocks[table[index]]
                 good = block.group_index == group_index and block.index == index and len(block.tokens) == offset
-                self._need(good, f"'{item.request_id}' writes position {position} over {block}")
+                if not good:  # the message is long: most steps must not make it
+                    self._need(False, f"'{name}' writes position {position} over {block}")
                 digest = chain(digest, sequence.token_ids[position])
                 block.tokens.append(sequence.token_ids[position])
                 block.digests.append(digest)
-            self._read(sequence, group_index, item)
+            self._read(sequence, group_index, start, start + num_tokens)
+        sequence.num_computed += num_tokens
 
-    def _digest_before(self, sequence: _Sequence, group_index: int, position: int) -> int:
+    def _take_back(self, sequence: FakeSequence, num_tokens: int) -> None:
+        """Forget the KV of rejected drafts: all behind the first `num_tokens` tokens."""
+        for table in sequence.tables:
+            for index in range(num_tokens // self._block_size, len(table)):
+                block = self._blocks.get(table[index])
+                if block is not None and block.index == index:
+                    del block.tokens[max(0, num_tokens - index * self._block_size) :]
+                    del block.digests[len(block.tokens) :]
+        sequence.num_computed = num_tokens
+
+    def _digest_before(self, sequence: FakeSequence, group_index: int, position: int) -> int:
         if position == 0:
             return 1
         index, offset = divmod(position - 1, self._block_size)
@@ -268,63 +309,110 @@ class FakeExecutor:
         assert block is not None
         return block.digests[offset]
 
-    def _read(self, sequence: _Sequence, group_index: int, item: ScheduledRequest) -> None:
-        """Check every position that this step's tokens attend to."""
+    def _read(self, sequence: FakeSequence, group_index: int, first: int, end: int) -> None:
+        """Check every position that the tokens `first` … `end - 1` attend to."""
         window = self._windows[group_index]
-        start = 0 if window is None else max(0, item.num_computed_tokens - window + 1)
-        end = item.num_computed_tokens + item.num_tokens
+        start = 0 if window is None else max(0, first - window + 1)
         table = sequence.tables[group_index]
         for index in range(start // self._block_size, -(-end // self._block_size)):
             block = self._blocks.get(table[index])
-            where = f"'{item.request_id}' group {group_index} block {table[index]} at {index}"
+            where = f"'{sequence.new.request_id}' group {group_index} block {table[index]} at {index}"
             self._need(table[index] != NULL_BLOCK_ID and block is not None, f"{where} holds nothing")
             assert block is not None
-            self._need(block.group_index == group_index and block.index == index, f"{where} is another's: {block}")
+            if block.group_index != group_index or block.index != index:
+                self._need(False, f"{where} is another's: {block}")
             stop = min(end, (index + 1) * self._block_size)
             expected = sequence.token_ids[index * self._block_size : stop]
             self._need(block.tokens[: len(expected)] == expected, f"{where}: {block.tokens} is not {expected}")
 
     # --- Results --------------------------------------------------------------------------------
 
+    def _sample(self, item: ScheduledRequest) -> None:
+        """Choose the next token, and further ones while the drafts are right."""
+        sequence = self._sequences[item.request_id]
+        if sequence.has_failed:
+            return
+        drafts = list(item.draft_token_ids)
+        num_known = item.num_computed_tokens + item.num_tokens - len(drafts)
+        if item.max_new_tokens:
+            del sequence.token_ids[num_known:]
+            for draft in (*drafts, None):
+                reader = sequence if item.logits_from is None else self._sequences[item.logits_from]
+                self._choose(sequence, num_known + len(sequence.yielded), reader)
+                if sequence.error is not None or sequence.yielded[-1] != draft:
+                    break
+            if drafts:
+                self._take_back(sequence, num_known + max(0, len(sequence.yielded) - 1))
+        else:
+            sequence.error = self._failure(sequence) if num_known == len(sequence.token_ids) else None
+
+    def _choose(self, sequence: FakeSequence, end: int, reader: FakeSequence | None = None) -> None:
+        """Yield the token that follows the first `end` computed ones."""
+        digest = self._final_digest(reader or sequence, end)
+        sequence.error = self._failure(sequence)
+        if sequence.error is not None:
+            return
+        known, sampling = sequence.token_ids, sequence.new.sampling
+        assert sampling is not None
+        token_id = self._token(sequence, digest)
+        if sampling.logprobs is not None:
+            sequence.logprobs.append(self._logprobs(known, token_id, sampling.logprobs))
+        sequence.yielded.append(token_id)
+        if not sequence.new.awaits_external_token:
+            known.append(token_id)
+
     def _result(self, item: ScheduledRequest) -> RequestResult | None:
         sequence = self._sequences[item.request_id]
-        sampling, pooling = sequence.new.sampling, sequence.new.pooling
+        sampling, known = sequence.new.sampling, sequence.token_ids
+        if sequence.has_failed:
+            return None
+        if sequence.error is not None:
+            error, code = sequence.error
+            return RequestResult(
+                item.request_id, tuple(sequence.yielded), tuple(sequence.logprobs), error=error, error_code=code
+            )
         end = item.num_computed_tokens + item.num_tokens
-        reader = sequence if item.logits_from is None else self._sequences[item.logits_from]
         if sampling is None:
-            if end < len(sequence.token_ids) or pooling is None:
+            if end < len(known) or sequence.new.pooling is None:
                 return None
-            digest = self._final_digest(reader, end)
-            return RequestResult(item.request_id, embedding=tuple(float(digest >> at & 255) for at in (0, 8, 16, 24)))
-        token_id = logprobs = None
+            return RequestResult(
+                item.request_id, embedding=self._embedding(sequence, self._final_digest(sequence, end))
+            )
         prompt_logprobs: list[TokenLogprobs] = []
         if sampling.prompt_logprobs is not None:
-            known = range(item.num_computed_tokens + 1, min(end + 1, sequence.new.num_prompt_tokens))
-            prompt_logprobs += (self._logprobs(sequence.token_ids[at], sampling.prompt_logprobs) for at in known)
-        if item.samples:
-            digest = self._final_digest(reader, end)
-            if self.fails(item.request_id, len(sequence.token_ids)):
-                return RequestResult(item.request_id, error="it fails here")
-            if self._next_token is not None:
-                token_id = self._next_token(item.request_id, list(sequence.token_ids))
-            else:
-                token_id = token_after(digest, sequence.new.seed, self.vocab_size)
-            if sampling.logprobs is not None:
-                logprobs = self._logprobs(token_id, sampling.logprobs)
-        if token_id is None and not prompt_logprobs:
+            for at in range(item.num_computed_tokens + 1, min(end + 1, sequence.new.num_prompt_tokens)):
+                prompt_logprobs.append(self._logprobs(known[:at], known[at], sampling.prompt_logprobs))
+        if not sequence.yielded and not prompt_logprobs:
             return None
-        return RequestResult(item.request_id, token_id, logprobs, tuple(prompt_logprobs))
+        return RequestResult(item.request_id, tuple(sequence.yielded), tuple(sequence.logprobs), tuple(prompt_logprobs))
 
-    def _final_digest(self, sequence: _Sequence, end: int) -> int:
-        digests = {self._digest_before(sequence, group_index, end) for group_index in range(len(self._windows))}
-        self._need(len(digests) == 1, f"groups disagree on '{sequence.new.request_id}'")
-        return digests.pop()
+    # --- To be overridden -----------------------------------------------------------------------
 
-    def _logprobs(self, token_id: int, num: int) -> TokenLogprobs:
+    def _on_computed(self) -> None:
+        """Called in each step before the first token is sampled."""
+
+    def _failure(self, sequence: FakeSequence) -> tuple[str, str | None] | None:
+        """Error and code of a request that can get no token or embedding now."""
+        return ("it fails here", None) if self.fails(sequence.new.request_id, len(sequence.token_ids)) else None
+
+    def _token(self, sequence: FakeSequence, digest: int) -> int:
+        if self._next_token is not None:
+            return self._next_token(sequence.new.request_id, list(sequence.token_ids))
+        return token_after(digest, sequence.new.seed, self.vocab_size)
+
+    def _embedding(self, sequence: FakeSequence, digest: int) -> tuple[float, ...]:
+        return tuple(float(digest >> at & 255) for at in (0, 8, 16, 24))
+
+    def _logprobs(self, known: list[int], token_id: int, num: int) -> TokenLogprobs:
         """The token first, then the likeliest: the fake prefers the token and those that follow it."""
         count = self.vocab_size - 1 if num < 0 else min(num, self.vocab_size - 1)
         token_ids = tuple((token_id + at) % self.vocab_size for at in range(count + 1))
         return TokenLogprobs(token_ids, tuple(-0.5 - at for at in range(count + 1)), tuple(range(1, count + 2)))
+
+    def _final_digest(self, sequence: FakeSequence, end: int) -> int:
+        digests = {self._digest_before(sequence, group_index, end) for group_index in range(len(self._windows))}
+        self._need(len(digests) == 1, f"groups disagree on '{sequence.new.request_id}'")
+        return digests.pop()
 
     def _need(self, condition: bool, message: str) -> None:
         if not condition:

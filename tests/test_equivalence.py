@@ -146,7 +146,7 @@ def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
     engine.step()  # each now owns a copy of the partial block, or the block itself
     used = free_before - engine.scheduler.blocks.num_free
     num_shared = LENGTHS[5] // engine.config.scheduler.block_size
-    longest = LENGTHS[5] + 2 * engine.config.scheduler.max_decode_rounds
+    longest = LENGTHS[5] + 2 * engine.config.scheduler.multi_step_decode
     assert used <= num_shared + 4 * (blocks(base, longest) - num_shared)
     engine.abort_request("four")
     engine.step()

@@ -33,12 +33,12 @@ OTHER = new_request("b", PROMPT)
 def executor() -> FakeExecutor:
     """One that knows "a": five tokens in blocks 1 and 2 of four."""
     fake = FakeExecutor(make_config())
-    assert fake.execute_model(FIRST).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+    assert fake.execute(FIRST).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
     return fake
 
 
 def test_the_next_token_depends_on_all_tokens() -> None:
-    result = executor().execute_model(SECOND)
+    result = executor().execute(SECOND)
     assert result.results[0].token_id == token_after(chain_all([*PROMPT, 9]), 0, 1000)
 
 
@@ -72,12 +72,12 @@ def test_the_next_token_depends_on_all_tokens() -> None:
 )
 def test_wrong_steps_are_refused(step: SchedulerOutput, message: str) -> None:
     with pytest.raises(FakeExecutorError, match=message):
-        executor().execute_model(step)
+        executor().execute(step)
 
 
 def test_a_full_shared_block_may_be_read() -> None:
     step = output(item("b", 4, 1, (0, (1, 4))), new_requests=(OTHER,))
-    assert executor().execute_model(step).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+    assert executor().execute(step).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
 
 
 def test_results_of_every_kind() -> None:
@@ -111,4 +111,4 @@ def test_nothing_runs_after_shutdown() -> None:
     fake = executor()
     fake.shutdown()
     with pytest.raises(FakeExecutorError, match="after shutdown"):
-        fake.execute_model(SECOND)
+        fake.execute(SECOND)

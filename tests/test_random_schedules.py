@@ -1,7 +1,8 @@
-"""Random schedules on a real engine: whatever runs beside it, a request gets what it gets alone, to the last bit.
+"""Random schedules on a real engine: each request gets what it gets alone, to the last bit.
 
-Requests of every kind come and go by chance, in chunks of any size, in pools so small that they preempt each other,
-with one token a step or several. Each is compared with itself alone: whole, one token a step, nothing cached.
+Requests of every kind come and go at random, in chunks of any size, in pools so small that they preempt each other,
+with one token a step or several, with right and wrong drafts. Each is compared with itself alone: whole, one token a
+step, without a prefix cache.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from quire.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
+from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_llama
 
 MAX_MODEL_LEN = 96
@@ -106,7 +108,7 @@ def random_job(rng: random.Random) -> Job:
     return Job(token_ids, random_params(rng), rng.randrange(16), abort_step, rng.randrange(3))
 
 
-def random_engine(rng: random.Random, base: LLMEngine) -> LLMEngine:
+def random_engine(rng: random.Random, base: LLMEngine, seen: Counter[str]) -> LLMEngine:
     engine = engine_with(
         base,
         max_model_len=MAX_MODEL_LEN,
@@ -116,19 +118,52 @@ def random_engine(rng: random.Random, base: LLMEngine) -> LLMEngine:
         enable_prefix_caching=rng.random() < 0.7,
         max_num_partial_prefills=rng.randrange(1, 3),
         prefill_tokens_per_decode=rng.choice([None, 1, 3]),
-        max_decode_rounds=rng.choice([1, 2, 4, 8, 8]),
+        multi_step_decode=rng.choice([1, 2, 4, 8, 8]),
         policy="priority",
     )
-    engine._clock = lambda: 0.0  # so that a slow machine does not end steps
-    engine.watch(lambda: rng.random() < 0.1)
+    engine._executor._worker.runner.limit_s = 60  # type: ignore[attr-defined]  # so that a slow machine ends no step
+    update = engine.scheduler.update
+
+    def counting(output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
+        drafted = {item.request_id: len(item.draft_token_ids) for item in output.scheduled if item.draft_token_ids}
+        for item in result.results:
+            if item.request_id in drafted:
+                seen["rejected" if len(item.token_ids) <= drafted[item.request_id] else "accepted"] += 1
+        return update(output, result)
+
+    engine.scheduler.update = counting  # type: ignore[method-assign]
     return engine
 
 
-def run(engine: LLMEngine, jobs: list[Job]) -> list[Output]:
-    """The last output of each job. Blocks are checked after each step, and are home at the end."""
+def set_drafts(engine: LLMEngine, alone: dict[str, list[int]], rng: random.Random) -> None:
+    """Give some sequences drafts: right ones, wrong ones, right ones with a wrong end."""
+    for name, expected in alone.items():
+        request = engine.scheduler.get(name)
+        if request is not None and rng.random() < 0.7:
+            start = len(request.output_token_ids)
+            right = expected[start : start + rng.randrange(6)]
+            request.draft_token_ids = (*right, *rng.choices(range(VOCAB_SIZE), k=rng.randrange(3)))
+
+
+def run(
+    engine: LLMEngine, jobs: list[Job], alone: list[Output] | None = None, rng: random.Random | None = None
+) -> list[Output]:
+    """The last output of each job. Blocks are checked after each step, and are home at the end.
+
+    `alone`: the outputs from which to make drafts.
+    """
     ids = [f"r{next(IDS)}" for _ in jobs]
     found: dict[str, Output] = {}
+    sequences: dict[str, list[int]] = {}
+    for request_id, output in zip(ids, alone or (), strict=False):
+        if isinstance(output, RequestOutput):
+            for item in output.outputs:
+                sequences[f"{request_id}/{item.index}" if item.index else request_id] = item.token_ids
     for step in itertools.count():
+        if rng is not None:
+            set_drafts(engine, sequences, rng)
+            if rng.random() < 0.1:
+                engine.end_step_early()
         for request_id, job in zip(ids, jobs, strict=True):
             if job.arrival_step == step:
                 engine.add_request(request_id, {"prompt_token_ids": job.token_ids}, job.params, priority=job.priority)
@@ -178,24 +213,26 @@ FORMATS = {
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[str, Any]) -> None:
     base = build(directory, block_size=16, num_blocks_override=NUM_BLOCKS, **options)
-    alone_settings = {"enable_prefix_caching": False, "max_decode_rounds": 1, "policy": "priority"}
+    alone_settings = {"enable_prefix_caching": False, "multi_step_decode": 1, "policy": "priority"}
     plain = engine_with(base, max_model_len=MAX_MODEL_LEN, **alone_settings)
     seen: Counter[str] = Counter()
     for seed in range(40):
         rng = random.Random(seed)
-        engine = random_engine(rng, base)
+        engine = random_engine(rng, base, seen)
         jobs = [random_job(rng) for _ in range(rng.randrange(1, 12))]
-        outputs = run(engine, jobs)
-        for job, found in zip(jobs, outputs, strict=True):
-            (alone,) = run(plain, [dataclasses.replace(job, arrival_step=0, abort_step=None)])
+        all_alone = [run(plain, [dataclasses.replace(job, arrival_step=0, abort_step=None)])[0] for job in jobs]
+        outputs = run(engine, jobs, all_alone if seed % 2 else None, rng)
+        for job, found, alone in zip(jobs, outputs, all_alone, strict=True):
             try:
                 check(found, alone)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}: {job}") from error
             seen.update(item.finish_reason or "" for item in getattr(found.outputs, "__iter__", list)())
         seen["preempted"] += bool(engine.events.of(EventKind.PREEMPT))
-        seen["rounds"] += max(event.data["num_rounds"] for event in engine.events.of(EventKind.STEP)) > 1
+        steps = engine.events.of(EventKind.STEP)
+        seen["iterations"] += max(event.data["num_iterations"] for event in steps) > 1
         seen["cached"] += any(event.data["num_cached_tokens"] for event in engine.events.of(EventKind.ADMIT))
         seen["copied"] += bool(engine.events.of(EventKind.COPY))
-    dull = [name for name in ("stop", "length", "abort", "error", "preempted", "rounds", "cached") if seen[name] < 5]
-    assert not dull, seen
+    assert min(seen["accepted"], seen["rejected"]) > 100, seen
+    names = ("stop", "length", "abort", "error", "preempted", "iterations", "cached")
+    assert min(seen[name] for name in names) >= 5, seen

@@ -27,7 +27,10 @@ PERFORMANCE_MODES = ("throughput", "interactivity")
 DEFAULT_MAX_NUM_SEQS = 256
 MAX_NUM_EVENTS = 2**31 - 1
 MAX_NUM_SEQS = 65_536
-"""Every sequence has a row in the executor's tables."""
+"""Every sequence has a row in the worker's arrays."""
+STEP_S = 0.025
+"""Longest time of a step with several decode iterations, or with prompts beside decodes, as far as it can be foreseen:
+outputs come at least 40 times a second."""
 DEFAULT_MAX_MODEL_LEN_CAP = 8192
 """Contexts longer than this are used only when asked for: their KV cache rarely fits."""
 
@@ -82,8 +85,8 @@ class EngineOptions:
         "throughput", "interactivity, on CPUs: short prefill chunks while other requests decode",
         choices=PERFORMANCE_MODES,
     )  # fmt: skip
-    max_decode_rounds: int = option(
-        8, "most tokens to decode per request in one step; 1 while a request waits or uses stop strings; 1: off"
+    multi_step_decode: int = option(
+        8, "most tokens to decode per request in one engine step; 1 when a request waits or uses stop strings"
     )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(
@@ -183,8 +186,10 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     prefill_tokens_per_decode: int | None = None
     """Tokens that prompts get at least, per decoding request of a step, or as many as fill 12; None: no limit."""
-    max_decode_rounds: int = 1
+    multi_step_decode: int = 1
     """Most tokens to decode per request in one step; 1 when a request waits or uses stop strings."""
+    max_in_flight: int = 1
+    """Steps that may be scheduled before the result of the oldest one is known."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
@@ -265,7 +270,7 @@ def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "max_decode_rounds", "tensor_parallel_size", "max_num_events",
+        "multi_step_decode", "tensor_parallel_size", "max_num_events",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is None:

@@ -27,7 +27,7 @@ class EventKind(enum.Enum):
     COPY = "copy"  # source_id, target_id
     EVICT = "evict"  # block_ids
     PREEMPT = "preempt"  # num_computed_tokens
-    # step_id, num_tokens, num_requests, num_rounds, has_prompts, duration_s, schedule_s, execute_s, output_s
+    # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
     FINISH = "finish"  # reason, num_output_tokens

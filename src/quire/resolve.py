@@ -72,7 +72,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         max_long_partial_prefills=options.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
-        max_decode_rounds=options.max_decode_rounds,
+        multi_step_decode=options.multi_step_decode,
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,

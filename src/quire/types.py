@@ -1,14 +1,15 @@
-"""Nouns that cross folders, without tensors: requests, schedules, results, outputs.
+"""Nouns that cross folders, without tensors: requests, schedules, results; and the rules that end a sequence.
 
-The path of one token: `Request` (scheduler's view of one sequence) → `SchedulerOutput` (what one step computes) →
-executor → `StepResult` (what it computed) → `RequestOutput` (what the caller sees, `outputs.py`). Everything
-in a `SchedulerOutput` and a `StepResult` is integers, floats, strings and tuples: it can be recorded, replayed and sent
-to another process.
+The path of one token: `Request` (the scheduler's record of one sequence) → `SchedulerOutput` (one step's work) →
+executor → `StepResult` (the tokens it yields) → `RequestOutput` (the caller's, `outputs.py`). Steps and results hold
+only integers, floats, strings and tuples: they can be recorded, replayed and sent to another process.
 Next to read: `scheduler/scheduler.py`.
 """
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.sampling_params import PoolingParams, SamplingParams
 
@@ -20,7 +21,7 @@ NULL_BLOCK_ID = 0
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is. Each accepted request ends in exactly one of the FINISHED states."""
+    """State of a request. Each accepted request ends in exactly one of the FINISHED states."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +33,7 @@ class RequestStatus(enum.Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more tokens will come."""
+        """True if no more tokens will come."""
         return self.name.startswith("FINISHED")
 
     @property
@@ -43,19 +44,25 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence as the scheduler sees it: tokens known, tokens computed, blocks owned.
+    """The scheduler's record of one sequence: its tokens, and how far they are computed.
 
-    There is no prefill phase and no decode phase: a request is given tokens to compute until
-    `num_computed_tokens` catches up with `num_tokens`; the step that catches up samples one more.
+    There is no prefill phase and no decode phase: a request is given tokens to compute until `num_computed_tokens`
+    catches up with the tokens it has; the step that catches up samples at least one more.
 
     Fields beyond the obvious:
         sampling: None for a pooling request, which finishes when its prompt is computed.
-        siblings: the other n - 1 sequences of an `n > 1` request. They wait here, hold no blocks, and are
-            forked from this one in the step that completes its prompt.
+        siblings: the other n - 1 sequences of an `n > 1` request. They wait here, in their leader, hold no blocks, and
+            are forked from it in the step that completes its prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
-        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
-        reads_prefix_cache: False where every prompt position must be computed (prompt_logprobs, mean pooling).
+        reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
+        draft_token_ids: a guess of the next tokens, set between steps. The request's next step verifies it, if it can,
+            and clears it. Any guess gives the same tokens as none.
+        num_computed_tokens: advances when a step is scheduled, without its drafts; `update` adds those accepted.
+        num_pending_tokens: input tokens that steps in flight (`num_in_flight`) will yield.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        num_sent_tokens: tokens that the executor knows; None if it does not know the request.
+        serial: order of arrival, then a number that makes forks unique. sort_key: place in the queue, by the policy.
     """
 
     request_id: str
@@ -75,11 +82,18 @@ class Request:
     siblings: list["Request"] = field(default_factory=list)
 
     output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: tuple[int, ...] = ()
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_sent_tokens: int | None = None
     status: RequestStatus = RequestStatus.WAITING
     stop_reason: int | str | None = None
+    leader_id: str | None = None
+    serial: tuple[int, int] = (0, 0)
+    sort_key: tuple[float, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -91,6 +105,12 @@ class Request:
         """Tokens known: prompt and generated."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that the next step may compute, the pending ones included; 0 while the next token is not decided."""
+        num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        return num_known + self.num_pending_tokens - self.num_computed_tokens
+
     def token_slice(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions start … stop - 1."""
         prompt_len = len(self.prompt_token_ids)
@@ -99,6 +119,38 @@ class Request:
         if stop <= prompt_len:
             return self.prompt_token_ids[start:stop]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt_len]
+
+
+class Stop(NamedTuple):
+    """The end of a sequence after the first `num_tokens` new tokens; `reason` is the stop token's id, if it is one."""
+
+    num_tokens: int
+    status: RequestStatus
+    reason: int | None = None
+
+
+def find_stop(
+    sampling: SamplingParams,
+    eos_token_ids: Collection[int],
+    max_tokens: int,
+    num_output_tokens: int,
+    new_token_ids: Sequence[int],
+) -> Stop | None:
+    """Return the first stop among `new_token_ids`, which follow `num_output_tokens` generated tokens.
+
+    At each token: EOS, then stop tokens, then length. Before `min_tokens` only length ends a sequence. The engine finds
+    stop strings, in the text. The worker ends a step by these rules, the scheduler a request.
+    """
+    for num_tokens, token_id in enumerate(new_token_ids, 1):
+        num_output_tokens += 1
+        if num_output_tokens >= sampling.min_tokens:
+            if token_id in eos_token_ids and not sampling.ignore_eos:
+                return Stop(num_tokens, RequestStatus.FINISHED_STOPPED)
+            if sampling.stop_token_ids and token_id in sampling.stop_token_ids:
+                return Stop(num_tokens, RequestStatus.FINISHED_STOPPED, token_id)
+        if num_output_tokens >= max_tokens:
+            return Stop(num_tokens, RequestStatus.FINISHED_LENGTH)
+    return None
 
 
 # --- One step ---------------------------------------------------------------------------------
@@ -139,7 +191,7 @@ class BlockTableUpdate:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What the executor must know of a request it sees for the first time, or again after preemption."""
+    """Everything that the executor must know of a request that is new to it, or returns after preemption."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -150,31 +202,41 @@ class NewRequest:
     eos_token_ids: tuple[int, ...]
     seed: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    max_tokens: int = 16
+    """Most tokens to generate, in the context length too."""
+    awaits_external_token: bool = False
+    """The scheduler sends the next token; the token that the executor yields is not the sequence's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's share of a step: the tokens at positions
-    `num_computed_tokens … num_computed_tokens + num_tokens - 1` are computed.
+    """A request's share of a step: `num_tokens` tokens from position `num_computed_tokens` on are computed.
 
-    `num_tokens` is 0 for a sibling in the step that forks it: it samples from the row of
-    `logits_from`, its leader, with its own seed.
+    The executor remembers the tokens that it yields, and verifies the drafts, which are the last of the `num_tokens`.
+    So a step may be scheduled before the steps in flight have yielded its input tokens.
+    Fields:
+        num_tokens: 0 for a sibling in the step that forks it: it samples from the row of `logits_from`, its leader,
+            with its own seed.
+        max_new_tokens: the most tokens that this step may yield: 0 for a partial prefill, 1 for a decode, 1 + drafts
+            when it verifies, more when it may decode several times. Their blocks are in the table. The executor decodes
+            several times if all requests of the step may, until a sequence ends or it must end the step early.
+        new_token_ids: tokens appended to the request that the executor did not yield (beam search).
+        block_table_updates: one per KV cache group.
     """
 
     request_id: str
     num_computed_tokens: int
     num_tokens: int
-    samples: bool
+    max_new_tokens: int
     new_token_ids: tuple[int, ...]
-    """Tokens appended to the request since the executor last heard of it (decode: the one just sampled)."""
     block_table_updates: tuple[BlockTableUpdate, ...]
-    """One per KV cache group."""
     logits_from: str | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """All that one step computes. Self-contained: replaying the same outputs gives the same tokens."""
+    """The work of one step. Self-contained: replaying the same outputs in order gives the same tokens."""
 
     step_id: int
     new_requests: tuple[NewRequest, ...]
@@ -185,15 +247,12 @@ class SchedulerOutput:
     finished_ids: tuple[str, ...]
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
     forgets_all: bool = False
-    """Forget every request, before anything else: the step before was lost, and nobody knows how far it came."""
-    max_rounds: int = 1
-    """So many tokens may be sampled for each request, one after another: each has one token to compute first, samples,
-    and owns the blocks for all rounds. The executor may end the step after any round; to replay one, say how many."""
+    """Forget every request and every step submitted before: a step was lost."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step, or in each of its rounds."""
-        return sum(item.num_tokens for item in self.scheduled)
+        """Tokens computed in the first forward pass."""
+        return sum([item.num_tokens for item in self.scheduled])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,38 +270,40 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """What one step computed for one request."""
+    """The result of one step for one request."""
 
     request_id: str
-    token_id: int | None = None
-    logprobs: TokenLogprobs | None = None
+    token_ids: tuple[int, ...] = ()
+    """Tokens that the step yields, in order: one, those of several decode iterations, or the accepted drafts and one
+    more. Tokens behind a stop do not count."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Per token; empty if not asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For prompt positions this step made known, in order. Position 0 has none."""
     embedding: tuple[float, ...] | None = None
     error: str | None = None
-    """Why this request has no result and must end, while the others go on; the code is as in `CompletionOutput`."""
+    """Reason why this request must end after these tokens, while other requests go on; the code is a caller's."""
     error_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed, in the order of `SchedulerOutput.scheduled`, round after round; requests that did neither
-    sample, nor pool, nor report prompt logprobs are absent. A result with an error is its request's last."""
+    """The results of one step, in the order of `SchedulerOutput.scheduled`; requests without any result are absent."""
 
     step_id: int
     results: tuple[RequestResult, ...]
     is_lost: bool = False
-    """The executor raised. `results` name only requests that end with an error; all others will be recomputed."""
-    num_rounds: int = 1
-    """How many tokens were sampled one after another (`SchedulerOutput.max_rounds`)."""
+    """The executor raised: this step and all steps submitted after it are lost. `results` name only requests that end
+    with an error; other requests will be recomputed."""
+    num_iterations: int = 1
+    """Forward passes, for events and `Pace`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
-    """What `Scheduler.update` did for one request in one round: the token it appended, if any, the result, and where
-    the request was then."""
+class SequenceUpdate(NamedTuple):
+    """A request's progress by one step: its result, the tokens that `Scheduler.update` appended, and the position up
+    to which the step computed."""
 
     request: Request
     result: RequestResult
-    new_token_id: int | None
-    status: RequestStatus
+    new_token_ids: tuple[int, ...]
+    num_computed_tokens: int

@@ -18,8 +18,8 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.recording import RecordingScheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
-from quire.types import RequestResult, SchedulerOutput, StepResult, TokenLogprobs
-from tests.fakes import FakeExecutor
+from quire.types import TokenLogprobs
+from tests.fakes import FakeExecutor, FakeSequence
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -85,33 +85,21 @@ class ScriptedExecutor(FakeExecutor):
         self.in_step: Callable[[int], None] = lambda step: None
         """Called in the middle of each step with the number of steps so far."""
 
-    def _execute_round(self, output: SchedulerOutput) -> StepResult:
-        super()._execute_round(output)
+    def _on_computed(self) -> None:
         self.in_step(self.num_steps)
-        results = []
-        for item in output.scheduled:
-            end = item.num_computed_tokens + item.num_tokens
-            results.append(self._scripted(item.request_id, item.num_computed_tokens, end, samples=item.samples))
-        return StepResult(output.step_id, tuple(results))
 
-    def _scripted(self, request_id: str, start: int, end: int, *, samples: bool) -> RequestResult:
-        new, known = self._sequences[request_id].new, self._sequences[request_id].token_ids
-        if request_id in self.errors and end == len(known):
-            return RequestResult(request_id, error=self.errors[request_id], error_code=self.error_code)
-        if new.sampling is None:
-            done = end == len(known)
-            return RequestResult(request_id, embedding=(float(len(known)), float(known[-1])) if done else None)
-        token_id = self.next_token(known, new.num_prompt_tokens, new.seed) if samples else None
-        logprobs = None
-        if token_id is not None and new.sampling.logprobs is not None:
-            logprobs = self._top(known, token_id, new.sampling.logprobs)
-        prompt_logprobs: list[TokenLogprobs] = []
-        if new.sampling.prompt_logprobs is not None:
-            for position in range(start + 1, min(end, new.num_prompt_tokens - 1) + 1):
-                prompt_logprobs.append(self._top(known[:position], known[position], new.sampling.prompt_logprobs))
-        return RequestResult(request_id, token_id, logprobs, tuple(prompt_logprobs))
+    def _failure(self, sequence: FakeSequence) -> tuple[str, str | None] | None:
+        error = self.errors.get(sequence.new.request_id)
+        return None if error is None else (error, self.error_code)
 
-    def _top(self, known: Sequence[int], token_id: int, num: int) -> TokenLogprobs:
+    def _token(self, sequence: FakeSequence, digest: int) -> int:
+        new = sequence.new
+        return self.next_token(sequence.token_ids, new.num_prompt_tokens, new.seed)
+
+    def _embedding(self, sequence: FakeSequence, digest: int) -> tuple[float, ...]:
+        return (float(len(sequence.token_ids)), float(sequence.token_ids[-1]))
+
+    def _logprobs(self, known: list[int], token_id: int, num: int) -> TokenLogprobs:
         values = self.logprobs(list(known))
         order = sorted(range(len(values)), key=lambda index: -values[index])
         rank_of = {index: rank for rank, index in enumerate(order, 1)}
@@ -159,7 +147,7 @@ def make_engine(
 
 @contextmanager
 def recorded_engine(path: Path, **scheduler: Any) -> Iterator[tuple[LLMEngine, ScriptedExecutor]]:
-    """An engine whose scheduler writes what it does to a file, which is complete at the end."""
+    """An engine with a scheduler that writes its calls to a file, which is complete at the end."""
     engine, executor = make_engine(record_to=path, **scheduler)
     assert isinstance(engine.scheduler, RecordingScheduler)
     with engine.scheduler:
@@ -196,7 +184,7 @@ def assert_all_home(engine: LLMEngine) -> None:
 
 
 def assert_forgotten(engine: LLMEngine, executor: ScriptedExecutor) -> None:
-    """With the next step that computes something, the executor hears of all that ended."""
+    """With the next step that computes something, the executor hears of the requests that ended."""
     engine.add_request("the only one", [1], SamplingParams(max_tokens=1))
     run(engine)
     assert executor.known_ids == {"the only one"}

@@ -56,16 +56,15 @@ def test_a_slow_reader_gets_the_latest_output() -> None:
     play(scenario)
 
 
-def test_a_new_request_ends_the_rounds_of_a_step() -> None:
+def test_new_request_ends_the_running_step_early() -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
         gate = Gate(executor, at_step=2)
-        llm.llm_engine._clock = lambda: 0.0  # no step is too long
         first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9, ignore_eos=True)))
         await gate.reached()
-        assert not executor.ends_step(1)
+        assert not executor.ends_early
         second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=9, ignore_eos=True)))
         await wait_until(lambda: llm._driver.num_commands >= 1)
-        assert executor.ends_step(1)
+        assert executor.ends_early
         await gate.open_after(llm, 1)
         await asyncio.gather(first, second)
 

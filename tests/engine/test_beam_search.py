@@ -89,7 +89,7 @@ def test_width_1_is_greedy() -> None:
 
 def test_many_prompts_more_than_fit_at_once() -> None:
     logprobs = table(6)
-    engine, _ = make_engine(logprobs=logprobs, max_num_seqs=7)
+    engine, _ = make_engine(logprobs=logprobs, max_num_seqs=7, max_in_flight=2)
     params = BeamSearchParams(beam_width=3, max_tokens=5)
     prompts = [[97 + i] * (i + 1) for i in range(6)]
     outputs = LLM.from_engine(engine).beam_search(prompts, params)
@@ -110,7 +110,7 @@ def test_a_short_queue_is_fed_as_it_empties() -> None:
 def test_preempted_beams_go_on_with_the_same_result() -> None:
     logprobs = table(7, eos_weight=0.01)
     params = BeamSearchParams(beam_width=4, max_tokens=24)
-    engine, _ = make_engine(logprobs=logprobs, num_blocks=18, enable_prefix_caching=False)
+    engine, _ = make_engine(logprobs=logprobs, num_blocks=18, enable_prefix_caching=False, max_in_flight=2)
     prompts = [[97] * 9, [98] * 10]
     outputs = LLM.from_engine(engine).beam_search(prompts, params)
     assert engine.events.of(EventKind.PREEMPT), "the test needs a full cache"

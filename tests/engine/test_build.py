@@ -39,7 +39,7 @@ def test_an_engine_from_a_directory_says_where_its_time_went(directory: Path) ->
 
 
 def test_driving_steps_by_hand(directory: Path) -> None:
-    engine = LLMEngine.from_options(str(directory), num_blocks_override=64, max_decode_rounds=1)
+    engine = LLMEngine.from_options(str(directory), num_blocks_override=64, multi_step_decode=1)
     engine.add_request("a", "hello", SamplingParams(max_tokens=3, ignore_eos=True))
     outputs = []
     while engine.has_unfinished_requests():

@@ -1,13 +1,17 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
 
-from quire.engine.input_processor import InputProcessor
+from quire.config import ModelConfig
+from quire.engine.input_processor import InputProcessor, make_vocabulary
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import check_grammar
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import Request
 from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer, make_config
 
@@ -229,3 +233,34 @@ def test_whether_texts_can_follow_a_grammar() -> None:
     make().check_grammars()
     with pytest.raises(InvalidParameterError, match="no tokenizer"):
         InputProcessor(make_config(), None).check_grammars()
+
+
+def model_of(vocab_size: int, *eos_token_ids: int) -> ModelConfig:
+    return replace(make_config().model, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def test_vocabulary_has_one_entry_per_logit() -> None:
+    tokenizer = byte_tokenizer()
+    vocabulary = make_vocabulary(model_of(VOCAB_SIZE + 3, EOS, VOCAB_SIZE + 9), tokenizer)
+    assert [vocabulary.tokens[97], vocabulary.tokens[255], vocabulary.tokens[VOCAB_SIZE]] == [b"a", b"\xff", b""]
+    assert len(vocabulary.tokens) == VOCAB_SIZE + 3
+    assert vocabulary.eos_token_ids == (EOS,)
+    assert vocabulary.special_token_ids == tokenizer.special_token_ids
+    assert list(vocabulary.encode("ab")) == [97, 98]
+
+
+def test_vocabulary_of_fewer_logits_than_tokens() -> None:
+    vocabulary = make_vocabulary(model_of(100, 5), byte_tokenizer())
+    assert len(vocabulary.tokens) == 100
+    assert max(vocabulary.special_token_ids, default=0) < 100
+
+
+def test_vocabulary_that_can_follow_no_grammar_is_refused() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    for tokenizer, end, says in (
+        (None, 0, "no tokenizer"),
+        (Tokenizer(TokenizerParts(words, None, 0)), 0, "not runs of bytes"),
+        (byte_tokenizer(), VOCAB_SIZE, "no end-of-sequence token"),
+    ):
+        with pytest.raises(InvalidParameterError, match=says):
+            make_vocabulary(model_of(VOCAB_SIZE, end), tokenizer)

@@ -1,4 +1,4 @@
-"""A request that makes the model raise fails alone; everybody else gets what they would have got without it."""
+"""A request that makes the model raise fails alone; other requests get what they would have got without it."""
 
 import asyncio
 import logging
@@ -47,23 +47,22 @@ class Fragile(ScriptedExecutor):
         self.lost: list[SchedulerOutput] = []
         self.also_raises: Callable[[SchedulerOutput], bool] = lambda output: False
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
+    def _execute(self, output: SchedulerOutput) -> StepResult:
         self.steps.append(output)
         if self.lost and self.lost[-1] is self.steps[-2]:
             assert output.forgets_all
-        result = super().execute_model(output) if self.late else None
-        tokens = {new.request_id: new.token_ids for new in output.new_requests} | {
-            name: tuple(sequence.token_ids) for name, sequence in self._sequences.items()
-        }
+        known = {name: list(sequence.token_ids) for name, sequence in self._sequences.items()}
+        result = super()._execute(output) if self.late else None
+        known |= {new.request_id: list(new.token_ids) for new in output.new_requests}
         for item in output.scheduled:
             start = item.num_computed_tokens
-            if MARK in tokens[item.request_id][start : start + item.num_tokens]:
+            if MARK in known[item.request_id][start : start + item.num_tokens]:
                 self.lost.append(output)
                 raise ZeroDivisionError("a marked token")
         if self.also_raises(output):
             self.lost.append(output)
             raise MemoryError
-        return result or super().execute_model(output)
+        return result or super()._execute(output)
 
 
 def make(*, late: bool = True, recording: Path | None = None, **scheduler: Any) -> tuple[LLMEngine, Fragile]:
@@ -111,13 +110,21 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, str, list[int], Params]]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(workloads(), st.booleans(), st.integers(0, 2**16), st.sampled_from(["fcfs", "priority", "sjf"]), st.booleans())
+@given(
+    workloads(), st.booleans(), st.integers(0, 2**16), st.sampled_from(["fcfs", "priority", "sjf"]), st.booleans(),
+    st.integers(1, 3),
+)  # fmt: skip
 def test_exactly_the_marked_requests_fail(
-    workload: list[tuple[int, str, list[int], Params]], late: bool, seed: int, policy: str, caches: bool
+    workload: list[tuple[int, str, list[int], Params]],
+    late: bool,
+    seed: int,
+    policy: str,
+    caches: bool,
+    max_in_flight: int,
 ) -> None:
     engine, executor = make(
         late=late, num_blocks=26, max_num_seqs=5, max_num_batched_tokens=12, policy=policy,
-        enable_prefix_caching=caches,
+        enable_prefix_caching=caches, max_in_flight=max_in_flight,
     )  # fmt: skip
     # Now and then a step of several is lost that no request is to blame for.
     chance = random.Random(seed)
@@ -196,14 +203,15 @@ def test_suspects_run_alone_and_others_wait() -> None:
     assert alone == [["a"], ["b"], ["bad"]]
 
 
-def test_what_strikes_once_harms_nobody() -> None:
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_single_lost_step_changes_no_output(max_in_flight: int) -> None:
     requests: dict[str, tuple[list[int], Params]] = {
         "one": ([1, 2, 3], sampled()), "many": ([4] * 30, sampled(n=3)), "pool": ([5] * 30, PoolingParams()),
     }  # fmt: skip
     expected = undisturbed(requests)
     for unlucky in range(1, 9):
-        engine, executor = make(max_num_batched_tokens=16)
-        executor.also_raises = lambda output, unlucky=unlucky: output.step_id == unlucky
+        engine, executor = make(max_num_batched_tokens=16, max_in_flight=max_in_flight)
+        executor.also_raises = lambda output, at=unlucky, executor=executor: executor.num_steps == at
         for name, (prompt, params) in requests.items():
             engine.add_request(name, prompt, params)
         assert_same(finals(run(engine)), expected)
@@ -271,9 +279,9 @@ def test_beams() -> None:
         return found
 
     expected = search(make()[0], [1, 2, 3]).output
-    for unlucky in range(1, 7):
-        engine, executor = make()
-        executor.also_raises = lambda output, unlucky=unlucky: output.step_id == unlucky
+    for unlucky in range(12):
+        engine, executor = make(max_in_flight=1 + unlucky % 2)
+        executor.also_raises = lambda output, at=unlucky // 2 + 1, executor=executor: executor.num_steps == at
         assert search(engine, [1, 2, 3]).output == expected
         assert len(executor.lost) == 1
     failed = search(make()[0], [1, MARK]).output
@@ -296,10 +304,10 @@ def test_async() -> None:
         asyncio.run(asyncio.wait_for(scenario(llm), 60))
 
 
-# --- Whose fault it is ------------------------------------------------------------------------
+# --- Fault of a request or of the engine ------------------------------------------------------------------------
 
 
-def test_an_engine_that_fails_whoever_runs_dies_once() -> None:
+def test_engine_that_fails_on_every_request_dies_once() -> None:
     engine, executor = make()
     executor.also_raises = lambda output: True
     names = [str(index) for index in range(MAX_FAILED_ALONE + 2)]
@@ -382,7 +390,7 @@ def test_replay(tmp_path: Path, late: bool) -> None:
     lost = {output.step_id for output in executor.lost}
     for output in read_outputs(path):
         if output.scheduled:
-            for item in again.execute_model(output).results:
-                if item.token_id is not None and output.step_id not in lost:
-                    found.setdefault(item.request_id, []).append(item.token_id)
+            for item in again.execute(output).results:
+                if output.step_id not in lost:
+                    found.setdefault(item.request_id, []).extend(item.token_ids)
     assert [found["many"], found["many/1"]] == [completion.token_ids for completion in tokens["many"]]

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.pace import STEP_S
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -162,37 +161,51 @@ def test_step_events_add_up() -> None:
         assert step["duration_s"] == pytest.approx(parts)
 
 
-def texts(*, max_decode_rounds: int, **params: Any) -> tuple[dict[str, str], LLMEngine]:
-    engine, _ = make_engine(max_decode_rounds=max_decode_rounds)
+def texts(*, multi_step_decode: int, **params: Any) -> tuple[dict[str, str], LLMEngine]:
+    engine, _ = make_engine(multi_step_decode=multi_step_decode)
     for name in ("a", "b"):
         engine.add_request(name, f"prompt {name}", SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | params))
     return {name: output.outputs[0].text for name, output in finals(run(engine)).items()}, engine
 
 
 @pytest.mark.parametrize("params", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["q", "za"]}])
-def test_several_rounds_a_step_give_the_same_texts(params: dict[str, Any]) -> None:
-    expected, one_by_one = texts(max_decode_rounds=1, **params)
-    found, several = texts(max_decode_rounds=5, **params)
+def test_multi_step_decode_gives_the_same_texts(params: dict[str, Any]) -> None:
+    expected, one_by_one = texts(multi_step_decode=1, **params)
+    found, several = texts(multi_step_decode=5, **params)
     assert found == expected
     slow, fast = (engine.events.of(EventKind.STEP) for engine in (one_by_one, several))
-    assert {event.data["num_rounds"] for event in slow} == {1}
+    assert {event.data["num_iterations"] for event in slow} == {1}
     assert sum(event.data["num_tokens"] for event in fast) == sum(event.data["num_tokens"] for event in slow)
-    assert (max(event.data["num_rounds"] for event in fast) > 1) == ("stop" not in params)
+    assert (max(event.data["num_iterations"] for event in fast) > 1) == ("stop" not in params)
 
 
-def test_a_step_of_several_rounds_ends_when_somebody_waits_or_its_time_is_up() -> None:
-    engine, executor = make_engine()
-    now_s = 0.0
-    engine._clock = lambda: now_s
-    engine.step()
-    now_s = 0.4 * STEP_S
-    assert [executor.ends_step(num_rounds) for num_rounds in (1, 2)] == [False, False]
-    engine.watch(lambda: True)
-    assert executor.ends_step(1)
-    engine.watch(lambda: False)
-    now_s = 0.6 * STEP_S
-    assert executor.ends_step(1), "a second round would take it beyond its time"
-    assert not executor.ends_step(2)
+def test_steps_in_flight_give_the_same_outputs() -> None:
+    def outputs(max_in_flight: int) -> tuple[dict[str, Any], LLMEngine]:
+        engine, _ = make_engine(max_in_flight=max_in_flight, num_blocks=16, max_num_batched_tokens=12)
+        for i in range(4):
+            engine.add_request(f"n {i}", f"prompt {i}", SamplingParams(n=1 + i % 3, seed=i, max_tokens=12, logprobs=1))
+            engine.add_request(f"stop {i}", f"text {i}", SamplingParams(max_tokens=20, stop=["a", "bc"]))
+            engine.add_request(f"long {i}", [i] * 30, SamplingParams(max_tokens=5, prompt_logprobs=0))
+            engine.add_request(f"pool {i}", [i] * 20, PoolingParams())
+        found = finals(run(engine))
+        assert_all_home(engine)
+        return {name: (item.outputs, getattr(item, "prompt_logprobs", None)) for name, item in found.items()}, engine
+
+    expected, engine = outputs(1)
+    assert engine.events.of(EventKind.PREEMPT)
+    for max_in_flight in (2, 3):
+        found, engine = outputs(max_in_flight)
+        assert found == expected
+        assert engine.events.of(EventKind.PREEMPT)
+
+
+def test_next_step_is_submitted_before_the_oldest_is_collected() -> None:
+    engine, executor = make_engine(max_in_flight=2)
+    engine.add_request("a", "p", SamplingParams(max_tokens=4, ignore_eos=True))
+    in_flight: list[int] = []
+    executor.in_step = lambda step: in_flight.append(len(executor._submitted))
+    run(engine)
+    assert in_flight == [1, 1, 1, 0]  # beside the step that is computed; none follows the last token
 
 
 @pytest.mark.parametrize(("ms_per_token", "expected"), [(1, 25), (50, 12)])
@@ -314,11 +327,11 @@ actions = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(actions)
-def test_any_interleaving_ends_each_request_once(history: list[Action]) -> None:
+@given(actions, st.integers(1, 3))
+def test_any_interleaving_ends_each_request_once(history: list[Action], max_in_flight: int) -> None:
     engine, executor = make_engine(
         next_token=lambda known, prompt_len, seed: EOS if sum(known) % 7 == 0 else mixing(known, prompt_len, seed),
-        num_blocks=24, max_num_seqs=6, max_num_batched_tokens=16,
+        num_blocks=24, max_num_seqs=6, max_num_batched_tokens=16, max_in_flight=max_in_flight,
     )  # fmt: skip
     outputs: list[Any] = []
     ids: list[str] = []
@@ -397,7 +410,7 @@ def test_an_interrupted_step_ends_everything_and_leaves_the_engine_usable() -> N
 def test_a_scheduler_that_is_stuck_is_an_error_not_a_hang() -> None:
     engine, _ = make_engine()
     engine.add_request("a", "p", SamplingParams())
-    engine.scheduler._admit_waiting = lambda plan: None  # type: ignore[method-assign]
+    engine.scheduler._planner._admit_waiting = lambda plan: None  # type: ignore[method-assign]
     output = finals(run(engine))["a"]
     assert output.outputs[0].finish_reason == "error"
     assert isinstance(engine.dead_error.__cause__, EngineError)

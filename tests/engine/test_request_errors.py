@@ -1,4 +1,4 @@
-"""A request whose result is an error ends alone: the engine and all other requests go on."""
+"""A request ends alone if its result is an error: the engine and all other requests go on."""
 
 import asyncio
 from pathlib import Path

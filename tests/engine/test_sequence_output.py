@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.sequence_output import SequenceOutput
-from quire.engine.token_texts import TokenTexts
+from quire.engine.output_processor import SequenceOutput, TokenTexts
+from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 from quire.types import Request, RequestResult, RequestStatus, TokenLogprobs
-from tests.engine.builders import EOS, byte_tokenizer
+from tests.engine.builders import EOS, VOCAB_SIZE, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 
@@ -23,7 +23,7 @@ def add(sequence: SequenceOutput, token_id: int, status: RequestStatus | None = 
     sequence.request.output_token_ids.append(token_id)
     if status is not None:
         sequence.request.status = status
-    return sequence.add(RequestResult("r", token_id), token_id, sequence.request.status)
+    return sequence.add(RequestResult("r", (token_id,)), (token_id,), sequence.request.status)
 
 
 def feed(sequence: SequenceOutput, text: str) -> list[str]:
@@ -115,7 +115,7 @@ def test_logprobs_and_their_sum() -> None:
     for token_id, logprob in ((97, -0.5), (98, -1.5)):
         sequence.request.output_token_ids.append(token_id)
         values = TokenLogprobs((token_id, 99), (logprob, -0.1), (2, 1))
-        sequence.add(RequestResult("r", token_id, values), token_id, RequestStatus.RUNNING)
+        sequence.add(RequestResult("r", (token_id,), (values,)), (token_id,), RequestStatus.RUNNING)
     taken = sequence.snapshot()
     assert taken.cumulative_logprob == -2.0
     assert taken.logprobs is not None
@@ -148,3 +148,42 @@ def test_text_is_what_comes_before_the_first_stop_string(text: str, stop: list[s
         assert text[:end] == sequence.text + matched
     for earlier, later in itertools.pairwise(shown):
         assert later.startswith(earlier)
+
+
+@pytest.mark.parametrize(
+    ("text", "ends_as", "expected"),
+    [
+        ("xENDyz", RequestStatus.RUNNING, ("x", "stop", "END", 4)),
+        ("xENDyz", RequestStatus.FINISHED_LENGTH, ("x", "stop", "END", 4)),
+        ("xyEND", RequestStatus.FINISHED_LENGTH, ("xy", "length", None, 5)),
+        ("xyENDz", RequestStatus.FINISHED_STOPPED, ("xy", "stop", "END", 5)),
+        ("xyEz", RequestStatus.FINISHED_STOPPED, ("xyE", "stop", None, 4)),
+    ],
+)
+def test_first_end_among_several_tokens_of_a_step_wins(
+    text: str, ends_as: RequestStatus, expected: tuple[str, str, str | None, int]
+) -> None:
+    sequence = make(stop="END")
+    token_ids = tuple(text.encode())
+    sequence.request.output_token_ids += token_ids
+    sequence.add(RequestResult("r", token_ids), token_ids, ends_as)
+    taken = sequence.snapshot()
+    assert (taken.text, taken.finish_reason, taken.stop_reason, len(taken.token_ids)) == expected
+
+
+def test_tokens_alone_have_their_text_and_special_ones_too() -> None:
+    texts = TokenTexts(byte_tokenizer())
+    assert texts.text(97) == "a"
+    assert texts.text(EOS) == "<eos>"
+    assert texts.text("é".encode()[0]) == "\ufffd"
+    assert texts.text(VOCAB_SIZE - 1) == "", "the model's vocabulary may be larger than the tokenizer's"
+
+
+def test_the_chosen_token_comes_first() -> None:
+    position = TokenLogprobs((98, 97), (-2.0, -0.5), (2, 1))
+    described = TokenTexts(byte_tokenizer()).describe(position)
+    assert list(described.items()) == [(98, Logprob(-2.0, 2, "b")), (97, Logprob(-0.5, 1, "a"))]
+
+
+def test_without_a_tokenizer_texts_are_empty() -> None:
+    assert TokenTexts(None).text(97) == ""

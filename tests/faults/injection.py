@@ -15,7 +15,8 @@ a server that was started with this folder on PYTHONPATH.
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,13 +68,35 @@ class FaultyExecutor:
     def __init__(self, executor: "Executor", faults: Sequence[Fault]) -> None:
         self._executor = executor
         self._faults = tuple(faults)
+        self.max_in_flight = executor.max_in_flight
+        self._submitted: deque[SchedulerOutput] = deque()
         self._token_ids: dict[str, list[int]] = {}
+        self._awaiting_ids: set[str] = set()
+        """Requests whose next token the scheduler sends."""
         self._num_steps = 0
         self._num_raised = 0
         logger.warning("QUIRE_FAULTS is set, so this engine fails on purpose: %s", self._faults)
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
+    def submit(self, output: SchedulerOutput) -> None:
+        """See `Executor`."""
+        if output.forgets_all:
+            self._submitted.clear()
+        self._submitted.append(output)
+
+    def collect(self) -> StepResult:
         """See `Executor`. Raises: InjectedError, MemoryError."""
+        output = self._submitted.popleft()
+        try:
+            result = self._execute(output)
+        except BaseException:
+            self._submitted.clear()
+            raise
+        for item in result.results:
+            if item.request_id in self._token_ids and item.request_id not in self._awaiting_ids:
+                self._token_ids[item.request_id] += item.token_ids
+        return result
+
+    def _execute(self, output: SchedulerOutput) -> StepResult:
         self._num_steps += 1
         self._take_up(output)
         for value in self._values("slow-step"):
@@ -83,15 +106,20 @@ class FaultyExecutor:
         raises = self._meets_token(output)
         self._num_raised += raises
         if not raises or self._num_raised % 2 == 0:
-            # One round: faults are counted in steps, and a token that is fatal must be seen before it is computed.
-            result = self._executor.execute_model(dataclasses.replace(output, max_rounds=1))
+            # One iteration: faults are counted in steps, and a fatal token must be seen before it is computed.
+            scheduled = [
+                dataclasses.replace(item, max_new_tokens=min(item.max_new_tokens, 1 + len(item.draft_token_ids)))
+                for item in output.scheduled
+            ]
+            self._executor.submit(dataclasses.replace(output, scheduled=tuple(scheduled)))
+            result = self._executor.collect()
         if raises:
             raise InjectedError("QUIRE_FAULTS: this step raises")
         return self._with_nan(output, result)
 
-    def watch(self, ends_step: Callable[[int], bool]) -> None:
+    def end_step_early(self) -> None:
         """See `Executor`."""
-        self._executor.watch(ends_step)
+        self._executor.end_step_early()
 
     def shutdown(self) -> None:
         """See `Executor`."""
@@ -106,6 +134,7 @@ class FaultyExecutor:
             self._token_ids.pop(request_id, None)
         for new in output.new_requests:
             self._token_ids[new.request_id] = list(new.token_ids)
+            (self._awaiting_ids.add if new.awaits_external_token else self._awaiting_ids.discard)(new.request_id)
         for item in output.scheduled:
             self._token_ids[item.request_id] += item.new_token_ids
 

@@ -15,6 +15,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "quire"
+MAX_FILES = 20
 
 
 def stations(heading: str) -> list[list[tuple[str, str]]]:
@@ -42,9 +43,9 @@ def functions_entered(action: Callable[[], Any]) -> list[tuple[str, str]]:
     return list(entered)
 
 
-def make_engine(directory: Path, **options: Any) -> LLMEngine:
+def make_engine(directory: Path, params: SamplingParams | None = None, **options: Any) -> LLMEngine:
     engine = LLMEngine.from_options(str(directory), dtype="float32", device="cpu", num_blocks_override=16, **options)
-    engine.add_request("a", "hello", SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.add_request("a", "hello", params or SamplingParams(max_tokens=2, ignore_eos=True))
     return engine
 
 
@@ -55,9 +56,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_is_the_way_of_a_token(directory: Path) -> None:
     (expected,) = stations("One token through the engine")
-    assert len(expected) == 9
+    assert len(expected) == 10
     entered = functions_entered(make_engine(directory).step)
     assert [function for function in entered if function in expected] == expected
+
+
+def test_greedy_decode_step_enters_few_files(directory: Path) -> None:
+    engine = make_engine(directory, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    engine.step()
+    engine.step()
+    files = list(dict.fromkeys(file for file, _ in functions_entered(engine.step)))
+    print(f"a greedy planned decode step enters {len(files)} files:", *files, sep="\n  ")
+    assert len(files) <= MAX_FILES, files
 
 
 def test_the_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
@@ -69,7 +79,7 @@ def test_the_table_is_the_way_of_a_model_to_its_plan(directory: Path) -> None:
 
 def test_the_table_is_the_way_op_by_op(directory: Path) -> None:
     (planned,), (_, eager) = stations("One token through the engine"), stations("Two ways to run a model")
-    expected = planned[:5] + eager + planned[7:]
+    expected = planned[:6] + eager + planned[8:]
     entered = functions_entered(make_engine(directory, enforce_eager=True).step)
     assert [function for function in entered if function in expected] == expected
 

@@ -18,7 +18,7 @@ from quire.types import Request, SchedulerOutput
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.sources import ModelFiles
 from tests.runtime.tiny_llama import tiny_llama
-from tests.runtime.tiny_model import run_to_end
+from tests.runtime.tiny_model import run_to_end, tokens_of
 
 LENGTHS = (3, 17, 40, 1)
 NUM_TOKENS = 12
@@ -38,8 +38,7 @@ def generate(*requests: Request, **options: object) -> tuple[dict[str, list[int]
     executor: Executor = InProcessExecutor.create(config, checkpoint)
     results, outputs = run_to_end(Scheduler(config.scheduler), executor, list(requests))
     executor.shutdown()
-    return {name: [item.token_id or 0 for item in items if item.token_id is not None]
-            for name, items in results.items()}, outputs  # fmt: skip
+    return {name: tokens_of(items) for name, items in results.items()}, outputs
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +86,9 @@ def test_after_shutdown_steps_are_an_error() -> None:
     executor = InProcessExecutor.create(config, checkpoint)
     executor.shutdown()
     executor.shutdown()
+    executor.submit(SchedulerOutput(0, (), (), (), (), ()))
     with pytest.raises(EngineDeadError, match="shut down"):
-        executor.execute_model(SchedulerOutput(0, (), (), (), (), ()))
+        executor.collect()
 
 
 @pytest.mark.model
@@ -102,7 +102,7 @@ def test_the_real_model_knows_the_capital_of_france(dtype: str, smollm2_path: Pa
     executor = InProcessExecutor.create(config, checkpoint)
     prompt_token_ids = tokenizer.encode("The capital of France is")
     results, _ = run_to_end(Scheduler(config.scheduler), executor, [make_request("a", prompt_token_ids)])
-    text = tokenizer.decode([item.token_id for item in results["a"]])
+    text = tokenizer.decode(tokens_of(results["a"]))
     assert text.startswith(" Paris")
 
 

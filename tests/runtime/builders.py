@@ -21,7 +21,7 @@ def make_config(
     vocab_size: int = 50,
     options: EngineOptions | None = None,
     enable_prefix_caching: bool = True,
-    max_decode_rounds: int = 3,
+    multi_step_decode: int = 3,
 ) -> EngineConfig:
     """An `EngineConfig` that never went through `resolve`."""
     model = ModelConfig(
@@ -37,7 +37,7 @@ def make_config(
         num_blocks=num_blocks,
         kv_cache_groups=kv_cache_groups,
         enable_prefix_caching=enable_prefix_caching,
-        max_decode_rounds=max_decode_rounds,
+        multi_step_decode=multi_step_decode,
     )
     hardware = Hardware(device, 2**33, 2**33, has_fast_bfloat16=False, num_threads=1)
     return EngineConfig(options or EngineOptions(), model, hardware, device, dtype, dtype, scheduler, ())

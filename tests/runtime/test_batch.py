@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
-from quire.runtime.batch import StepLayout, build_batch, lay_out
+from quire.runtime.batch import RequestStates, StepLayout, build_batch, lay_out
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.request_states import RequestStates
+from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
 from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
 from tests.runtime.builders import make_config
@@ -58,10 +58,12 @@ def build(step_cases: list[Case], block_size: int) -> tuple[StepLayout, ForwardB
             name, leader = f"{number}.{sibling}", f"{number}.0" if sibling else None
             news.append(NewRequest(name, tuple(case.tokens), len(case.tokens), SamplingParams(), None, (), 0))
             num_tokens = 0 if sibling else case.count
-            items.append(ScheduledRequest(name, case.start, num_tokens, case.samples, (), updates, leader))
+            items.append(ScheduledRequest(name, case.start, num_tokens, int(case.samples), (), updates, leader))
     output = SchedulerOutput(0, tuple(news), tuple(items), (), (), ())
-    states.apply(output)
-    layout = lay_out(output)
+    scheduled = states.apply(output)
+    for state in scheduled:
+        state.sampling = SamplingState(state.new, SamplingParams(), 1000)
+    layout = lay_out(output, scheduled)
     return layout, build_batch(layout, states, CacheEngine(config), block_size, torch.device("cpu")), output
 
 
@@ -92,15 +94,16 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
             assert table[row, : len(case.tables[group])].tolist() == case.tables[group]
 
     # Each sampling request, siblings too, gets the logits of its last token.
-    assert step.sampled_ids == [item.request_id for item in output.scheduled if item.samples]
-    index = step.logit_index if step.logit_index is not None else range(len(step.sampled_ids))
-    for request_id, chosen in zip(step.sampled_ids, index, strict=True):
+    sampled_ids = [item.request_id for item, _, _ in step.sampled]
+    assert sampled_ids == [item.request_id for item in output.scheduled if item.max_new_tokens]
+    index = step.logit_index if step.logit_index is not None else range(len(sampled_ids))
+    for request_id, chosen in zip(sampled_ids, index, strict=True):
         case = step_cases[int(request_id.split(".")[0])]
         row = int(batch.logit_rows[chosen])
         at = next(i for i, other in enumerate(ordered) if other is case)
         assert row == query_start_loc[at + 1] - 1
     assert len(batch.logit_rows) == sum(case.samples for case in step_cases)
-    assert [item.request_id for item in step.computed] == [f"{step_cases.index(case)}.0" for case in ordered]
+    assert [item.request_id for item, _ in step.computed] == [f"{step_cases.index(case)}.0" for case in ordered]
     assert step.first_rows == query_start_loc[:-1]
 
 
@@ -124,9 +127,8 @@ def test_on_cuda() -> None:
     states = RequestStates(max_num_seqs=4, max_model_len=64, block_size=4, num_groups=2)
     update = BlockTableUpdate(0, (3,))
     new = NewRequest("a", (7, 8), 2, SamplingParams(), None, (), 0)
-    output = SchedulerOutput(0, (new,), (ScheduledRequest("a", 0, 2, True, (), (update, update)),), (), (), ())
-    states.apply(output)
-    batch = build_batch(lay_out(output), states, CacheEngine(config), 4, torch.device("cuda:0"))
+    output = SchedulerOutput(0, (new,), (ScheduledRequest("a", 0, 2, 0, (), (update, update)),), (), (), ())
+    batch = build_batch(lay_out(output, states.apply(output)), states, CacheEngine(config), 4, torch.device("cuda:0"))
     for tensor in (batch.token_ids, batch.seq_lens, batch.block_tables[0], batch.slot_mapping[1], batch.logit_rows):
         assert tensor.is_cuda
     assert batch.slot_mapping[0].tolist() == [12, 13]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from quire.runtime.batch import StepLayout, lay_out
+from quire.runtime.batch import RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.loader import load_model
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
-from quire.runtime.request_states import RequestStates
 from quire.runtime.worker import Worker, kv_layers
+from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
 from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
 from tests.runtime.tiny_llama import tiny_llama
@@ -28,7 +28,7 @@ def tokens_of(name: str) -> list[int]:
 
 
 class Requests:
-    """Requests whose tokens are all known; steps of any of them."""
+    """Requests with known tokens only; steps of any of them."""
 
     def __init__(self) -> None:
         self.states = RequestStates(max_num_seqs=2, max_model_len=128, block_size=BLOCK_SIZE, num_groups=1)
@@ -44,10 +44,12 @@ class Requests:
             if name not in self._known:
                 self._known.add(name)
                 new.append(NewRequest(name, tuple(tokens_of(name)), LENGTHS[name], SamplingParams(), None, (), 0))
-            items.append(ScheduledRequest(name, start, count, samples, (), (update,)))
+            items.append(ScheduledRequest(name, start, count, int(samples), (), (update,)))
         output = SchedulerOutput(0, tuple(new), tuple(items), (), (), ())
-        self.states.apply(output)
-        return lay_out(output)
+        states = self.states.apply(output)
+        for state in states:
+            state.sampling = SamplingState(state.new, SamplingParams(), 97)
+        return lay_out(output, states)
 
 
 def make(kind: str, num_threads: int = 1) -> Forward:
@@ -86,7 +88,9 @@ STEPS: list[list[tuple[str, int, int, bool]]] = [
 
 def rows_of(layout: StepLayout) -> list[tuple[str, int]]:
     """Per row of the step its request and position."""
-    return [(item.request_id, item.num_computed_tokens + i) for item in layout.computed for i in range(item.num_tokens)]
+    return [
+        (item.request_id, item.num_computed_tokens + i) for item, _ in layout.computed for i in range(item.num_tokens)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["eager", "planned"])
@@ -149,11 +153,14 @@ def test_no_likeliest_token_where_logits_are_no_numbers() -> None:
     forward, requests = make("planned"), Requests()
     good = forward.run(requests.step(("d", 0, 6, True)), requests.states, only_likeliest=True)
     planned: Any = forward
-    # The same step with a cache whose first block of request c holds NaN.
+    # The same step with a cache in which the first block of request c holds NaN.
     layout = requests.step(("c", 5, 15, True), ("d", 5, 1, True))
     found = planned.run(layout, requests.states, only_likeliest=True)
-    assert [item.request_id for item in layout.computed] == ["d", "c"]
-    assert dict(zip(layout.sampled_ids, found, strict=True)) == {"d": good[0], "c": None}
+    assert [item.request_id for item, _ in layout.computed] == ["d", "c"]
+    assert dict(zip([item.request_id for item, _, _ in layout.sampled], found, strict=True)) == {
+        "d": good[0],
+        "c": None,
+    }
 
 
 def test_tables_may_grow_between_steps(whole: dict[str, torch.Tensor]) -> None:

@@ -1,6 +1,8 @@
 """Steps end to end through the real scheduler: chunked, batched, forked and preempted equal alone, bit for bit."""
 
 import dataclasses
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
-from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end
+from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end, tokens_of
 
 MODEL = TinyModel()
 
@@ -34,13 +36,20 @@ class Runtime:
         device = torch.device("cpu")
         self.forward = EagerForward(MODEL, cache, self.config.scheduler.block_size, device)
         self.runner = ModelRunner(self.config, self.forward, cache, Sampler(VOCAB_SIZE, device))
+        self.runner.limit_s = 60  # so that a slow machine ends no step
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
+    def submit(self, output: SchedulerOutput) -> None:
+        self._submitted = output
+
+    def collect(self) -> StepResult:
+        return self.execute(self._submitted)
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
         return self.runner.run(output)
 
     def run(self, *requests: Request, **how: Any) -> dict[str, list[RequestResult]]:
         results, self.outputs = run_to_end(self.scheduler, self, list(requests), **how)
-        return results
+        return {name: joined(items) for name, items in results.items()}
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -59,8 +68,20 @@ def pooling_request(name: str, token_ids: list[int], **params: Any) -> Request:
     return Request(name, token_ids, None, PoolingParams(**params), max_tokens=0, reads_prefix_cache=False)
 
 
-def tokens(results: dict[str, list[RequestResult]]) -> dict[str, list[int | None]]:
-    return {name: [item.token_id for item in items if item.token_id is not None] for name, items in results.items()}
+def joined(items: list[RequestResult]) -> list[RequestResult]:
+    """One result per token, however many came in a step."""
+    found = []
+    for item in items:
+        for index, token_id in enumerate(item.token_ids):
+            prompt_logprobs = item.prompt_logprobs if index == 0 else ()
+            found.append(RequestResult(item.request_id, (token_id,), item.logprobs[index : index + 1], prompt_logprobs))
+        if not item.token_ids or item.error is not None:
+            found.append(dataclasses.replace(item, token_ids=(), logprobs=()))
+    return found
+
+
+def tokens(results: dict[str, list[RequestResult]]) -> dict[str, list[int]]:
+    return {name: tokens_of(items) for name, items in results.items()}
 
 
 def greedy(token_ids: list[int], count: int) -> list[int]:
@@ -142,12 +163,12 @@ def test_beams_forked_between_steps() -> None:
 
     def step() -> dict[str, RequestResult]:
         output = runtime.scheduler.schedule()
-        result = runtime.execute_model(output)
+        result = runtime.execute(output)
         runtime.scheduler.update(output, result)
         runtime.scheduler.check_integrity()
         return {item.request_id: item for item in result.results}
 
-    assert step()["parent"].logprobs is not None
+    assert step()["parent"].logprobs
     children = {}
     for name, token_id in (("left", 11), ("right", 12)):
         child = make_request(name, token_ids, logprobs=3)
@@ -159,9 +180,8 @@ def test_beams_forked_between_steps() -> None:
     runtime.scheduler.abort(["parent"])
     found = step()
     for name, token_id in children.items():
-        assert found[name].token_id == greedy([*token_ids, token_id], 1)[0]
-        logprobs = found[name].logprobs
-        assert logprobs is not None
+        assert list(found[name].token_ids) == greedy([*token_ids, token_id], 1)
+        (logprobs,) = found[name].logprobs
         expected = MODEL.compute_logits(MODEL.hidden_of([*token_ids, token_id])[-1:]).log_softmax(-1)[0]
         assert logprobs.logprobs[0] == pytest.approx(float(expected.max()), abs=1e-5)
 
@@ -181,10 +201,9 @@ def test_pooling_equals_direct_computation(chunk: int, pooling: str, normalize: 
         expected = hidden[-1] if pooling == "last" else hidden.mean(0)
         expected = expected / expected.norm() if normalize else expected
         (result,) = results[f"p{i}"]
-        assert result.token_id is None
+        assert result.token_ids == ()
         assert result.embedding == pytest.approx(expected.tolist(), abs=1e-5)
     assert tokens(results)["text"] == greedy(prompt(5, 6), 8)
-    assert runtime.runner._hidden_sums.keys() <= {f"p{i}" for i in range(3)}
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
@@ -219,18 +238,18 @@ def test_prompt_logprobs_of_more_rows_than_a_slice() -> None:
 def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     (result,) = Runtime().run(make_request("a", [3], 1, prompt_logprobs=1))["a"]
     assert result.prompt_logprobs == ()
-    assert result.token_id is not None
+    assert len(result.token_ids) == 1
 
 
 def test_replay_gives_the_same_results() -> None:
     runtime = Runtime(num_blocks=20)
     requests = [make_request(f"r{i}", prompt(i, 14), 20, seed=i, temperature=0.9) for i in range(4)]
     recorded: list[StepResult] = []
-    execute = runtime.execute_model
-    runtime.execute_model = lambda output: recorded.append(execute(output)) or recorded[-1]  # type: ignore[method-assign, func-returns-value]
+    execute = runtime.execute
+    runtime.execute = lambda output: recorded.append(execute(output)) or recorded[-1]  # type: ignore[method-assign, func-returns-value]
     runtime.run(*requests)
     second = Runtime(num_blocks=20)
-    assert [second.execute_model(output) for output in runtime.outputs] == recorded
+    assert [second.execute(output) for output in runtime.outputs] == recorded
 
 
 def test_nothing_is_remembered_of_requests_that_ended() -> None:
@@ -239,20 +258,19 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
     runtime.run(make_request("b", prompt(1, 5), 1))
     assert len(runtime.runner.states) == 1
     assert "b" in runtime.runner.states
-    assert runtime.runner._hidden_sums == {}
 
 
 def test_empty_step_and_unknown_request() -> None:
     runtime = Runtime()
-    assert runtime.execute_model(SchedulerOutput(9, (), (), (), (), ())) == StepResult(9, ())
+    assert runtime.execute(SchedulerOutput(9, (), (), (), (), ())) == StepResult(9, ())
     runtime.scheduler.add_request(make_request("a", prompt(0, 4)))
     output = runtime.scheduler.schedule()
     with pytest.raises(EngineError, match="never told"):
-        runtime.execute_model(dataclasses.replace(output, new_requests=()))
+        runtime.execute(dataclasses.replace(output, new_requests=()))
 
 
 BREAKING_POINTS = [
-    "states.apply", "states._advance", "sampler.add_request", "sampler.append_tokens", "cache.copy", "forward.run",
+    "states.apply", "states._advance", "sampler.start", "states.append", "cache.copy", "forward.run",
     "forward.hidden", "forward.logits", "sampler.sample",
 ]  # fmt: skip
 
@@ -260,7 +278,7 @@ BREAKING_POINTS = [
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("point", BREAKING_POINTS)
 def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool) -> None:
-    """The first, eighth, 27th … call fails, before or after its work: whoever runs again runs as if nothing was."""
+    """The first, eighth, 27th … call fails, before or after its work: requests that run again get the same results."""
 
     def requests() -> list[Request]:
         long = make_request("many", prompt(1, 13), temperature=1.0, repetition_penalty=1.2, max_tokens=6)
@@ -287,7 +305,7 @@ def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool)
         return result
 
     setattr(owner, name, breaks)
-    execute = runtime.execute_model
+    execute = runtime.execute
 
     def lossy(output: SchedulerOutput) -> StepResult:
         nonlocal num_lost
@@ -297,18 +315,16 @@ def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool)
             num_lost += 1
             return StepResult(output.step_id, (), is_lost=True)
 
-    runtime.execute_model = lossy  # type: ignore[method-assign]
+    runtime.execute = lossy  # type: ignore[method-assign]
     found = runtime.run(*requests())
     assert num_lost > 0
     assert found["vector"][0].embedding == expected["vector"][0].embedding
     # A request that comes back reports its prompt again.
     for items in (found, expected):
-        items["a"] = [dataclasses.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_id is not None]
+        items["a"] = [dataclasses.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_ids]
     assert {**found, "vector": []} == {**expected, "vector": []}
     runtime.run(make_request("b", [1], 1))
     assert len(runtime.runner.states) == 1
-    assert set(runtime.runner.sampler._states) == {"b"}
-    assert runtime.runner._hidden_sums == {}
 
 
 class DamagedModel(TinyModel):
@@ -341,88 +357,142 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(temperature: floa
         (result,) = found[name]
         assert result.error is not None
         assert "NaN" in result.error
-        assert (result.token_id, result.embedding) == (None, None)
+        assert (result.token_ids, result.embedding) == ((), None)
 
 
-def in_rounds(num_rounds: int, *requests: Request, ends_step: Any = None, **config: Any) -> tuple[Any, list[int]]:
-    """Tokens per request, and the number of rounds of each step."""
-    runtime = Runtime(max_decode_rounds=num_rounds, **config)
-    if ends_step is not None:
-        runtime.runner.ends_step = ends_step
-    rounds: list[int] = []
-    execute = runtime.execute_model
+def run_multi_step(most: int, *requests: Request, limit_s: float = 60, **config: Any) -> tuple[Any, list[int]]:
+    """Results per request, and the number of decode iterations of each step."""
+    runtime = Runtime(multi_step_decode=most, **config)
+    runtime.runner.limit_s = limit_s
+    iterations: list[int] = []
+    execute = runtime.execute
 
     def counting(output: SchedulerOutput) -> StepResult:
         result = execute(output)
-        assert result.num_rounds <= output.max_rounds
-        rounds.append(result.num_rounds)
+        iterations.append(result.num_iterations)
         return result
 
-    runtime.execute_model = counting  # type: ignore[method-assign]
-    return runtime.run(*requests), rounds
+    runtime.execute = counting  # type: ignore[method-assign]
+    return runtime.run(*requests), iterations
 
 
-def test_several_rounds_equal_as_many_steps() -> None:
-    def requests() -> list[Request]:
-        return [
-            make_request("greedy", prompt(1, 9), 20),
-            make_request("drawn", prompt(2, 5), 17, seed=4, temperature=1.0, repetition_penalty=1.3, logprobs=2),
-            make_request("late end", prompt(3, 4), 20, seed=5, temperature=1.0, min_tokens=6, bad_words=["x"]),
-        ]
+def requests_of_all_kinds() -> list[Request]:
+    return [
+        make_request("greedy", prompt(1, 9), 20),
+        make_request("drawn", prompt(2, 5), 17, seed=4, temperature=1.0, repetition_penalty=1.3, logprobs=2),
+        make_request("late end", prompt(3, 4), 20, seed=5, temperature=1.0, min_tokens=6),
+        make_request("banned", prompt(4, 6), 15, seed=6, temperature=0.8, presence_penalty=1.0, top_k=9),
+    ]
 
-    expected, steps = in_rounds(1, *requests())
-    found, rounds = in_rounds(5, *requests())
+
+def test_several_iterations_equal_as_many_steps() -> None:
+    expected, steps = run_multi_step(1, *requests_of_all_kinds())
+    found, iterations = run_multi_step(5, *requests_of_all_kinds())
     assert found == expected
-    assert sum(rounds) == sum(steps)
-    assert max(rounds) == 5
+    assert sum(iterations) == sum(steps)
+    assert max(iterations) == 5
 
 
-def test_a_step_ends_with_the_round_in_which_somebody_ends() -> None:
+def test_step_ends_with_the_iteration_in_which_a_request_ends() -> None:
     drawn = tokens(Runtime().run(make_request("a", prompt(1, 9), 20, seed=3, temperature=1.0)))["a"]
     ended_after = next(i for i in range(4, 20) if drawn[i] not in drawn[:i]) + 1
     stops = make_request("stops", prompt(1, 9), 20, seed=3, temperature=1.0, stop_token_ids=[drawn[ended_after - 1]])
-    found, rounds = in_rounds(20, stops, make_request("goes on", prompt(2, 9), 20))
+    found, iterations = run_multi_step(20, stops, make_request("goes on", prompt(2, 9), 20))
     assert tokens(found) == {"stops": drawn[:ended_after], "goes on": greedy(prompt(2, 9), 20)}
-    assert rounds == [1, ended_after - 1, 20 - ended_after]
+    assert iterations == [1, ended_after - 1, 20 - ended_after]
 
 
-def test_a_step_ends_when_it_is_told_to() -> None:
-    asked: list[int] = []
-
-    def ends(num_rounds: int) -> bool:
-        asked.append(num_rounds)
-        return num_rounds == 2
-
-    found, rounds = in_rounds(6, make_request("a", prompt(1, 9), 7), ends_step=ends)
-    assert rounds == [1, 2, 2, 2]
-    assert asked == [1, 2] * 3 or asked == [1, 2, 1, 2, 1]
-    assert tokens(found)["a"] == greedy(prompt(1, 9), 7)
+def test_step_ends_early_when_asked_and_when_it_takes_too_long() -> None:
+    expected = {"a": greedy(prompt(1, 9), 7)}
+    found, iterations = run_multi_step(6, make_request("a", prompt(1, 9), 7), limit_s=0.0)
+    assert (iterations, tokens(found)) == ([1] * 7, expected)
+    runtime = Runtime(multi_step_decode=6)
+    runtime.runner.ends_early = True  # by another thread, for all steps
+    assert tokens(runtime.run(make_request("a", prompt(1, 9), 7))) == expected
+    assert len(runtime.outputs) == 7
 
 
-def test_who_fails_in_a_round_fails_alone() -> None:
-    """The others keep the token of that round, and go on as if nothing had been: with penalties and draws too."""
+def test_request_that_fails_in_a_later_iteration_fails_alone() -> None:
+    """Other requests keep the token of that iteration and go on unchanged: with penalties and draws too."""
 
     def good() -> Request:
         return make_request("good", prompt(2, 9), 12, seed=3, temperature=1.0, repetition_penalty=1.5, logprobs=2)
 
     expected = Runtime().run(good())["good"]
     for failing_call in range(1, 9):
-        runtime = Runtime(max_decode_rounds=8)
+        runtime = Runtime(multi_step_decode=8)
         num_calls = 0
         sample = runtime.runner.sampler.sample
 
-        def failing(logits: torch.Tensor, request_ids: list[str], at: int = failing_call, sample: Any = sample) -> Any:
+        def failing(logits: torch.Tensor, states: list[Any], at: int = failing_call, sample: Any = sample) -> Any:
             nonlocal num_calls
             num_calls += 1
             fails = num_calls == at
-            found = zip(request_ids, sample(logits, request_ids), strict=True)
-            return [(None, None) if fails and name == "bad" else one for name, one in found]
+            found = zip(states, sample(logits, states), strict=True)
+            return [(None, None) if fails and state.request_id == "bad" else one for state, one in found]
 
         runtime.runner.sampler.sample = failing  # type: ignore[method-assign]
         found = runtime.run(good(), make_request("bad", prompt(1, 9), 12))
         assert found["good"] == expected
-        *tokens_of_bad, last = found["bad"]
-        assert [item.token_id for item in tokens_of_bad] == greedy(prompt(1, 9), failing_call - 1)
-        assert last.token_id is None
-        assert "NaN" in (last.error or "")
+        assert tokens(found)["bad"] == greedy(prompt(1, 9), failing_call - 1)
+        assert "NaN" in (found["bad"][-1].error or "")
         assert runtime.scheduler.reset_prefix_cache(), "all blocks came home"
+
+
+# --- Drafts -------------------------------------------------------------------------------------
+
+
+def run_drafted(
+    expected: dict[str, list[int]], rng: random.Random, groups: tuple[CacheGroup, ...] = ONE_GROUP, **config: Any
+) -> tuple[dict[str, list[RequestResult]], Counter[str]]:
+    """Run `requests_of_all_kinds` with random drafts: right ones, wrong ones, right ones with a wrong end."""
+    runtime = Runtime(groups, **config)
+    counts: Counter[str] = Counter()
+    schedule = runtime.scheduler.schedule
+
+    def drafting() -> SchedulerOutput:
+        for name, known in expected.items():
+            request = runtime.scheduler.get(name)
+            if request is not None and rng.random() < 0.8:
+                start = len(request.output_token_ids)
+                right = known[start : start + rng.randint(0, 6)]
+                request.draft_token_ids = tuple(right + rng.choices(range(VOCAB_SIZE), k=rng.randint(0, 2)))
+        output = schedule()
+        counts["drafts"] += sum(len(item.draft_token_ids) for item in output.scheduled)
+        return output
+
+    runtime.scheduler.schedule = drafting  # type: ignore[method-assign, assignment]
+    found = runtime.run(*requests_of_all_kinds())
+    counts["steps"] = len(runtime.outputs)
+    assert runtime.scheduler.reset_prefix_cache(), "all blocks came home"
+    return found, counts
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
+def test_drafts_right_and_wrong_change_no_bit(groups: tuple[CacheGroup, ...]) -> None:
+    plain, steps = run_multi_step(1, *requests_of_all_kinds())
+    expected = tokens(plain)
+    for seed in range(12):
+        rng = random.Random(seed)
+        config: dict[str, Any] = {"num_blocks": rng.choice([15, 64]), "max_num_batched_tokens": rng.choice([7, 20, 64])}
+        found, counts = run_drafted(expected, rng, groups, max_num_seqs=6, **config)
+        assert found == plain, seed
+        assert counts["drafts"] > 20
+        if config == {"num_blocks": 64, "max_num_batched_tokens": 64}:
+            assert counts["steps"] < len(steps) * 0.8
+
+
+def test_right_drafts_take_one_step_for_all_their_tokens() -> None:
+    expected = greedy(prompt(1, 9), 12)
+    runtime = Runtime()
+    runtime.scheduler.add_request(request := make_request("a", prompt(1, 9), 12))
+    num_tokens = []
+    while runtime.scheduler.has_unfinished:
+        request.draft_token_ids = tuple(expected[len(request.output_token_ids) :][:4])
+        output = runtime.scheduler.schedule()
+        runtime.scheduler.update(output, runtime.execute(output))
+        runtime.scheduler.check_integrity()
+        num_tokens.append(len(request.output_token_ids))
+    assert request.output_token_ids == expected
+    # The step that completes the prompt verifies none; a last token needs no draft behind it.
+    assert num_tokens == [1, 6, 11, 12]

@@ -10,7 +10,7 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import BlockTableUpdate, NewRequest, Request, ScheduledRequest, SchedulerOutput
 from tests.runtime.tiny_llama import tiny_llama
-from tests.runtime.tiny_model import run_to_end
+from tests.runtime.tiny_model import Submitting, run_to_end
 
 TOKENS = [(5 * i * i + 3 * i + 7) % 97 for i in range(37)]
 
@@ -22,14 +22,14 @@ def hidden_of(worker: Worker, token_ids: list[int]) -> torch.Tensor:
     block_ids = tuple(range(1, 1 + -(-len(token_ids) // worker.config.scheduler.block_size)))
     new = NewRequest("whole", tuple(token_ids), len(token_ids), SamplingParams(), None, (), 0)
     updates = tuple(BlockTableUpdate(0, block_ids) for _ in worker.config.scheduler.kv_cache_groups)
-    item = ScheduledRequest("whole", 0, len(token_ids), False, (), updates)
-    worker.execute_model(SchedulerOutput(0, (new,), (item,), (), (), ()))
+    item = ScheduledRequest("whole", 0, len(token_ids), 0, (), updates)
+    worker.runner.run(SchedulerOutput(0, (new,), (item,), (), (), ()))
     hook.remove()
     return seen[0]
 
 
 def run(worker: Worker, *requests: Request) -> dict[str, list[Any]]:
-    results, _ = run_to_end(Scheduler(worker.config.scheduler), worker, list(requests))
+    results, _ = run_to_end(Scheduler(worker.config.scheduler), Submitting(worker.runner), list(requests))
     return results
 
 

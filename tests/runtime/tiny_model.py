@@ -7,8 +7,9 @@ from torch import nn
 
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
+from quire.runtime.model_runner import ModelRunner
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput
+from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2
 SPEC = PagedKV(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
@@ -58,6 +59,25 @@ class TinyModel(nn.Module):
         return x
 
 
+def tokens_of(results: list[RequestResult]) -> list[int]:
+    """All tokens of a request's results."""
+    return [token_id for item in results for token_id in item.token_ids]
+
+
+class Submitting:
+    """Submits and collects one step of a runner, as an executor does."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.outputs: list[SchedulerOutput] = []
+
+    def submit(self, output: SchedulerOutput) -> None:
+        self.outputs.append(output)
+
+    def collect(self) -> StepResult:
+        return self.runner.run(self.outputs[-1])
+
+
 def run_to_end(
     scheduler: Scheduler, executor: Any, requests: list[Request], *, one_per_step: bool = False
 ) -> tuple[dict[str, list[RequestResult]], list[SchedulerOutput]]:
@@ -71,7 +91,9 @@ def run_to_end(
             if one_per_step:
                 break
         output = scheduler.schedule()
-        result = executor.execute_model(output)
+        assert output.scheduled, "the scheduler is stuck"
+        executor.submit(output)
+        result = executor.collect()
         scheduler.update(output, result)
         scheduler.check_integrity()
         outputs.append(output)

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from quire.sampling.rows import Sampled
 from quire.sampling.sampler import Sampler
+from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, TokenLogprobs
 
@@ -39,9 +41,31 @@ def new_request(
     )
 
 
+class ById:
+    """A sampler with its requests' states by id."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.states: dict[str, SamplingState] = {}
+
+    def add_request(self, new: NewRequest) -> None:
+        if (state := self.sampler.start(new)) is not None:
+            self.states[new.request_id] = state
+
+    def append_tokens(self, request_id: str, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.states[request_id].append(token_id)
+
+    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[Sampled]:
+        return self.sampler.sample(logits, [self.states[request_id] for request_id in request_ids])
+
+    def failure(self, request_id: str) -> tuple[str, str | None]:
+        return self.states[request_id].explain_failure()
+
+
 def sample_all(logits: torch.Tensor, requests: Sequence[NewRequest]) -> list[tuple[int, TokenLogprobs | None]]:
     """Sample one token for each request from its row of a copy of the logits."""
-    sampler = Sampler(logits.shape[-1], logits.device)
+    sampler = ById(Sampler(logits.shape[-1], logits.device))
     for new in requests:
         sampler.add_request(new)
     return sampler.sample(logits.clone(), [new.request_id for new in requests])

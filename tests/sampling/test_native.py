@@ -14,7 +14,7 @@ from quire.sampling.rows import RowSampler, Sampled
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
-from tests.sampling.builders import CPU, new_request, params
+from tests.sampling.builders import CPU, ById, new_request, params
 
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -36,9 +36,9 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-def with_rows(rows: RowSampler, vocab_size: int, requests: list[NewRequest]) -> Sampler:
-    sampler = Sampler(vocab_size, CPU)
-    sampler.rows = rows
+def with_rows(rows: RowSampler, vocab_size: int, requests: list[NewRequest]) -> ById:
+    sampler = ById(Sampler(vocab_size, CPU))
+    sampler.sampler.rows = rows
     for new in requests:
         sampler.add_request(new)
     return sampler
@@ -189,7 +189,6 @@ def test_native_rows_leave_the_logits_as_they_were() -> None:
     assert torch.equal(logits, before)
 
 
-def test_unknown_and_removed_requests() -> None:
+def test_no_rows() -> None:
     sampler = NativeRowSampler(10)
-    sampler.remove("unknown")
     assert sampler.sample(torch.zeros(0, 10), []) == []

@@ -14,7 +14,7 @@ from quire.sampling.reference import ReferenceRowSampler, filtered_probabilities
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
-from tests.sampling.builders import CPU, EXAMPLE, draw_many, new_request, params, sample_all, sample_one
+from tests.sampling.builders import CPU, EXAMPLE, ById, draw_many, new_request, params, sample_all, sample_one
 
 LOGITS = EXAMPLE.log()
 GREEDY = {"temperature": 0.0}
@@ -52,7 +52,7 @@ def test_greedy_ignores_seed_and_filters_and_takes_the_lower_id_of_a_tie() -> No
 def test_greedy_only_leaves_the_logits_alone() -> None:
     logits = gaussian(3, 100)
     before = logits.clone()
-    sampler = Sampler(100, CPU)
+    sampler = ById(Sampler(100, CPU))
     for row in range(3):
         sampler.add_request(new_request(str(row), params(**GREEDY)))
     sampler.sample(logits, ["0", "1", "2"])
@@ -96,7 +96,7 @@ def test_draws_have_the_filtered_distribution(fields: dict[str, Any], vocab_size
 
 
 def test_draws_along_one_request_have_the_distribution_too() -> None:
-    sampler = Sampler(5, CPU)
+    sampler = ById(Sampler(5, CPU))
     sampler.add_request(new_request("a", params(), seed=11))
     counts = [0] * 5
     for _ in range(2000):
@@ -111,7 +111,7 @@ def test_draws_along_one_request_have_the_distribution_too() -> None:
 
 def generate(new: NewRequest, steps: int, *, start: int = 0) -> list[int]:
     """Tokens of one request; the logits depend on the position only."""
-    sampler = Sampler(1000, CPU)
+    sampler = ById(Sampler(1000, CPU))
     sampler.add_request(new)
     found = []
     for step in range(start, steps):
@@ -130,7 +130,7 @@ def test_another_seed_gives_other_tokens() -> None:
 
 
 def test_another_position_gives_other_numbers() -> None:
-    sampler = Sampler(1000, CPU)
+    sampler = ById(Sampler(1000, CPU))
     for length in range(1, 30):
         sampler.add_request(new_request(str(length), prompt=[0] * length, seed=5))
     found = sampler.sample(torch.zeros(29, 1000), [str(length) for length in range(1, 30)])
@@ -255,7 +255,7 @@ def test_options_of_one_row_leave_the_others_alone() -> None:
 
 
 def test_counts_follow_appended_tokens() -> None:
-    sampler = Sampler(5, CPU)
+    sampler = ById(Sampler(5, CPU))
     sampler.add_request(new_request("a", params(**GREEDY, presence_penalty=2.0)))
     found = []
     for _ in range(5):
@@ -266,7 +266,7 @@ def test_counts_follow_appended_tokens() -> None:
 
 
 def test_sample_does_not_append() -> None:
-    sampler = Sampler(5, CPU)
+    sampler = ById(Sampler(5, CPU))
     sampler.add_request(new_request("a", params(presence_penalty=2.0), seed=3))
     assert sampler.sample(LOGITS[None, :].clone(), ["a"]) == sampler.sample(LOGITS[None, :].clone(), ["a"])
 
@@ -314,19 +314,6 @@ def test_prompt_logprobs() -> None:
 
 
 # --- Requests come and go ------------------------------------------------------------------------
-
-
-def test_removed_and_pooling_requests_are_unknown() -> None:
-    sampler = Sampler(5, CPU)
-    sampler.add_request(new_request("a"))
-    sampler.remove_request("a")
-    sampler.remove_request("a")
-    sampler.append_tokens("a", [1])
-    pooling = new_request("p")
-    sampler.add_request(NewRequest("p", pooling.token_ids, 1, None, None, (), 0))
-    for request_id in ("a", "p"):
-        with pytest.raises(KeyError):
-            sampler.sample(LOGITS[None, :].clone(), [request_id])
 
 
 def test_an_empty_batch() -> None:

@@ -11,11 +11,11 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.rows import RowSampler
-from quire.sampling.sampler import NO_CHOICE, NO_GRAMMARS, Sampler
-from quire.sampling.state import NOT_ALLOWED
+from quire.sampling.sampler import NO_GRAMMARS, Sampler
+from quire.sampling.state import NO_CHOICE, NOT_ALLOWED
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
 from tests.grammar.builders import EOS, TOKENS, VOCAB_SIZE, make_vocabulary
-from tests.sampling.builders import CPU, new_request, params
+from tests.sampling.builders import CPU, ById, new_request, params
 
 COMPILER = GrammarCompiler(make_vocabulary)
 GREEDY = {"temperature": 0}
@@ -27,14 +27,14 @@ def form(**fields: Any) -> StructuredOutputsParams:
 
 
 @pytest.fixture(params=["native", "torch"])
-def make(request: pytest.FixtureRequest) -> Callable[[], Sampler]:
-    def make_sampler() -> Sampler:
+def make(request: pytest.FixtureRequest) -> Callable[[], ById]:
+    def make_sampler() -> ById:
         sampler = Sampler(VOCAB_SIZE, CPU)
         if request.param == "torch":
             rows: RowSampler = ReferenceRowSampler()
             sampler.rows = rows
         sampler.grammars = COMPILER
-        return sampler
+        return ById(sampler)
 
     return make_sampler
 
@@ -47,7 +47,7 @@ def logits(*rows: dict[int, float]) -> torch.Tensor:
     return found
 
 
-def generate(sampler: Sampler, new: Any, num_tokens: int, values: torch.Tensor | None = None) -> list[int | None]:
+def generate(sampler: ById, new: Any, num_tokens: int, values: torch.Tensor | None = None) -> list[int | None]:
     """Tokens of one request from the same row of logits each time, until there is none."""
     sampler.add_request(new)
     found: list[int | None] = []
@@ -61,13 +61,13 @@ def generate(sampler: Sampler, new: Any, num_tokens: int, values: torch.Tensor |
     return found
 
 
-def test_greedy_takes_the_best_of_what_is_allowed(make: Callable[[], Sampler]) -> None:
+def test_greedy_takes_the_best_of_what_is_allowed(make: Callable[[], ById]) -> None:
     new = new_request(sampling=params(structured_outputs=form(regex="[ab]c"), **GREEDY), eos=[EOS])
     found = generate(make(), new, 3, logits({ord("x"): 9, ord("b"): 2, ord("a"): 1, ord("c"): 5}))
     assert found == [ord("b"), ord("c"), EOS]
 
 
-def test_only_rows_with_a_grammar_are_masked(make: Callable[[], Sampler]) -> None:
+def test_only_rows_with_a_grammar_are_masked(make: Callable[[], ById]) -> None:
     sampler = make()
     sampler.add_request(new_request("plain", params(**GREEDY)))
     sampler.add_request(new_request("form", params(structured_outputs=form(regex="[0-9]+"), **GREEDY), eos=[EOS]))
@@ -75,8 +75,7 @@ def test_only_rows_with_a_grammar_are_masked(make: Callable[[], Sampler]) -> Non
     (plain, _), (formed, _) = sampler.sample(values, ["plain", "form"])
     assert plain == ord("x")
     assert formed in DIGITS
-    assert sampler.is_plain_greedy(["plain"])
-    assert not sampler.is_plain_greedy(["form"])
+    assert [sampler.states[name].is_plain_greedy for name in ("plain", "form")] == [True, False]
 
 
 def test_both_samplers_draw_the_same() -> None:
@@ -89,13 +88,15 @@ def test_both_samplers_draw_the_same() -> None:
             sampler.rows = rows or sampler.rows
             sampling = params(structured_outputs=form(regex="[0-9]{20}"), **fields)
             torch.manual_seed(1)
-            found.append(generate(sampler, new_request(sampling=sampling, seed=5), 20, torch.randn(1, VOCAB_SIZE)))
+            found.append(
+                generate(ById(sampler), new_request(sampling=sampling, seed=5), 20, torch.randn(1, VOCAB_SIZE))
+            )
         assert found[0] == found[1], fields
         assert all(TOKENS[token_id or 0].isdigit() or token_id == EOS for token_id in found[0])
         assert len(set(found[0])) > 1
 
 
-def test_logprobs_are_those_of_the_model(make: Callable[[], Sampler]) -> None:
+def test_logprobs_are_those_of_the_model(make: Callable[[], ById]) -> None:
     sampler = make()
     values = logits({ord("x"): 3, ord("1"): 1})
     expected = values[0].log_softmax(-1)[ord("1")].item()
@@ -109,7 +110,7 @@ def test_logprobs_are_those_of_the_model(make: Callable[[], Sampler]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_after_a_preemption_it_goes_on_where_it_was(make: Callable[[], Sampler], count: int) -> None:
+def test_after_a_preemption_it_goes_on_where_it_was(make: Callable[[], ById], count: int) -> None:
     sampling = params(structured_outputs=form(regex="(ab){6}"))
     new = new_request(sampling=sampling, seed=3, eos=[EOS])
     whole = generate(make(), new, 13)
@@ -120,7 +121,7 @@ def test_after_a_preemption_it_goes_on_where_it_was(make: Callable[[], Sampler],
     assert b"".join(TOKENS[token_id] for token_id in whole if token_id != EOS) == b"ab" * 6
 
 
-def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callable[[], Sampler]) -> None:
+def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callable[[], ById]) -> None:
     values = logits({EOS: 9, ord("a"): 1})
     long = params(structured_outputs=form(regex="a+"), min_tokens=4, **GREEDY)
     assert generate(make(), new_request(sampling=long, eos=[EOS]), 5, values) == [ord("a")] * 4 + [EOS]
@@ -128,12 +129,12 @@ def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callabl
     assert generate(make(), new_request(sampling=short, eos=[EOS]), 5, values) == [ord("a")] * 2 + [EOS] * 3
 
 
-def test_ignore_eos_leaves_ends_only(make: Callable[[], Sampler]) -> None:
+def test_ignore_eos_leaves_ends_only(make: Callable[[], ById]) -> None:
     sampling = params(structured_outputs=form(regex="a"), ignore_eos=True, **GREEDY)
     assert generate(make(), new_request(sampling=sampling, eos=[EOS]), 4) == [ord("a"), EOS, EOS, EOS]
 
 
-def test_bad_words_give_way_to_the_grammar(make: Callable[[], Sampler]) -> None:
+def test_bad_words_give_way_to_the_grammar(make: Callable[[], ById]) -> None:
     values = logits({ord("a"): 2, ord("b"): 1})
     either = params(structured_outputs=form(regex="[ab]"), **GREEDY)
     banned = [[ord("a")], [TOKENS.index(b"ab")]]
@@ -142,14 +143,14 @@ def test_bad_words_give_way_to_the_grammar(make: Callable[[], Sampler]) -> None:
     assert generate(make(), new_request(sampling=only, bad_words=banned, eos=[EOS]), 1, values) == [ord("a")]
 
 
-def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], Sampler]) -> None:
+def test_allowed_token_ids_and_the_grammar_must_agree(make: Callable[[], ById]) -> None:
     sampler = make()
     sampling = params(structured_outputs=form(regex="[abc]x"), allowed_token_ids=[ord("b"), ord("z")], **GREEDY)
     assert generate(sampler, new_request(sampling=sampling), 2) == [ord("b"), None]
     assert sampler.failure("a") == (NOT_ALLOWED, STRUCTURED_OUTPUTS_FAILED)
 
 
-def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sampler]) -> None:
+def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], ById]) -> None:
     sampler = make()
     sampler.add_request(new_request("good", params(structured_outputs=form(regex="a+"), **GREEDY)))
     wrong = new_request("wrong", params(structured_outputs=form(regex="a+"), **GREEDY), output=[ord("x")])
@@ -162,15 +163,14 @@ def test_a_broken_row_says_why_and_leaves_the_others_alone(make: Callable[[], Sa
     assert "the library for structured outputs failed" in sampler.failure("wrong")[0]
     assert sampler.failure("wrong")[1] is None, "no form asked for a token that it does not allow"
     assert sampler.failure("nan") == (NO_CHOICE, None)
-    sampler.remove_request("wrong")
 
 
 @pytest.mark.parametrize("grammars", [None, COMPILER], ids=["no tokenizer", "a grammar that cannot be compiled"])
 def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
-    make: Callable[[], Sampler], grammars: GrammarCompiler | None
+    make: Callable[[], ById], grammars: GrammarCompiler | None
 ) -> None:
     sampler = make()
-    sampler.grammars = grammars
+    sampler.sampler.grammars = grammars
     spec = form(regex="a" if grammars is None else "(a")
     sampler.add_request(new_request("a", params(structured_outputs=spec, **GREEDY)))
     sampler.add_request(new_request("b", params(**GREEDY)))
@@ -179,8 +179,6 @@ def test_a_grammar_that_cannot_be_had_is_the_requests_failure(
     error, code = sampler.failure("a")
     assert error == NO_GRAMMARS if grammars is None else "unclosed" in error
     assert code == STRUCTURED_OUTPUTS_FAILED
-    sampler.remove_request("a")
-    assert sampler.sample(logits({1: 1}), ["b"]) == [(1, None)]
 
 
 class Broken:
@@ -212,10 +210,10 @@ class Broken:
     [(None, "panic: index"), (ValueError("panic: at start"), "at start"), (QueueFullError("try later"), "try later")],
 )
 def test_a_failure_of_the_library_is_not_the_forms_and_is_logged(
-    make: Callable[[], Sampler], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture
+    make: Callable[[], ById], error: Exception | None, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = make()
-    sampler.grammars = Broken(error)  # type: ignore[assignment]
+    sampler.sampler.grammars = Broken(error)  # type: ignore[assignment]
     assert generate(sampler, new_request(sampling=params(structured_outputs=form(regex="a"), **GREEDY)), 3) == [None]
     reason, code = sampler.failure("a")
     assert says in reason

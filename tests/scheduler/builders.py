@@ -1,6 +1,7 @@
 """Small configs and requests, a driver that steps a scheduler through a `FakeExecutor`, and the run-alone reference."""
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, SequenceUpdate, StepResult
-from tests.fakes import FakeExecutor, chain_all, token_after
+from tests.fakes import FakeExecutor, chain, chain_all, token_after
 
 VOCAB_SIZE = 50
 
@@ -66,36 +67,50 @@ class Driver:
         self.scheduler = scheduler or Scheduler(config)
         self.executor = FakeExecutor(config, **{"vocab_size": VOCAB_SIZE, **fake})
         self.outputs: list[SchedulerOutput] = []
+        self.in_flight: deque[SchedulerOutput] = deque()
 
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.scheduler.add_request(request)
             self.scheduler.check_integrity()
 
-    def step(
-        self, between: Callable[[SchedulerOutput], None] | None = None, alone: str | None = None
-    ) -> list[SequenceUpdate]:
-        """One step; `between` is called after `schedule` and before `update`. An empty step is not executed."""
+    def submit(self, alone: str | None = None) -> SchedulerOutput:
+        """Schedule one step; an empty step is not submitted."""
         output = self.scheduler.schedule(alone)
         self.scheduler.check_integrity()
         self.outputs.append(output)
-        if between is not None:
-            between(output)
-            self.scheduler.check_integrity()
-        if not output.scheduled:
-            return []
-        updates = self.scheduler.update(output, self.executor.execute_model(output))
+        if output.scheduled:
+            self.in_flight.append(output)
+            self.executor.submit(output)
+        return output
+
+    def collect(self) -> list[SequenceUpdate]:
+        """Update by the oldest step in flight."""
+        updates = self.scheduler.update(self.in_flight.popleft(), self.executor.collect())
         self.scheduler.check_integrity()
         return updates
 
-    def lose_step(
+    def step(
+        self, between: Callable[[SchedulerOutput], None] | None = None, alone: str | None = None
+    ) -> list[SequenceUpdate]:
+        """One step; `between` is called after `schedule` and before `update`."""
+        output = self.submit(alone)
+        if between is not None:
+            between(output)
+            self.scheduler.check_integrity()
+        return self.collect() if self.in_flight else []
+
+    def lose_steps(
         self, failed: Sequence[str] = (), *, is_executed: bool = True, alone: str | None = None
     ) -> list[SequenceUpdate]:
-        """One step whose results never come back, whether it was executed or not; some requests end by it."""
-        output = self.scheduler.schedule(alone)
-        self.outputs.append(output)
-        if is_executed and output.scheduled:
-            self.executor.execute_model(output)
+        """Lose all steps in flight, at least one, the oldest executed or not; some requests end by it."""
+        if not self.in_flight:
+            self.submit(alone)
+        output = self.in_flight[0]
+        if is_executed:
+            self.executor.collect()
+        self.executor._submitted.clear()
+        self.in_flight.clear()
         results = tuple(RequestResult(request_id, error="at fault") for request_id in failed)
         updates = self.scheduler.update(output, StepResult(output.step_id, results, is_lost=True))
         self.scheduler.check_integrity()
@@ -109,7 +124,7 @@ class Driver:
     def run(self, max_steps: int = 1000) -> None:
         """Until all requests have ended."""
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished and not self.in_flight:
                 return
             self.step()
         raise AssertionError(f"not finished after {max_steps} steps")
@@ -123,8 +138,10 @@ def run_alone(request: Request, max_model_len: int, vocab_size: int = VOCAB_SIZE
     """The tokens of a request by the definition of sampling and stopping: no scheduler, no blocks."""
     sampling, output = request.sampling, []
     assert sampling is not None
+    digest = chain_all(request.prompt_token_ids)
     while True:
-        token_id = token_after(chain_all(request.prompt_token_ids + output), request.seed, vocab_size)
+        token_id = token_after(digest, request.seed, vocab_size)
+        digest = chain(digest, token_id)
         output.append(token_id)
         may_stop = len(output) >= sampling.min_tokens
         is_eos = token_id in request.eos_token_ids and not sampling.ignore_eos

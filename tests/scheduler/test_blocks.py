@@ -14,7 +14,7 @@ def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
     """What a step does: allocate, compute, register."""
     assert blocks.allocate(request, num_tokens) is not None
     request.num_computed_tokens += num_tokens
-    blocks.register(request)
+    blocks.register(request, request.num_computed_tokens)
     check_blocks(blocks)
 
 

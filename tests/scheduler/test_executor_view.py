@@ -4,7 +4,7 @@ from quire.sampling_params import SamplingParams
 from tests.scheduler.builders import Driver, make_config, make_request
 
 
-def test_a_new_request_comes_whole_and_then_in_single_tokens() -> None:
+def test_new_request_comes_whole_and_its_own_tokens_are_not_sent_back() -> None:
     driver = Driver(make_config(max_num_batched_tokens=8))
     request = make_request("a", 10, 3, seed=9, eos_token_ids=frozenset({5, 3}), bad_words_token_ids=((1, 2),))
     request.sampling = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -14,9 +14,8 @@ def test_a_new_request_comes_whole_and_then_in_single_tokens() -> None:
     assert new.token_ids == tuple(request.prompt_token_ids)
     assert (new.num_prompt_tokens, new.seed, new.eos_token_ids) == (10, 9, (3, 5))
     assert (new.sampling, new.bad_words_token_ids) == (request.sampling, ((1, 2),))
-    told = [item.new_token_ids for output in driver.outputs for item in output.scheduled]
-    first, second, _ = request.output_token_ids
-    assert told == [(), (), (first,), (second,)]
+    assert (new.max_tokens, new.awaits_external_token) == (3, False)
+    assert {item.new_token_ids for output in driver.outputs for item in output.scheduled} == {()}
 
 
 def test_a_preempted_request_comes_back_with_its_generated_tokens() -> None:

@@ -59,14 +59,14 @@ def test_full_blocks_are_shared_without_any_copy() -> None:
     assert all(output.transfers == () for output in driver.outputs)
 
 
-def test_a_leader_waits_for_seats_for_all_its_siblings() -> None:
+def test_leader_waits_until_all_its_siblings_may_run() -> None:
     driver = Driver(make_config(max_num_seqs=3, max_num_batched_tokens=6))
     driver.add(make_request("b", 4, 5), make_request("a", 8, 2, n=3), make_request("c", 4, 5))
     assert driver.shares() == {"b": 4}
     while driver.scheduler.get("b"):
         assert set(driver.shares()) == {"b"}
     assert driver.shares() == {"a": 6}
-    # The seats of the siblings are taken although they do not run yet.
+    # The places of the siblings are taken although they do not run yet.
     assert driver.shares() == {"a": 2, "a.1": 0, "a.2": 0}
 
 
@@ -112,8 +112,7 @@ def next_of(driver: Driver, request_id: str) -> int:
     for _ in range(50):
         for update in driver.step():
             if update.request.request_id == request_id:
-                assert update.result.token_id is not None
-                return update.result.token_id
+                return update.result.token_ids[0]
     raise AssertionError(f"{request_id} did not sample")
 
 
@@ -140,7 +139,7 @@ def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
     driver.scheduler.check_integrity()
     driver.scheduler.append_token("b", 4)
     driver.scheduler.append_token("a", 3)
-    updates = {update.request.request_id: update.result.token_id for update in driver.step()}
+    updates = {update.request.request_id: update.result.token_ids[0] for update in driver.step()}
     output = driver.outputs[-1]
     assert [new.request_id for new in output.new_requests] == ["b"]
     assert output.new_requests[0].token_ids[-1] == 4
@@ -174,7 +173,7 @@ def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> 
         for _ in range(20):
             for update in driver.step():
                 assert sampled[update.request.request_id] is None
-                sampled[update.request.request_id] = update.result.token_id
+                sampled[update.request.request_id] = update.result.token_ids[0]
         for name, token_id in sampled.items():
             known = beams[name].prompt_token_ids + beams[name].output_token_ids
             assert token_id == token_after(chain_all(known), 0, VOCAB_SIZE)
@@ -204,8 +203,8 @@ def test_misuse_of_forks_is_named() -> None:
     with pytest.raises(EngineError, match="does not wait for a token"):
         driver.scheduler.append_token("a", 1)
     next_of(driver, "a")
-    with pytest.raises(EngineError, match="'nobody': unknown"):
-        driver.scheduler.fork("nobody", make_beam("b", 6))
+    with pytest.raises(EngineError, match="'unknown': unknown"):
+        driver.scheduler.fork("unknown", make_beam("b", 6))
     with pytest.raises(EngineError, match="tokens of its own"):
         driver.scheduler.fork("a", make_request("b", beam.prompt_token_ids, output_token_ids=[1]))
     with pytest.raises(DuplicateRequestError):
@@ -217,9 +216,9 @@ def test_misuse_of_forks_is_named() -> None:
 
 
 @pytest.mark.parametrize("prompt_len", [7, 8, 9, 10, 11])
-def test_blocks_taken_for_rounds_that_did_not_happen_are_not_shared(prompt_len: int) -> None:
-    driver = Driver(make_config(max_decode_rounds=12))
-    driver.executor.num_rounds = lambda output: 1
+def test_lookahead_blocks_are_not_shared(prompt_len: int) -> None:
+    driver = Driver(make_config(multi_step_decode=12))
+    driver.executor.num_iterations = lambda most: 1
     parent = make_request("parent", prompt_len, 20)
     driver.add(parent)
     for _ in range(3):

@@ -19,7 +19,7 @@ def busy_manager() -> BlockManager:
         blocks.admit(request, blocks.find_prefix(request))
         assert blocks.allocate(request, 16) is not None
         request.num_computed_tokens = 16
-        blocks.register(request)
+        blocks.register(request, request.num_computed_tokens)
         assert blocks.allocate(request, 4) is not None  # in a copy of the state
     blocks.forget("b")
     return blocks

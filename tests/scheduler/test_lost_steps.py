@@ -1,10 +1,10 @@
-"""A step whose results never come: everybody starts again, and requests can be made to run alone."""
+"""Lost steps: every request starts again, and requests can be made to run alone."""
 
 from quire.types import RequestStatus
 from tests.scheduler.builders import Driver, make_beam, make_config, make_pooling_request, make_request, run_alone
 
 
-def test_everybody_recomputes_and_the_executor_starts_from_nothing() -> None:
+def test_after_lost_step_requests_recompute_and_executor_forgets_all() -> None:
     driver = Driver(make_config())
     requests = [make_request(name, 8, 6) for name in "abc"]
     driver.add(*requests[:2])
@@ -12,7 +12,7 @@ def test_everybody_recomputes_and_the_executor_starts_from_nothing() -> None:
     driver.add(requests[2])
     driver.scheduler.abort(["b"])
     for is_executed in (True, False):
-        assert driver.lose_step(is_executed=is_executed) == []
+        assert driver.lose_steps(is_executed=is_executed) == []
         assert [request.status for request in requests] == [
             RequestStatus.PREEMPTED, RequestStatus.FINISHED_ABORTED, RequestStatus.PREEMPTED,
         ]  # fmt: skip
@@ -32,18 +32,18 @@ def test_the_prefix_cache_keeps_nothing_of_the_lost_step() -> None:
     driver = Driver(make_config(max_num_batched_tokens=8))
     driver.add(make_request("a", range(24)))
     driver.step()
-    driver.lose_step()
+    driver.lose_steps()
     driver.scheduler.abort(["a"])
     driver.add(make_request("next", range(24)))
     driver.step()
     assert driver.outputs[-1].scheduled[0].num_computed_tokens == 8
 
 
-def test_who_is_at_fault_ends_with_all_that_wait_in_it() -> None:
+def test_request_at_fault_ends_with_the_siblings_in_it() -> None:
     driver = Driver(make_config(max_num_batched_tokens=8))
     driver.add(make_request("bad", range(20), n=3), make_request("good", 4))
     driver.step()
-    updates = driver.lose_step(["bad"])
+    updates = driver.lose_steps(["bad"])
     assert [update.request.request_id for update in updates] == ["bad", "bad.1", "bad.2"]
     assert {update.request.status for update in updates} == {RequestStatus.FINISHED_ERROR}
     assert {update.result.error for update in updates} == {"at fault"}
@@ -55,7 +55,7 @@ def test_who_is_at_fault_ends_with_all_that_wait_in_it() -> None:
     assert driver.all_blocks_are_home
 
 
-def test_alone_nobody_else_runs_and_nobody_is_admitted() -> None:
+def test_alone_no_other_request_runs_or_is_admitted() -> None:
     driver = Driver(make_config(max_num_batched_tokens=8))
     driver.add(make_request("a", 20, 9), make_request("b", 4, 9), make_pooling_request("c", 20))
     for name, shares in (("c", 8), ("c", 8), ("a", 8), ("c", 4), ("a", 8), ("a", 4), ("a", 1), ("b", 4)):
@@ -74,7 +74,7 @@ def test_alone_siblings_are_forked() -> None:
     assert [item.request_id for item in driver.outputs[-1].scheduled] == ["a.2"]
 
 
-def test_alone_others_give_way() -> None:
+def test_alone_preempts_running_requests() -> None:
     # Seven blocks: two requests of three, then each wants more than is left.
     driver = Driver(make_config(num_blocks=8))
     first, second, third = (make_request(name, 12, 16) for name in "abc")
@@ -91,7 +91,7 @@ def test_alone_others_give_way() -> None:
         assert request.output_token_ids == run_alone(request, 256)
 
 
-def test_alone_seats_are_taken_from_others() -> None:
+def test_alone_takes_the_places_of_running_requests() -> None:
     driver = Driver(make_config(max_num_seqs=2))
     driver.add(make_request("a", 4, 9), make_request("b", 4, 9), make_request("c", 4, 9, n=2))
     driver.step()
@@ -107,7 +107,7 @@ def test_a_beam_that_waits_for_its_token_keeps_waiting() -> None:
     driver.add(beam)
     driver.step()
     driver.add(make_request("a", 4, 2))
-    driver.lose_step()
+    driver.lose_steps()
     for _ in range(3):
         driver.step()
     assert (beam.status, beam.num_computed_tokens) == (RequestStatus.PREEMPTED, 0)
@@ -123,6 +123,6 @@ def test_a_fork_starts_from_its_own_tokens() -> None:
     driver.scheduler.fork("beam", make_beam("child", driver.scheduler.get("beam").prompt_token_ids))  # type: ignore[union-attr]
     for name in ("beam", "child"):
         driver.scheduler.append_token(name, 5)
-    driver.lose_step(is_executed=False)
+    driver.lose_steps(is_executed=False)
     driver.step()
     assert [new.request_id for new in driver.outputs[-1].new_requests] == ["beam", "child"]

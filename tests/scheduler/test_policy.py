@@ -4,7 +4,8 @@ import pytest
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
-from quire.scheduler.policy import WaitingQueue, make_policy
+from quire.scheduler.request_table import WaitingQueue
+from quire.scheduler.scheduler import Scheduler
 from quire.types import Request
 from tests.scheduler.builders import Driver, make_config, make_request
 
@@ -67,7 +68,7 @@ def test_a_long_prompt_does_not_starve_under_sjf_with_ageing(threshold: int) -> 
     assert steps > 200
 
 
-def test_without_ageing_it_does() -> None:
+def test_long_prompt_starves_without_ageing() -> None:
     config = make_config(max_num_seqs=2, policy="sjf", sjf_ageing_tokens_per_s=0.0)
     rivals = [make_request("s0", 30, 4), make_request("s00", 30, 4)]
     driver = Driver(config)
@@ -101,22 +102,22 @@ def test_a_big_request_gets_its_blocks_in_spite_of_small_ones(policy: str) -> No
 
 
 @pytest.mark.parametrize(("num_blocks", "is_beside"), [(195, True), (196, False)])
-def test_a_few_blocks_stay_free_for_those_who_generate(num_blocks: int, is_beside: bool) -> None:
-    """Two of 200, beside the three it has: else its next tokens would preempt whoever was just admitted."""
+def test_a_few_blocks_stay_free_for_decodes(num_blocks: int, is_beside: bool) -> None:
+    """Two of 200, beside the three it has: else its next tokens would preempt the request just admitted."""
     driver = Driver(make_config(num_blocks=201, max_num_batched_tokens=1024, max_model_len=1024))
     driver.add(make_request("generates", 8, 4))
     driver.step()
     driver.add(make_request("large", 4 * num_blocks, 1))
     assert ("large" in driver.shares()) == is_beside
     driver.run()
-    # Where nobody else runs all blocks may be taken.
+    # If no other request runs all blocks may be taken.
     driver.add(make_request("all", 4 * 200, 1))
     assert driver.shares() == {"all": 800}
 
 
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ConfigError, match="'lottery' is not one of fcfs"):
-        make_policy(make_config(policy="lottery"))
+        Scheduler(make_config(policy="lottery"))
 
 
 def test_the_queue_is_a_sorted_list() -> None:
@@ -127,7 +128,8 @@ def test_the_queue_is_a_sorted_list() -> None:
         if action < 0.55 or not model:
             request = make_request(f"r{step}", 1)
             key = (rng.randrange(20), step)
-            queue.push(request, key)
+            request.sort_key = key
+            queue.push(request)
             model[key] = request
         elif action < 0.75:
             key = min(model)
@@ -144,8 +146,8 @@ def test_the_queue_is_a_sorted_list() -> None:
 
 def test_a_removed_request_is_not_confused_with_a_later_one_of_its_name() -> None:
     queue = WaitingQueue()
-    gone, later = make_request("a", 1), make_request("a", 1)
-    queue.push(gone, (1, 1))
+    gone, later = make_request("a", 1, sort_key=(1,)), make_request("a", 1, sort_key=(2,))
+    queue.push(gone)
     queue.remove(gone)
-    queue.push(later, (2, 2))
+    queue.push(later)
     assert queue.pop() is later

@@ -56,29 +56,29 @@ def test_replay_gives_the_identical_schedule(tmp_path: Path, policy: str) -> Non
 
 
 def test_recorded_outputs_can_be_executed_again(tmp_path: Path) -> None:
-    config = make_config(num_blocks=40, max_decode_rounds=4)
+    config = make_config(num_blocks=40, multi_step_decode=4)
     path = tmp_path / "steps.jsonl"
     record(path, config)
     executor = FakeExecutor(config, vocab_size=VOCAB_SIZE)
-    executor.num_rounds = lambda output: output.max_rounds
+    executor.num_iterations = lambda most: most
     recorded = [item for item in read_recording(path) if type(item).__name__ == "UpdateRecord"]
     outputs = [output for output in read_outputs(path) if output.scheduled]
-    assert max(output.max_rounds for output in outputs) > 1
+    assert max(item.max_new_tokens for output in outputs for item in output.scheduled) > 1
     for output, update in zip(outputs, recorded, strict=True):
-        result = executor.execute_model(output)
-        assert tuple((item.request_id, item.token_id) for item in result.results) == update.token_ids  # type: ignore[union-attr]
+        result = executor.execute(output)
+        assert {item.request_id: item.token_ids for item in result.results} == update.token_ids  # type: ignore[union-attr]
 
 
-def test_a_request_that_fails_in_a_round_fails_there_in_the_replay_too(tmp_path: Path) -> None:
-    config = make_config(max_decode_rounds=5)
+def test_request_that_fails_in_a_later_iteration_fails_there_in_the_replay(tmp_path: Path) -> None:
+    config = make_config(multi_step_decode=5)
     path = tmp_path / "steps.jsonl"
     with RecordingScheduler(config, path) as scheduler:
         driver = Driver(config, scheduler)
-        driver.executor.num_rounds = lambda output: output.max_rounds
+        driver.executor.num_iterations = lambda most: most
         driver.executor.fails = lambda name, num_tokens: name == "bad" and num_tokens == 11
         driver.add(make_request("bad", 8, 12), make_request("good", 8, 12))
         driver.run()
-    assert driver.outputs[1].max_rounds == 5
+    assert driver.outputs[1].scheduled[0].max_new_tokens == 5
     assert replay(path) == driver.outputs
 
 

@@ -1,14 +1,13 @@
 import pytest
 
 from quire.errors import EngineError
-from quire.scheduler.policy import FirstComeFirstServed
 from quire.scheduler.request_table import RequestTable
 from quire.types import Request
-from tests.scheduler.builders import make_request
+from tests.scheduler.builders import make_config, make_request
 
 
 def table_with(*requests: Request, seats: int = 8) -> RequestTable:
-    table = RequestTable(FirstComeFirstServed(), seats)
+    table = RequestTable(make_config(max_num_seqs=seats))
     for request in requests:
         table.enter(request)
     return table
@@ -30,7 +29,7 @@ def test_a_request_leaves_from_wherever_it_is() -> None:
         table.check({item.request_id for item in table.running})
         sibling = request.siblings[0]
         assert table.leave(request) == [request, sibling]
-        assert not table.holds(sibling)
+        assert sibling.request_id not in table.by_id
     table.check(set())
     assert table.by_id == {}
     assert (len(table.waiting), table.running, table.parked) == (0, [], {})
@@ -46,11 +45,11 @@ def test_a_sibling_leaves_its_leader() -> None:
 
 def test_seats_are_kept_for_siblings() -> None:
     table = table_with(make_request("a", n=3), make_request("b"))
-    assert table.free_seats() == 8
+    assert table.num_free_places() == 8
     leader = run_first(table)
-    assert table.free_seats() == 5
+    assert table.num_free_places() == 5
     table.running += table.release_siblings(leader)
-    assert table.free_seats() == 5
+    assert table.num_free_places() == 5
     assert leader.siblings == []
 
 
@@ -60,18 +59,9 @@ def test_a_fork_queues_where_its_parent_would() -> None:
     run_first(table)
     child = make_request("a+")
     table.enter_fork(first, child)
-    table.wait(child)
+    table.waiting.push(child)
     assert table.waiting.pop() is child
     assert table.waiting.pop() is second
-
-
-def test_holds_means_this_very_request() -> None:
-    first, again = make_request("a"), make_request("a")
-    table = table_with(first)
-    table.leave(first)
-    table.enter(again)
-    assert not table.holds(first)
-    assert table.holds(again)
 
 
 def test_the_check_finds_the_lost_and_the_doubled() -> None:

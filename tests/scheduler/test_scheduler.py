@@ -8,7 +8,7 @@ from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
-from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
+from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_pooling_request, make_request, run_alone
 
 
 def test_the_published_example_step_by_step() -> None:
@@ -18,9 +18,9 @@ def test_the_published_example_step_by_step() -> None:
     driver.add(make_request("A", 5000, 5), make_request("B", 500, 5))
     assert driver.shares() == {"C": 1, "A": 2047}
     assert driver.shares() == {"C": 1, "A": 2047}
-    assert [item.samples for item in driver.outputs[-1].scheduled] == [True, False]
+    assert [item.max_new_tokens for item in driver.outputs[-1].scheduled] == [1, 0]
     assert driver.shares() == {"C": 1, "A": 906, "B": 500}
-    assert all(item.samples for item in driver.outputs[-1].scheduled)
+    assert all(item.max_new_tokens for item in driver.outputs[-1].scheduled)
     assert driver.shares() == {"C": 1, "A": 1, "B": 1}
 
 
@@ -150,7 +150,7 @@ def test_a_preempted_request_has_nothing_computed() -> None:
     assert requests[1].output_token_ids
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     def run(short_at: int | None) -> list[SchedulerOutput]:
         driver = Driver(make_config(num_blocks=9, policy="sjf"))
         driver.add(make_request("a", 8, 16), make_request("b", 8, 16))
@@ -196,7 +196,7 @@ def test_pooling_requests_finish_with_their_prompt() -> None:
     assert [len(driver.step()) for _ in range(3)] == [0, 0, 1]
     assert request.status is RequestStatus.FINISHED_STOPPED
     assert request.output_token_ids == []
-    assert not any(item.samples for output in driver.outputs for item in output.scheduled)
+    assert not any(item.max_new_tokens for output in driver.outputs for item in output.scheduled)
     assert driver.all_blocks_are_home
 
 
@@ -206,7 +206,7 @@ def test_abort_at_every_place_frees_everything() -> None:
         driver.add(*(make_request(name, 8, 12, n=2) for name in "abc"))
         for _ in range(moment):
             driver.step()
-        ended = driver.scheduler.abort(["a", "b", "c", "a.1", "b.1", "c.1", "nobody"])
+        ended = driver.scheduler.abort(["a", "b", "c", "a.1", "b.1", "c.1", "unknown"])
         driver.scheduler.check_integrity()
         assert sorted(request.request_id for request in ended) == ["a", "a.1", "b", "b.1", "c", "c.1"]
         assert not driver.scheduler.has_unfinished
@@ -277,39 +277,39 @@ def test_importing_the_scheduler_imports_neither_torch_nor_numpy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def in_rounds(num_rounds: int, *requests: Request, **config: Any) -> Driver:
-    """Run to the end; every step that may have several rounds has all it may."""
-    driver = Driver(make_config(max_decode_rounds=num_rounds, **config))
-    driver.executor.num_rounds = lambda output: output.max_rounds
+def run_multi_step(most: int, *requests: Request, **config: Any) -> Driver:
+    """Run to the end; every step has as many decode iterations as it may."""
+    driver = Driver(make_config(multi_step_decode=most, **config))
+    driver.executor.num_iterations = lambda most: most
     driver.add(*requests)
     driver.run()
     return driver
 
 
-def test_several_rounds_a_step_give_the_same_tokens_in_fewer_steps() -> None:
+def test_multi_step_decode_gives_the_same_tokens_in_fewer_steps() -> None:
     def requests() -> list[Request]:
         return [make_request("a", 9, 13), make_request("b", 3, 30), make_request("c", 5, 9, n=2)]
 
     for windows in ((None,), (None, 6)):
         one_by_one, several = requests(), requests()
-        slow = in_rounds(1, *one_by_one, windows=windows)
-        fast = in_rounds(4, *several, windows=windows)
+        slow = run_multi_step(1, *one_by_one, windows=windows)
+        fast = run_multi_step(4, *several, windows=windows)
         assert [item.output_token_ids for item in several] == [item.output_token_ids for item in one_by_one]
         assert len(fast.outputs) < len(slow.outputs) / 2
         assert fast.all_blocks_are_home
 
 
-def test_tokens_that_the_executor_went_on_with_are_not_sent_to_it() -> None:
-    driver = in_rounds(4, make_request("a", 8, 14))
-    rounds = [output.max_rounds for output in driver.outputs if output.scheduled]
+def test_tokens_that_the_executor_yielded_are_not_sent_to_it() -> None:
+    driver = run_multi_step(4, make_request("a", 8, 14))
+    most = [output.scheduled[0].max_new_tokens for output in driver.outputs if output.scheduled]
     sent = [item.new_token_ids for output in driver.outputs for item in output.scheduled]
-    assert rounds == [1, 4, 4, 4, 1]
-    assert [len(token_ids) for token_ids in sent] == [0, 1, 1, 1, 1]
+    assert most == [1, 4, 4, 4, 1]
+    assert set(sent) == {()}
 
 
-def test_what_was_sampled_behind_the_end_does_not_count() -> None:
-    driver = Driver(make_config(max_decode_rounds=8))
-    driver.executor.num_rounds = lambda output: output.max_rounds
+def test_tokens_behind_a_stop_do_not_count() -> None:
+    driver = Driver(make_config(multi_step_decode=8))
+    driver.executor.num_iterations = lambda most: most
     alone = make_request("same", 8, 12)
     driver.add(alone)
     driver.run()
@@ -318,17 +318,16 @@ def test_what_was_sampled_behind_the_end_does_not_count() -> None:
     driver.add(request)
     updates = [update for _ in range(2) for update in driver.step()]
     assert request.output_token_ids == alone.output_token_ids[: alone.output_token_ids.index(end) + 1]
-    assert [update.new_token_id for update in updates] == request.output_token_ids
-    assert [update.status.is_finished for update in updates] == [False] * (len(updates) - 1) + [True]
+    assert [token_id for update in updates for token_id in update.new_token_ids] == request.output_token_ids
     assert driver.all_blocks_are_home
 
 
-def test_who_fails_in_a_round_keeps_what_it_had_and_the_others_their_tokens() -> None:
+def test_request_that_fails_in_a_later_iteration_keeps_its_tokens() -> None:
     alone = make_request("good", 8, 12)
-    in_rounds(1, alone)
+    run_multi_step(1, alone)
     for num_tokens in range(8, 20):
-        driver = Driver(make_config(max_decode_rounds=5))
-        driver.executor.num_rounds = lambda output: output.max_rounds
+        driver = Driver(make_config(multi_step_decode=5))
+        driver.executor.num_iterations = lambda most: most
         driver.executor.fails = lambda name, known, at=num_tokens: name == "bad" and known == at
         good, bad = make_request("good", 8, 12), make_request("bad", 8, 12)
         driver.add(bad, good)
@@ -338,9 +337,9 @@ def test_who_fails_in_a_round_keeps_what_it_had_and_the_others_their_tokens() ->
         assert good.output_token_ids == alone.output_token_ids
         assert (bad.status, len(bad.output_token_ids)) == (RequestStatus.FINISHED_ERROR, num_tokens - 8)
         of_bad = [update for update in found if update.request is bad]
-        assert [update.result.error for update in of_bad] == [None] * (num_tokens - 8) + ["it fails here"]
-        assert [update.status.is_finished for update in of_bad] == [False] * (num_tokens - 8) + [True]
-        # What a request computed that failed is found by nobody.
+        assert [update.result.error for update in of_bad] == [None] * (len(of_bad) - 1) + ["it fails here"]
+        assert [token_id for update in of_bad for token_id in update.new_token_ids] == bad.output_token_ids
+        # The prefixes of a request that failed are not found.
         late = make_request("late", bad.prompt_token_ids, 1)
         driver.add(late)
         driver.run()
@@ -348,18 +347,121 @@ def test_who_fails_in_a_round_keeps_what_it_had_and_the_others_their_tokens() ->
         assert driver.all_blocks_are_home
 
 
-def test_one_token_at_a_time_while_a_seat_is_free_for_who_waits() -> None:
-    driver = in_rounds(2, make_request("a", 8, 9), make_request("b", 8, 9), num_blocks=6, max_num_seqs=2)
-    assert [num_rounds for name, num_rounds in rounds_of_first(driver) if name == "a"] == [1] * 9
-    assert ("b", 2) in rounds_of_first(driver)
+def test_one_token_a_step_while_a_waiting_request_lacks_blocks() -> None:
+    driver = run_multi_step(2, make_request("a", 8, 9), make_request("b", 8, 9), num_blocks=6, max_num_seqs=2)
+    assert [most for name, most in most_tokens_of_first(driver) if name == "a"] == [1] * 9
+    assert ("b", 2) in most_tokens_of_first(driver)
 
 
-def test_several_rounds_while_all_seats_are_taken_and_the_next_starts_as_soon_as_one_is_free() -> None:
-    driver = in_rounds(4, make_request("a", 8, 9), make_request("b", 8, 9), max_num_seqs=1)
+def test_multi_step_decode_while_max_num_seqs_run_and_next_request_starts_at_once() -> None:
+    driver = run_multi_step(4, make_request("a", 8, 9), make_request("b", 8, 9), max_num_seqs=1)
     each = [1, 4, 4]
-    assert rounds_of_first(driver) == [("a", number) for number in each] + [("b", number) for number in each]
+    assert most_tokens_of_first(driver) == [("a", number) for number in each] + [("b", number) for number in each]
 
 
-def rounds_of_first(driver: Driver) -> list[tuple[str, int]]:
-    """Of each step that computed something, its first request and its rounds."""
-    return [(output.scheduled[0].request_id, output.max_rounds) for output in driver.outputs if output.scheduled]
+def most_tokens_of_first(driver: Driver) -> list[tuple[str, int]]:
+    """Of each step that computed something, its first request and the most tokens it may yield."""
+    return [
+        (output.scheduled[0].request_id, output.scheduled[0].max_new_tokens)
+        for output in driver.outputs
+        if output.scheduled
+    ]
+
+
+# --- Steps in flight ----------------------------------------------------------------------------
+
+
+def test_step_is_scheduled_before_its_input_token_is_known() -> None:
+    driver = Driver(make_config(max_in_flight=2, max_num_batched_tokens=8))
+    request = make_request("a", 12, 4)
+    driver.add(request)
+    for _ in range(2):
+        driver.submit()
+    assert [item.num_tokens for output in driver.outputs for item in output.scheduled] == [8, 4]
+    with pytest.raises(EngineError, match="before update"):
+        driver.scheduler.schedule()
+    driver.collect()
+    (decode,) = driver.submit().scheduled
+    assert (decode.num_computed_tokens, decode.num_tokens, request.output_token_ids) == (12, 1, [])
+    while driver.in_flight:
+        driver.collect()
+        driver.submit()
+    assert request.output_token_ids == run_alone(request, 256)
+    # No step is scheduled behind the last token: two chunks, four tokens, of which the first comes with the second.
+    assert sum(bool(output.scheduled) for output in driver.outputs) == 5
+    assert driver.all_blocks_are_home
+
+
+def test_request_that_ended_keeps_its_blocks_until_its_last_step_in_flight() -> None:
+    driver = Driver(make_config(max_in_flight=2))
+    alone = run_alone(make_request("a", 8, 9), 256)
+    request = make_request("a", 8, 9, eos_token_ids=frozenset({alone[0]}))
+    driver.add(request)
+    driver.submit()
+    driver.submit()
+    (update,) = driver.collect()
+    assert (request.status, update.new_token_ids) == (RequestStatus.FINISHED_STOPPED, (alone[0],))
+    assert not driver.all_blocks_are_home
+    again = make_request("a", 8, 3, seed=5)  # the id may be used again at once
+    driver.add(again)
+    driver.submit()
+    assert driver.collect() == [], "the token behind the end is dropped"
+    driver.run()
+    assert again.output_token_ids == run_alone(again, 256)
+    assert driver.all_blocks_are_home
+
+
+def test_victim_in_flight_is_preempted_one_step_later() -> None:
+    driver = Driver(make_config(max_in_flight=2, num_blocks=9, policy="priority"))
+    low, high = make_request("low", 8, 16, priority=1), make_request("high", 8, 16, seed=1)
+    driver.add(low)
+    driver.submit()
+    driver.add(high)
+    while driver.scheduler.has_unfinished:
+        output = driver.submit()
+        in_flight = {item.request_id for step in driver.in_flight for item in step.scheduled} - {
+            item.request_id for item in output.scheduled
+        }
+        assert in_flight.isdisjoint(output.preempted_ids)
+        driver.collect()
+    assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+    assert [request.output_token_ids for request in (low, high)] == [run_alone(item, 256) for item in (low, high)]
+    assert driver.all_blocks_are_home
+
+
+# --- Drafts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_right", range(5))
+def test_rejected_drafts_give_back_their_blocks_and_are_never_cached(num_right: int) -> None:
+    driver = Driver(make_config(block_size=2))
+    request = make_request("a", 5, 20)
+    expected = run_alone(request, 256)
+    driver.add(request)
+    driver.step()
+    wrong = [(token_id + 1) % VOCAB_SIZE for token_id in expected[1 + num_right : 7]]
+    request.draft_token_ids = tuple(expected[1 : 1 + num_right] + wrong)
+    (update,) = driver.step()
+    assert driver.outputs[-1].scheduled[0].max_new_tokens == 7
+    assert list(update.new_token_ids) == expected[1 : 2 + num_right]
+    assert request.draft_token_ids == ()
+    assert request.num_computed_tokens == 5 + 1 + num_right == update.num_computed_tokens
+    assert len(driver.scheduler.blocks.owned["a"].tables[0]) == -(-request.num_computed_tokens // 2)
+    assert len(driver.scheduler.blocks.cache) == request.num_computed_tokens // 2
+    driver.run()
+    assert request.output_token_ids == expected
+    assert driver.all_blocks_are_home
+
+
+def test_drafts_preempt_no_request_and_leave_tokens_to_other_decodes() -> None:
+    driver = Driver(make_config(num_blocks=9, max_num_batched_tokens=16))
+    requests = [make_request(name, 7, 6, seed=index) for index, name in enumerate("abc")]
+    driver.add(*requests)
+    while driver.scheduler.has_unfinished:
+        for request in requests:
+            request.draft_token_ids = tuple(run_alone(request, 256)[len(request.output_token_ids) :])
+        driver.step()
+        drafts = [item.draft_token_ids for item in driver.outputs[-1].scheduled]
+        assert not (driver.outputs[-1].preempted_ids and any(drafts))
+    assert any(item.draft_token_ids for output in driver.outputs for item in output.scheduled)
+    assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]

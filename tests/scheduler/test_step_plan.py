@@ -29,7 +29,7 @@ def running(num_left: int) -> Request:
 
 
 @pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 11), (2, 10), (4, 12), (100, 300)])
-def test_prompts_get_a_share_of_a_step_in_which_others_generate(num_decodes: int, expected: int) -> None:
+def test_prompts_get_a_share_of_a_step_with_decodes(num_decodes: int, expected: int) -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)] * num_decodes + [running(70)])
     assert plan.chunk_len(500) == expected
@@ -37,13 +37,13 @@ def test_prompts_get_a_share_of_a_step_in_which_others_generate(num_decodes: int
 
 
 @pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 59), (20, 60), (50, 150)])
-def test_so_many_tokens_a_step_may_have_in_any_case(num_decodes: int, expected: int) -> None:
+def test_step_tokens_are_the_smallest_budget_of_a_throttled_step(num_decodes: int, expected: int) -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)] * num_decodes + [running(70)], step_tokens=60)
     assert plan.chunk_len(500) == expected
 
 
-def test_the_share_is_one_for_all_prompts_and_never_for_generation() -> None:
+def test_all_prompts_share_the_prefill_budget_and_decodes_do_not() -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
     plan.limit_prefill([running(1)])
     plan.add(Share(make_request("a"), 1, catches_up=True))
@@ -87,31 +87,32 @@ def generating(request_id: str = "g", max_tokens: int = 20, num_output: int = 1,
     return request
 
 
-def rounds_of(*running: Request, num_free_blocks: int = 100, **config: Any) -> int:
-    plan = StepPlan(make_config(**{"max_decode_rounds": 6, **config}))
-    plan.allow_rounds(running, num_free_blocks)
-    return plan.max_rounds
+def most_tokens(*running: Request, num_free_blocks: int = 100, **config: Any) -> int:
+    plan = StepPlan(make_config(**{"multi_step_decode": 6, **config}))
+    plan.allow_lookahead(running, num_free_blocks)
+    return 1 + plan.num_lookahead_tokens
 
 
-def test_who_generates_gets_several_rounds_up_to_the_end_of_the_first() -> None:
-    assert rounds_of(generating()) == 6
-    assert rounds_of(generating(), generating(num_output=15)) == 5
-    assert rounds_of(generating(), generating(num_output=19)) == 1
-    assert rounds_of(generating(num_output=15), max_model_len=25) == 2
-    assert rounds_of(generating(), max_decode_rounds=1) == 1
-    assert rounds_of() == 1
+def test_decodes_look_ahead_up_to_the_first_end() -> None:
+    assert most_tokens(generating()) == 6
+    assert most_tokens(generating(), generating(num_output=15)) == 5
+    assert most_tokens(generating(), generating(num_output=19)) == 1
+    assert most_tokens(generating(), multi_step_decode=1) == 1
+    assert most_tokens() == 1
 
 
-def test_one_round_beside_a_prompt_a_beam_a_vector_or_a_stop_string() -> None:
+def test_no_lookahead_beside_prompt_beam_vector_stop_string_drafts_or_step_in_flight() -> None:
     beam = generating(awaits_external_token=True)
     vector = make_pooling_request("v")
-    for other in (running(2), make_request("first token", 1), beam, vector, generating(params={"stop": "end"})):
-        assert rounds_of(generating(), other) == 1
+    stop_string = generating(params={"stop": "end"})
+    drafted, in_flight = generating(draft_token_ids=(1,)), generating(num_in_flight=1)
+    for other in (running(2), make_request("first token", 1), beam, vector, stop_string, drafted, in_flight):
+        assert most_tokens(generating(), other) == 1
 
 
-def test_nobody_loses_blocks_for_further_rounds() -> None:
-    # 6 rounds may begin two blocks of 4 tokens, and copy one that is shared.
-    assert rounds_of(generating(), num_free_blocks=3) == 6
-    assert rounds_of(generating(), num_free_blocks=2) == 1
-    assert rounds_of(generating(), generating(), num_free_blocks=5) == 1
-    assert rounds_of(generating(), num_free_blocks=5, windows=(None, 9)) == 1
+def test_lookahead_takes_free_blocks_only() -> None:
+    # 6 tokens may begin two blocks of 4 tokens, and copy one that is shared.
+    assert most_tokens(generating(), num_free_blocks=3) == 6
+    assert most_tokens(generating(), num_free_blocks=2) == 1
+    assert most_tokens(generating(), generating(), num_free_blocks=5) == 1
+    assert most_tokens(generating(), num_free_blocks=5, windows=(None, 9)) == 1

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire.scheduler.stopping import check_stop
-from quire.types import RequestStatus
+from quire.sampling_params import SamplingParams
+from quire.types import RequestStatus, find_stop
 from tests.scheduler.builders import Driver, make_config, make_request
 
 STOP, LENGTH = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH
@@ -32,18 +32,16 @@ EOS, STOP_ID = 7, 8
         ([1, 1, 1, EOS], {"min_tokens": 4}, (STOP, None)),
     ],
 )
-def test_stop_rules(output: list[int], params: dict[str, Any], expected: tuple[RequestStatus, int | None]) -> None:
-    params = {"stop_token_ids": [STOP_ID], **params}
-    request = make_request("a", 3, 4, params=params, eos_token_ids=frozenset({EOS}))
-    request.output_token_ids = output
-    assert check_stop(request, output[-1], 100) == expected
-
-
-def test_the_context_is_a_length() -> None:
-    request = make_request("a", 3, 50, params={"min_tokens": 50})
-    request.output_token_ids = [1, 1]
-    assert check_stop(request, 1, 6) is None
-    assert check_stop(request, 1, 5) == (LENGTH, None)
+def test_first_stop_by_eos_then_stop_tokens_then_length(
+    output: list[int], params: dict[str, Any], expected: tuple[RequestStatus, int | None] | None
+) -> None:
+    sampling = SamplingParams(**{"stop_token_ids": [STOP_ID], **params})
+    for num_before in range(len(output)):  # however many tokens a step yields, the first stop is the same
+        stop = find_stop(sampling, {EOS}, 4, num_before, [*output[num_before:], EOS, STOP_ID])
+        if expected is None:
+            assert stop is None or stop.num_tokens > len(output) - num_before
+        else:
+            assert stop == (len(output) - num_before, *expected)
 
 
 def test_a_scheduled_request_stops_by_these_rules() -> None:

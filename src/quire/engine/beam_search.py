@@ -1,8 +1,8 @@
 """Beam search: the likeliest texts rather than a sampled one. Beams share the KV blocks of what they have in common.
 
-A beam is a request whose next token is chosen here (`awaits_external_token`). Each step reports every live beam's
+A beam is a request with its next token chosen here (`awaits_external_token`). Each step reports every live beam's
 likeliest tokens; the best `beam_width` continuations over all beams go on: the first continuation of a beam in
-place, the others as forks, which share its blocks and copy the last one on their first write.
+place, further ones as forks, which share its blocks and copy the last one on their first write.
 Drives the scheduler's `fork` and `append_token`; knows no tensors. Next to read: `scheduler/scheduler.py`.
 """
 
@@ -108,8 +108,8 @@ class BeamSearch:
         def report(update: SequenceUpdate) -> None:
             beam.has_failed |= update.result.error is not None
             # A preempted beam computes its last token again on return; the first report stands.
-            if beam.report is None and update.result.logprobs is not None:
-                beam.report = update.result.logprobs
+            if beam.report is None and update.result.logprobs:
+                beam.report = update.result.logprobs[0]
 
         self._live.append(beam)
         self._engine.observe(beam.request.request_id, report)
@@ -135,7 +135,7 @@ class BeamSearch:
         return going_on
 
     def _is_decided(self, chosen: list[_Continuation]) -> bool:
-        """Whether the end is reached, or no live beam can still beat the completed ones."""
+        """Return True if the end is reached, or no live beam can still beat the completed ones."""
         num_tokens = len(chosen[0].beam.request.output_token_ids) + 1
         if num_tokens >= self._max_tokens:
             return True
@@ -174,7 +174,7 @@ class BeamSearch:
         self._finish()
 
     def _fail(self) -> None:
-        # Without one beam's continuations the others cannot be ranked, so all live ones end as they are.
+        # Without the continuations of one beam the rest cannot be ranked, so all live beams end as they are.
         for beam in self._live:
             tokens = list(beam.request.output_token_ids)
             self._completed.append(_Completed(tokens, beam.cumulative_logprob, "error"))

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from quire.config import DTYPES, EngineConfig, EngineOptions
+from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
+from quire.grammar.compiler import GrammarCompiler
 from quire.models.registry import ModelRegistry
 from quire.parallel.executor import InProcessExecutor
 from quire.resolve import resolve
@@ -64,12 +66,12 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
+        grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading.result()[0]))
         with times.phase("weights and cache"):
-            worker = InProcessExecutor.create(config, checkpoint, progress)
+            executor = InProcessExecutor.create(config, checkpoint, progress, grammars)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
-    engine = LLMEngine(config, worker, tokenizer, chat_template=chat_template)
-    worker.use_grammars(engine.input_processor.grammars)
+    engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine

@@ -28,7 +28,6 @@ class EngineDriver:
         self._inbox: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
-        engine.watch(lambda: bool(self._inbox) or self.is_stopping)
 
     @property
     def num_commands(self) -> int:
@@ -43,6 +42,7 @@ class EngineDriver:
                 raise EngineDeadError("the engine was shut down: make a new one")
             self._inbox.append(command)
             self._changed.notify()
+        self.engine.end_step_early()
 
     def call(self, function: Callable[[], _Result]) -> "Future[_Result]":
         """Run `function` like a command; the future gets its result. Raises: EngineDeadError after `close`."""
@@ -68,6 +68,7 @@ class EngineDriver:
         with self._changed:
             self.is_stopping = True
             self._changed.notify()
+        self.engine.end_step_early()
 
     def run(self) -> None:
         """Run commands and steps until `stop`, or until the engine is dead."""

@@ -1,7 +1,7 @@
 """Turns a prompt and its parameters into a `Request`, or into the error that says what is wrong with them.
 
-Everything that can be wrong with one request is found here or in `Scheduler.add_request`, before anything runs, so
-that a bad request never disturbs the others. Knows the tokenizer and the model's limits; no tensors, no scheduler.
+Every mistake in one request is found here or in `Scheduler.add_request`, before anything runs, so that a bad request
+disturbs no other. Knows the tokenizer and the model's limits; no tensors, no scheduler.
 Next to read: `llm_engine.py`.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.config import EngineConfig
-from quire.engine.grammar_vocabulary import check_vocabulary, make_vocabulary
+from quire.config import EngineConfig, ModelConfig
 from quire.engine.prompts import ParsedPrompt, parse_prompt
 from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.grammar.compiler import CompiledGrammar, GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
 from quire.sampling_params import ALL_LOGPROBS, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Request
@@ -43,26 +43,23 @@ class InputProcessor:
     """Makes requests. `prepare` may be called from several threads: the tokenizer and the counter allow it."""
 
     def __init__(
-        self, config: EngineConfig, tokenizer: Tokenizer | None, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars`: the executor's compiler, so that it finds the grammars compiled here; None: a new one."""
         self._config = config
         self._tokenizer = tokenizer
         self._clock = clock
         self._num_seeds_drawn = itertools.count()
-        self._eos_token_ids = frozenset(config.model.eos_token_ids)
-        if not self._eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
-            self._eos_token_ids = frozenset((tokenizer.eos_token_id,))
-        vocab_size = config.model.vocab_size
-        self.grammars = GrammarCompiler(lambda: make_vocabulary(tokenizer, vocab_size, self._eos_token_ids))
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text, from the generation config, else from the tokenizer."""
-        return self._eos_token_ids
+        self.eos_token_ids = find_eos_token_ids(config.model, tokenizer)
+        self.grammars = grammars or GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer))
 
     @property
     def default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends; the rest has the defaults of `SamplingParams`."""
+        """The recommendation of the model's generation_config.json over the defaults of `SamplingParams`."""
         return SamplingParams(**self._config.model.generation_defaults)
 
     def prepare(
@@ -121,7 +118,7 @@ class InputProcessor:
             priority=priority,
             client_id=client_id,
             hash_extras=(cache_salt or salt,),
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
         )
         if isinstance(params, SamplingParams):
             self._make_generation(request, params)
@@ -134,7 +131,7 @@ class InputProcessor:
 
     def check_grammars(self) -> None:
         """Raises: InvalidParameterError if this model's texts can follow no grammar."""
-        check_vocabulary(self._tokenizer, self._config.model.vocab_size, self._eos_token_ids)
+        check_vocabulary(self._config.model, self._tokenizer)
 
     def tokenize(self, prompt: Any) -> tuple[str | None, list[int], str]:
         """Text (None if only ids were given), token ids and cache salt of a prompt. Raises: PromptError."""
@@ -188,7 +185,7 @@ class InputProcessor:
             )
 
     def _way_out(self, to: str = "") -> str:
-        """What to do about a prompt that is too long; the model's own limit cannot be raised."""
+        """Return the advice for a prompt that is too long; the model's own limit cannot be raised."""
         can_grow = self._config.scheduler.max_model_len < self._config.model.context_len
         return f"shorten the prompt{to}{' or raise max_model_len' if can_grow else ''}"
 
@@ -287,4 +284,37 @@ def _sibling(leader: Request, index: int) -> Request:
         seed=(leader.seed + index) & _MASK_64,
         siblings=[],
         output_token_ids=[],
+    )
+
+
+def find_eos_token_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return the tokens that end a text, from the generation config, else from the tokenizer."""
+    if model.eos_token_ids or tokenizer is None or tokenizer.eos_token_id is None:
+        return frozenset(model.eos_token_ids)
+    return frozenset((tokenizer.eos_token_id,))
+
+
+def check_vocabulary(model: ModelConfig, tokenizer: Tokenizer | None) -> Tokenizer:
+    """Raises: InvalidParameterError if this model's texts can follow no grammar."""
+    if tokenizer is None:
+        limit = "left out: this engine has no tokenizer"
+    elif tokenizer.byte_decoding is None:
+        limit = "left out: this model's tokens are not runs of bytes, so that no grammar can choose among them"
+    elif not any(token_id < model.vocab_size for token_id in find_eos_token_ids(model, tokenizer)):
+        limit = "left out: this model has no end-of-sequence token, so that a complete text could not end"
+    else:
+        return tokenizer
+    raise InvalidParameterError("structured_outputs", "a form", limit)
+
+
+def make_vocabulary(model: ModelConfig, tokenizer: Tokenizer | None) -> Vocabulary:
+    """Return the tokens as grammars need them, one entry per logit of the model. Raises: as `check_vocabulary`."""
+    tokenizer = check_vocabulary(model, tokenizer)
+    vocab_size = model.vocab_size
+    ends = tuple(sorted(item for item in find_eos_token_ids(model, tokenizer) if item < vocab_size))
+    return Vocabulary(
+        [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)],
+        frozenset(token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size),
+        ends,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
     )

@@ -1,9 +1,9 @@
-"""`Isolation`: what to do when the executor raises. Whoever makes the model fail, fails alone.
+"""`Isolation`: finds the request that makes the executor raise, so that it fails alone.
 
-The requests of a lost step are *suspects*: they run again one at a time, nobody beside them, until each has computed
-all the tokens it had when the step was lost, and what follows from these: its next token, or its vector. Recomputing
-gives the same bits, so nobody's text changes. A suspect whose step raises again is at fault and ends with an error.
-Everybody else waits meanwhile. Knows no executor and no outputs. Next to read: `llm_engine.py`, `Scheduler.update`.
+The requests of a lost step are *suspects*: they run again one at a time, with no other request, until each has
+computed all the tokens it had when the step was lost, and its next token or its vector. Recomputing gives the same
+bits, so no text changes. If a suspect's step raises again, the suspect is at fault and ends with an error. Other
+requests wait meanwhile. Knows no executor and no outputs. Next to read: `llm_engine.py`, `Scheduler.update`.
 """
 
 import logging
@@ -17,20 +17,23 @@ from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 
 logger = logging.getLogger("quire.engine")
 MAX_FAILED_ALONE = 3
-"""So many requests failed alone, and no step gave a result between: the fault is not theirs."""
+"""If this many requests failed alone, without a result of any step between, the fault is the engine's."""
 MAX_UNEXPLAINED = 3
-"""So many steps in a row were lost although each of their requests ran well alone: the fault is not theirs."""
+"""If more steps in a row were lost although each of their requests ran well alone, the fault is the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
     request: Request
     num_tokens: int
-    """Known when its step was lost: once these are computed it is cleared."""
+    """Tokens known when its step was lost: once these are computed the suspect is cleared."""
 
 
 class Isolation:
-    """Decides after each lost step who is at fault: a request, or the engine."""
+    """Decides after each lost step whether a request or the engine is at fault.
+
+    Attributes: `is_active`: a step was lost and the matter is not settled; else no method need be called.
+    """
 
     def __init__(self, scheduler: Scheduler, events: EventLog, caller_of: Callable[[str], str]) -> None:
         """`caller_of`: sequence id → the caller's request, so that the completions of one count once."""
@@ -41,10 +44,11 @@ class Isolation:
         self._failed_alone: set[str] = set()
         self._num_unexplained = 0
         self._has_worked = False
-        """Whether a step has given a result since suspicion fell on somebody."""
+        """A step has given a result since there are suspects."""
+        self.is_active = False
 
     def suspect_id(self) -> str | None:
-        """Who must run alone in the next step; None: all may run."""
+        """Return the request that must run alone in the next step; None: all may run."""
         while self._suspects:
             suspect = self._suspects[0]
             request_id = suspect.request.request_id
@@ -55,15 +59,17 @@ class Isolation:
         return None
 
     def note(self, result: StepResult) -> None:
-        """A step was computed."""
+        """Take note of a step that was computed."""
         if any(item.error is None for item in result.results):
             self._has_worked = True
             self._failed_alone.clear()
             if not self._suspects:
                 self._num_unexplained = 0
+                self.is_active = False
 
     def judge(self, schedule: SchedulerOutput, error: Exception) -> StepResult:
-        """The executor raised: what the scheduler shall be told. Raises: `error`, if the engine is at fault."""
+        """Return the result of a step on which the executor raised. Raises: `error`, if the engine is at fault."""
+        self.is_active = True
         request_ids = [item.request_id for item in schedule.scheduled]
         kind = type(error).__name__
         self._events.record(EventKind.LOST, step_id=schedule.step_id, num_requests=len(request_ids), error=kind)
@@ -79,7 +85,7 @@ class Isolation:
         return StepResult(schedule.step_id, (), is_lost=True)
 
     def _suspect(self, request_ids: list[str]) -> None:
-        # In the step's order: who ran before comes first, and shows that the engine is well before anybody is blamed.
+        # In the step's order: requests that ran before come first, and show that the engine works before one is blamed.
         found = [request for name in request_ids if (request := self._scheduler.get(name)) is not None]
         known = {id(request) for request in found}
         others = [suspect for suspect in self._suspects if id(suspect.request) not in known]

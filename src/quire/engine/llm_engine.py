@@ -1,23 +1,26 @@
 """The engine: requests in, one step at a time, outputs out.
 
-`LLMEngine.step` = schedule → execute → update → outputs. Everything else here adds requests, takes them away, or
-decides what happens when a step fails. One thread drives an engine; `AsyncLLM` brings that thread for others.
+`LLMEngine.step` = schedule → submit → collect → update → outputs. The other methods add requests, end them, or handle a
+step that fails. One thread drives an engine; `AsyncLLM` has such a thread.
 Knows no tensors and no model: an executor computes. Next to read: `output_processor.py`, `scheduler/scheduler.py`.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, EngineOptions
 from quire.engine.input_processor import InputProcessor, PreparedRequest
 from quire.engine.isolation import Isolation
 from quire.engine.output_processor import Output, OutputProcessor
-from quire.engine.pace import STEP_S, Pace
 from quire.errors import EngineDeadError, EngineError, PromptError
 from quire.events import EventKind, EventLog
+from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.step_plan import Pace
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
 
@@ -47,14 +50,17 @@ class LLMEngine:
         *,
         chat_template: str | None = None,
         scheduler: Scheduler | None = None,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`scheduler`: one made by the caller, such as a `RecordingScheduler`, with the same events."""
+        """`scheduler`: a `RecordingScheduler`, say, with the same events; `grammars`: the executor's compiler."""
+        if config.scheduler.max_in_flight != executor.max_in_flight:
+            config = replace(config, scheduler=replace(config.scheduler, max_in_flight=executor.max_in_flight))
         self.config = config
         self.chat_template = chat_template
         self.events = EventLog(config.options.max_num_events) if events is None else events
         self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
-        self.input_processor = InputProcessor(config, tokenizer, clock)
+        self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
         self.startup_times: dict[str, float] = {}
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
@@ -65,11 +71,9 @@ class LLMEngine:
         self._ended: list[Output] = []
         self._num_idle_steps = 0
         self._clock = clock
-        self._step_started_s = 0.0
+        self._in_flight: deque[SchedulerOutput] = deque()
         self._pace = Pace()
-        self._has_news: Callable[[], bool] = lambda: False
         self._is_shut_down = False
-        executor.watch(self._ends_step)
 
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
@@ -77,10 +81,9 @@ class LLMEngine:
 
         Raises: ConfigError, ModelError, CapacityError.
         """
-        options = EngineOptions.from_kwargs(model, **kwargs)
         from quire.engine.build import build_engine  # imports torch, and this file
 
-        return build_engine(options)
+        return build_engine(EngineOptions.from_kwargs(model, **kwargs))
 
     # --- Requests -------------------------------------------------------------------------
 
@@ -99,17 +102,9 @@ class LLMEngine:
 
         Raises: RequestError, CapacityError, EngineDeadError. After an error nothing of the request is left.
         """
-        self.submit(
-            self.input_processor.prepare(
-                request_id,
-                prompt,
-                params,
-                priority=priority,
-                client_id=client_id,
-                cache_salt=cache_salt,
-                arrival_time_s=arrival_time_s,
-            )
-        )
+        identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
+        options: dict[str, Any] = {**identity, "arrival_time_s": arrival_time_s}
+        self.submit(self.input_processor.prepare(request_id, prompt, params, **options))
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a checked request. Raises: DuplicateRequestError, CapacityError, EngineDeadError, or EngineError if the
@@ -133,12 +128,12 @@ class LLMEngine:
                 self._ended.append(self._output_processor.abort(request_id, self._clock()))
 
     def take_ended(self) -> list[Output]:
-        """Final outputs of aborted requests that nothing has returned yet."""
+        """Return the final outputs of aborted requests that no call has returned yet."""
         ended, self._ended = self._ended, []
         return ended
 
     def abort_all(self) -> None:
-        """End every request in flight, observed ones included."""
+        """End every unfinished request, observed ones included."""
         self.abort_request(self._output_processor.request_ids)
         self.scheduler.abort(list(self._observers))
         self._observers.clear()
@@ -148,82 +143,91 @@ class LLMEngine:
         self._observers[request_id] = observer
 
     def forget_observed(self, request_id: str) -> None:
-        """No more updates of this request are wanted."""
+        """Send no more updates of this request."""
         self._observers.pop(request_id, None)
 
-    def watch(self, has_news: Callable[[], bool]) -> None:
-        """A step of several rounds ends early when `has_news`: somebody waits for this engine's driver."""
-        self._has_news = has_news
+    def end_step_early(self) -> None:
+        """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
+        self._executor.end_step_early()
 
     # --- Steps ----------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Compute one step of all running requests.
+        """Submit steps up to the executor's `max_in_flight` and take the result of the oldest one.
 
-        Returns: for each request that got a token or ended, all of its text so far. A request whose own result is
-        an error ends alone, with `finish_reason` "error", and so does one that the executor raises on, or whose text
-        cannot be made. When the executor raises whoever runs, the final outputs of all requests have that reason; the
-        engine is dead from then on.
+        Returns: for each request that got a token or ended, all of its text so far. A request ends alone, with
+        `finish_reason` "error", if its own result is an error, if the executor raises on it alone, or if its text
+        cannot be made. If the executor raises on any request, all end so, and the engine is dead from then on.
         Raises: EngineDeadError if it was dead before.
         """
         self.check_health()
-        started = self._step_started_s = self._clock()
+        started = self._clock()
         try:
-            schedule = self.scheduler.schedule(self._isolation.suspect_id(), self._pace.step_tokens)
-            scheduled = self._clock()
-            self._output_processor.note_scheduled(schedule.new_requests, scheduled)
-            result = self._execute(schedule)
+            self._submit_steps()
+            if not self._in_flight:
+                return self.take_ended()
+            schedule, scheduled = self._in_flight[0], self._clock()
+            result = self._collect(schedule)
             executed = self._clock()
-            updates = self.scheduler.update(schedule, result)
+            updates = self.scheduler.update(self._in_flight.popleft(), result)
+            if result.is_lost:
+                self._in_flight.clear()
             outputs = self._make_outputs(updates, executed)
         except Exception as error:
             return self.fail(error)
         except BaseException:
-            # An interrupted step may have been computed or not, so nothing in flight can go on.
+            # An interrupted step may have been computed or not, so no request can go on.
             self.abort_all()
+            self._give_up_steps()
             raise
         ended = self._clock()
-        num_rounds = result.num_rounds
-        num_tokens = schedule.num_tokens * num_rounds
-        has_prompts = any(item.num_tokens > 1 for item in schedule.scheduled)
-        self._pace.note(num_tokens, ended - started, num_rounds=num_rounds, has_prompts=has_prompts)
+        num_iterations = result.num_iterations
+        num_tokens = schedule.num_tokens * num_iterations
+        has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
+        self._pace.note(num_tokens, ended - started, num_iterations=num_iterations, has_prompts=has_prompts)
         self.events.record(
-            EventKind.STEP,
-            step_id=schedule.step_id,
-            num_tokens=num_tokens,
-            num_requests=len(schedule.scheduled),
-            num_rounds=num_rounds,
-            has_prompts=has_prompts,
-            duration_s=ended - started,
-            schedule_s=scheduled - started,
-            execute_s=executed - scheduled,
-            output_s=ended - executed,
-        )
+            EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
+            num_iterations=num_iterations, has_prompts=has_prompts, duration_s=ended - started,
+            schedule_s=scheduled - started, execute_s=executed - scheduled, output_s=ended - executed,
+        )  # fmt: skip
         return outputs
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to compute or to return."""
-        return bool(self._ended) or self.scheduler.has_unfinished
+        """Return True if `step` has something to compute or to return."""
+        return bool(self._ended or self._in_flight) or self.scheduler.has_unfinished
 
-    def _execute(self, schedule: SchedulerOutput) -> StepResult:
-        if schedule.scheduled:
-            self._num_idle_steps = 0
-            try:
-                result = self._executor.execute_model(schedule)
-            except EngineDeadError:
-                raise
-            except Exception as error:
-                return self._isolation.judge(schedule, error)
-            self._isolation.note(result)
-            return result
-        self._num_idle_steps += 1
+    def _submit_steps(self) -> None:
+        suspect_id = self._isolation.suspect_id() if self._isolation.is_active else None
+        most = self.scheduler.config.max_in_flight if suspect_id is None else 1
+        while len(self._in_flight) < most:
+            schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens)
+            if not schedule.scheduled:
+                break
+            if schedule.new_requests:
+                self._output_processor.note_scheduled(schedule.new_requests, self._clock())
+            self._executor.submit(schedule)
+            self._in_flight.append(schedule)
+        self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1
         if self._num_idle_steps > MAX_IDLE_STEPS and self.scheduler.num_waiting:
             raise EngineError(f"{self.scheduler.num_waiting} requests wait, but none can be scheduled")
-        return StepResult(schedule.step_id, ())
 
-    def _ends_step(self, num_rounds: int) -> bool:
-        foreseen_s = (self._clock() - self._step_started_s) * (num_rounds + 1) / num_rounds
-        return foreseen_s > STEP_S or self._has_news()
+    def _collect(self, schedule: SchedulerOutput) -> StepResult:
+        try:
+            result = self._executor.collect()
+        except Exception as error:
+            if isinstance(error, EngineDeadError):
+                raise
+            return self._isolation.judge(schedule, error)
+        if self._isolation.is_active:
+            self._isolation.note(result)
+        return result
+
+    def _give_up_steps(self) -> None:
+        """Tell the scheduler that the steps in flight will have no results."""
+        if self._in_flight:
+            schedule = self._in_flight[0]
+            self._in_flight.clear()
+            self.scheduler.update(schedule, StepResult(schedule.step_id, (), is_lost=True))
 
     def _make_outputs(self, updates: list[SequenceUpdate], now_s: float) -> list[Output]:
         outputs, endings = self._output_processor.process(updates, now_s)
@@ -237,33 +241,29 @@ class LLMEngine:
         return self.take_ended() + outputs
 
     def fail(self, cause: Exception) -> list[Output]:
-        """End everything because of `cause`: the engine is dead from now on. Returns: the final outputs."""
+        """End every request because of `cause`: the engine is dead from now on. Returns: the final outputs."""
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs = self.take_ended()
-        for request_id in self._output_processor.request_ids:
-            for sequence_id in self._output_processor.sequence_ids(request_id):
-                self._release(sequence_id)
-            outputs.append(self._output_processor.fail(request_id, self.dead_error.message, now_s))
-        for sequence_id in self._observers:
-            self._release(sequence_id)
+        outputs, sequence_ids = self.take_ended(), list(self._observers)
         self._observers.clear()
-        return outputs
-
-    def _release(self, sequence_id: str) -> None:
+        for request_id in self._output_processor.request_ids:
+            sequence_ids += self._output_processor.sequence_ids(request_id)
+            outputs.append(self._output_processor.fail(request_id, self.dead_error.message, now_s))
         try:
-            self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)
+            for sequence_id in sequence_ids:
+                self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)
+            self._give_up_steps()
         except Exception as error:
-            # Where the scheduler itself is broken its blocks are lost with it; the outputs must still go out.
-            assert self.dead_error is not None
-            self.dead_error.add_note(f"while ending {sequence_id}: {type(error).__name__}: {error}")
+            # If the scheduler itself is broken its blocks are lost with it; the outputs must still be returned.
+            self.dead_error.add_note(f"while ending requests: {type(error).__name__}: {error}")
+        return outputs
 
     # --- State ----------------------------------------------------------------------------
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead."""
+        """True if the engine is dead."""
         return self.dead_error is not None
 
     def check_health(self) -> None:
@@ -274,20 +274,20 @@ class LLMEngine:
             raise EngineDeadError("the engine was shut down: make a new one")
 
     def death(self) -> EngineDeadError:
-        """A fresh copy of `dead_error`, for one caller: a raised exception collects that caller's traceback."""
+        """Return a fresh copy of `dead_error`, for one caller: a raised exception collects that caller's traceback."""
         assert self.dead_error is not None
         error = EngineDeadError(self.dead_error.message)
         error.__cause__ = self.dead_error.__cause__
         return error
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises: PromptError if the engine runs on token ids alone."""
+        """Return the tokenizer. Raises: PromptError if the engine runs on token ids alone."""
         if self.tokenizer is None:
             raise PromptError("this engine has no tokenizer: it takes and returns token ids")
         return self.tokenizer
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
+        """Forget all cached prefixes; False, without any effect, while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
 
     def shutdown(self) -> list[Output]:
@@ -296,6 +296,5 @@ class LLMEngine:
             return []
         self._is_shut_down = True
         self.abort_all()
-        ended = self.take_ended()
         self._executor.shutdown()
-        return ended
+        return self.take_ended()

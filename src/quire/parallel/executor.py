@@ -4,7 +4,6 @@ a fake one in tests.
 Next to read: `runtime/worker.py`.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from quire.config import EngineConfig
@@ -17,20 +16,30 @@ from quire.weights.progress import Progress
 
 
 class Executor(Protocol):
-    """Computes steps, one after another."""
+    """Computes steps in the order of their submission.
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step. Blocks until its tokens are known.
+    Everything that a worker needs comes at construction or in a `SchedulerOutput`: there are no callbacks.
+    Attributes: `max_in_flight`: steps that may be submitted before the oldest one is collected.
+    """
 
-        It may raise: the next step then has `forgets_all`, and takes up each request anew. An EngineDeadError says
-        that no step will ever succeed again.
+    max_in_flight: int
+
+    def submit(self, output: SchedulerOutput) -> None:
+        """Take a step. Never blocks on the model. A step with `forgets_all` replaces the steps not collected yet."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest step submitted; blocks until its tokens are known.
+
+        It may raise: then that step and all steps submitted after it are lost, the next one has `forgets_all`, and
+        takes up each request anew. An EngineDeadError says that no step will ever succeed again.
         """
         ...
 
-    def watch(self, ends_step: Callable[[int], bool]) -> None:
-        """From now on `ends_step` is asked between rounds, with the number computed, whether the step ends with these.
+    def end_step_early(self) -> None:
+        """Ask the running step to end after its current decode iteration; may be called by any thread.
 
-        Without, steps end at `max_rounds`, or with the round in which a request ends.
+        The request is dropped when `collect` returns. A caller that takes its messages after `collect` misses none.
         """
         ...
 
@@ -40,36 +49,51 @@ class Executor(Protocol):
 
 
 class InProcessExecutor:
-    """One worker in this process: the simplest executor, and the easiest to debug."""
+    """A worker in this process: the simplest executor, and the easiest to debug."""
+
+    max_in_flight = 1
 
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
+        self._submitted: SchedulerOutput | None = None
 
     @classmethod
     def create(
-        cls, config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None
+        cls,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> "InProcessExecutor":
-        """Load the model and allocate its KV memory.
+        """Load the model and allocate its KV memory. `grammars`: for requests with `structured_outputs`.
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
-        return cls(Worker(config, checkpoint, progress))
+        worker = Worker(config, checkpoint, progress)
+        worker.sampler.grammars = grammars
+        return cls(worker)
 
-    def use_grammars(self, grammars: GrammarCompiler) -> None:
-        """From now on requests with `structured_outputs` can be computed; the tokenizer is needed for that."""
-        assert self._worker is not None
-        self._worker.sampler.grammars = grammars
+    def submit(self, output: SchedulerOutput) -> None:
+        """See `Executor`. The step is computed by `collect`."""
+        self._submitted = output
 
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step. Raises EngineDeadError after `shutdown`."""
+    def collect(self) -> StepResult:
+        """See `Executor`. Raises EngineDeadError after `shutdown`."""
         if self._worker is None:
             raise EngineDeadError("the executor was shut down; build a new engine")
-        return self._worker.execute_model(output)
+        output, self._submitted = self._submitted, None
+        assert output is not None
+        runner = self._worker.runner
+        try:
+            return runner.run(output)
+        finally:
+            runner.ends_early = False
 
-    def watch(self, ends_step: Callable[[int], bool]) -> None:
+    def end_step_early(self) -> None:
         """See `Executor`."""
-        assert self._worker is not None
-        self._worker.runner.ends_step = ends_step
+        worker = self._worker
+        if worker is not None:
+            worker.runner.ends_early = True
 
     def shutdown(self) -> None:
         """Let go of the worker, and with it of weights and KV memory."""

@@ -1,7 +1,7 @@
-"""From a `SchedulerOutput` to the layout of a step, and from that to the `ForwardBatch` of the eager model.
+"""The worker's record of each request, and the layout of a step: from a `SchedulerOutput` to rows and positions.
 
-All per-token work is numpy indexing; Python loops only over requests. It must not know models or sampling.
-Next to read: `forward.py`.
+Tokens and block tables are rows of persistent arrays, so that a batch is gathered by a few indexing operations; Python
+loops only over requests. It must not know models. Next to read: `forward.py`.
 """
 
 import dataclasses
@@ -12,70 +12,193 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.errors import EngineError
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.request_states import RequestStates
-from quire.types import ScheduledRequest, SchedulerOutput
+from quire.sampling.state import SamplingState
+from quire.types import NewRequest, ScheduledRequest, SchedulerOutput
+
+
+@dataclass(slots=True)
+class RequestState:
+    """The worker's record of one request: as it was announced, its row in the arrays, and its number of tokens."""
+
+    new: NewRequest
+    row: int
+    num_tokens: int
+    sampling: SamplingState | None = None
+    """None for a pooling request."""
+    hidden_sum: torch.Tensor | None = None
+    """Mean pooling: the fp64 sum [E] over the chunks so far."""
+
+
+class RequestStates:
+    """The requests that the worker knows.
+
+    Attributes:
+        tokens: [rows, max_model_len + 1] int32; row r holds the known tokens of the request with that row.
+        block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
+        highest_block: the highest block id of any table so far.
+
+    The arrays are zero pages until used, so rows that no request needs cost nothing.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+        max_blocks = -(-max_model_len // block_size) + 1
+        self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self.highest_block = 0
+        self._states: dict[str, RequestState] = {}
+        self._free_rows = list(range(max_num_seqs))[::-1]
+
+    def __getitem__(self, request_id: str) -> RequestState:
+        state = self._states.get(request_id)
+        if state is None:
+            raise EngineError(f"request {request_id!r} was scheduled, but the runner was never told of it")
+        return state
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def apply(self, output: SchedulerOutput) -> list[RequestState]:
+        """Forget and add requests, append tokens, change block tables. Returns the records of the scheduled requests.
+
+        The first update of a new request's block table is the whole table, also when the request is a fork.
+        """
+        forgotten = tuple(self._states) if output.forgets_all else (*output.preempted_ids, *output.finished_ids)
+        for request_id in forgotten:
+            # An unknown id is fine: a request may end before it was ever scheduled.
+            if (state := self._states.pop(request_id, None)) is not None:
+                self._free_rows.append(state.row)
+        for new in output.new_requests:
+            self._add(new)
+        return [self._advance(item) for item in output.scheduled]
+
+    def append(self, state: RequestState, token_id: int) -> None:
+        """Append a token that was sampled or, for beam search, sent by the scheduler."""
+        self.tokens[state.row, state.num_tokens] = token_id
+        state.num_tokens += 1
+        sampling = state.sampling
+        if sampling is None:
+            return
+        if sampling.follows_tokens:
+            sampling.append(token_id)
+        else:
+            sampling.num_tokens += 1
+
+    def _add(self, new: NewRequest) -> None:
+        if new.request_id in self._states:
+            raise EngineError(f"request {new.request_id!r} was announced twice")
+        if not self._free_rows:
+            self._grow()
+        row = self._free_rows[-1]
+        self.tokens[row, : len(new.token_ids)] = new.token_ids
+        self._free_rows.pop()
+        self._states[new.request_id] = RequestState(new, row, len(new.token_ids))
+
+    def _advance(self, item: ScheduledRequest) -> RequestState:
+        state = self[item.request_id]
+        for token_id in item.new_token_ids:
+            self.append(state, token_id)
+        if item.draft_token_ids:
+            stop = state.num_tokens + len(item.draft_token_ids)
+            self.tokens[state.row, state.num_tokens : stop] = item.draft_token_ids
+        for group_index, update in enumerate(item.block_table_updates):
+            if update.block_ids:
+                stop = update.start + len(update.block_ids)
+                self.block_tables[group_index, state.row, update.start : stop] = update.block_ids
+                self.highest_block = max(self.highest_block, *update.block_ids)
+        return state
+
+    def _grow(self) -> None:
+        """Double the rows. Happens only if a scheduler runs more than max_num_seqs requests."""
+        rows = self.tokens.shape[0]
+        self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
+        self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)], axis=1)
+        self._free_rows.extend(range(2 * rows - 1, rows - 1, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """One step as a flat ragged batch without padding, decodes first, and which of its rows belong to whom.
+    """A step as a flat ragged batch without padding, decodes first.
 
     Fields:
         computed: the scheduled requests that have tokens, in the batch's order: decodes first.
-        num_decodes: how many of these have one token.
-        starts, counts: per entry of `computed` its first position and its number of tokens.
+        rows, starts, counts: per entry of `computed` its row of `RequestStates`, first position, number of tokens.
         first_rows: per entry of `computed` its first row in the batch.
-        sampled_ids: the requests that sample, in the schedule's order.
-        logit_rows: rows of the batch whose logits they need, each once.
-        logit_index: per entry of `sampled_ids` the index into `logit_rows`; None when it is 0 … S-1.
+        sampled: the requests that sample, in the schedule's order.
+        logit_rows: rows of the batch that need logits, each once; 1 + drafts for a request with drafts.
+        logit_index: per entry of `sampled` its first index into `logit_rows`; None when it is 0 … S-1.
     Dtypes: int32.
     """
 
-    computed: list[ScheduledRequest]
-    num_decodes: int
+    computed: list[tuple[ScheduledRequest, RequestState]]
+    rows: NDArray[np.int32]
     starts: NDArray[np.int32]
     counts: NDArray[np.int32]
     first_rows: list[int]
-    sampled_ids: list[str]
+    sampled: list[tuple[ScheduledRequest, RequestState, SamplingState]]
     logit_rows: NDArray[np.int32]
     logit_index: list[int] | None
 
-    def of_next_round(self) -> "StepLayout":
-        """The same requests, one token further."""
+    def of_next_iteration(self) -> "StepLayout":
+        """Return the layout of the same decodes, one token further."""
         return dataclasses.replace(self, starts=self.starts + np.int32(1))
 
 
-def lay_out(output: SchedulerOutput) -> StepLayout:
-    """Order one step. At least one scheduled request must have tokens."""
-    decodes = [item for item in output.scheduled if item.num_tokens == 1]
-    computed = decodes
-    if len(decodes) != len(output.scheduled):
-        computed = decodes + [item for item in output.scheduled if item.num_tokens > 1]
-    counts = [item.num_tokens for item in computed]
+def lay_out(output: SchedulerOutput, states: list[RequestState]) -> StepLayout:
+    """Order one step. At least one scheduled request must have tokens. `states`: those of `output.scheduled`."""
+    scheduled = list(zip(output.scheduled, states, strict=True))
+    computed = [pair for pair in scheduled if pair[0].num_tokens == 1]
+    if len(computed) != len(scheduled):
+        computed += [pair for pair in scheduled if pair[0].num_tokens > 1]
+    counts = [item.num_tokens for item, _ in computed]
     ends = list(itertools.accumulate(counts))
-    sampled_ids, logit_rows, logit_index = _rows_that_sample(output, computed, ends)
+    sampled = [(item, state, state.sampling) for item, state in scheduled if item.max_new_tokens and state.sampling]
+    logit_rows, logit_index = _rows_that_sample(sampled, computed, ends)
     return StepLayout(
         computed,
-        len(decodes),
-        np.array([item.num_computed_tokens for item in computed], np.int32),
+        np.array([state.row for _, state in computed], np.int32),
+        np.array([item.num_computed_tokens for item, _ in computed], np.int32),
         np.array(counts, np.int32),
         [0, *ends[:-1]],
-        sampled_ids,
+        sampled,
         np.array(logit_rows, np.int32),
         logit_index,
     )
 
 
+def _rows_that_sample(
+    sampled: list[tuple[ScheduledRequest, RequestState, SamplingState]],
+    computed: list[tuple[ScheduledRequest, RequestState]],
+    ends: list[int],
+) -> tuple[list[int], list[int] | None]:
+    """Return `logit_rows` and `logit_index` of the layout."""
+    last_rows = {item.request_id: end - 1 for (item, _), end in zip(computed, ends, strict=True)}
+    index_of: dict[str, int] = {}
+    logit_rows: list[int] = []
+    logit_index: list[int] = []
+    for item, _, _ in sampled:
+        # A sibling has no row of its own in the step that forks it.
+        owner = item.logits_from or item.request_id
+        if owner not in index_of:
+            index_of[owner] = len(logit_rows)
+            last = last_rows[owner]
+            logit_rows.extend(range(last - len(item.draft_token_ids), last + 1))
+        logit_index.append(index_of[owner])
+    return logit_rows, None if len(index_of) == len(sampled) == len(logit_rows) else logit_index
+
+
 def build_batch(
     layout: StepLayout, states: RequestStates, cache: CacheEngine, block_size: int, device: torch.device
 ) -> ForwardBatch:
-    """The tensors that a model reads op by op. `states` must have seen the step."""
-    computed = layout.computed
+    """Return the tensors that a model reads op by op."""
+    rows = layout.rows.astype(np.int64)
     starts, query_lens = layout.starts.astype(np.int64), layout.counts.astype(np.int64)
-    rows = np.array([states[item.request_id].row for item in computed], np.int64)
-    query_start_loc = np.zeros(len(computed) + 1, np.int64)
+    query_start_loc = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(query_lens, out=query_start_loc[1:])
     seq_lens = starts + query_lens
 
@@ -104,21 +227,3 @@ def build_batch(
         seq_lens_list=tuple(seq_lens.tolist()),
         block_size=block_size,
     )
-
-
-def _rows_that_sample(
-    output: SchedulerOutput, computed: list[ScheduledRequest], ends: list[int]
-) -> tuple[list[str], list[int], list[int] | None]:
-    """Requests that sample, the rows whose logits they need (each once), and which of these each one uses."""
-    last_rows = {item.request_id: end - 1 for item, end in zip(computed, ends, strict=True)}
-    index_of: dict[str, int] = {}
-    logit_index = []
-    sampled_ids = []
-    for item in output.scheduled:
-        if item.samples:
-            # A sibling has no row of its own in the step that forks it.
-            owner = item.logits_from or item.request_id
-            logit_index.append(index_of.setdefault(owner, len(index_of)))
-            sampled_ids.append(item.request_id)
-    logit_rows = [last_rows[owner] for owner in index_of]
-    return sampled_ids, logit_rows, None if len(index_of) == len(sampled_ids) else logit_index

@@ -9,21 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.runtime.batch import StepLayout, build_batch
+from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
-from quire.runtime.request_states import RequestStates
 
 
 class Forward(Protocol):
-    """Computes one step after another; what a step computed is there until the next."""
+    """Computes one step after another; hidden states of a step stay until the next."""
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """Compute hidden states and fill the KV cache.
 
-        `only_likeliest`: of the layout's logit rows nothing is wanted but the likeliest token. It is returned (None
-        where there is no largest finite logit) if that is cheaper than logits; else the result is None, and the
-        caller asks for `logits`.
+        `only_likeliest`: the caller wants only the likeliest token of each of the layout's logit rows. They are
+        returned (None for a row without a largest finite logit) if that is cheaper than logits; else the result is
+        None, and the caller asks for `logits`.
         """
         ...
 
@@ -73,11 +72,10 @@ class PlannedForward:
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """See `Forward`."""
-        rows = np.array([states[item.request_id].row for item in layout.computed], np.int32)
         fused = only_likeliest and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
         self._tables = (states.tokens, states.block_tables)
         self._planned.run(
-            BODY | GREEDY if fused else BODY, rows, layout.starts, layout.counts,
+            BODY | GREEDY if fused else BODY, layout.rows, layout.starts, layout.counts,
             layout.logit_rows if fused else self._none, *self._tables,
         )  # fmt: skip
         if not fused:
@@ -94,7 +92,7 @@ class PlannedForward:
         limit = self._planned.limits.max_logit_rows
         if len(rows) <= limit:
             return self._logits(rows)
-        # Each part overwrites the last one's memory: callers that want so many pay for a copy.
+        # Each part overwrites the last one's memory, so more rows than the limit cost a copy.
         return torch.cat([self._logits(rows[start : start + limit]).clone() for start in range(0, len(rows), limit)])
 
     def _logits(self, rows: NDArray[np.int32]) -> torch.Tensor:

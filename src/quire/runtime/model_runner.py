@@ -1,35 +1,61 @@
 """`ModelRunner.run`: one step from `SchedulerOutput` to `StepResult`. One of the engine's three choke points.
 
-It decides nothing: what to compute is in the schedule, what to draw in the sampler, what a request looks like in
+It decides nothing: what to compute is in the schedule, what to draw in the sampler, the record of each request in
 `RequestStates`. Prompt logprobs and pooling read the same hidden states as sampling.
 Next to read: `batch.py`, `forward.py`, then `sampling/sampler.py`.
 """
 
 import math
-from collections.abc import Callable
+import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from quire.config import EngineConfig
+from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
-from quire.runtime.batch import StepLayout, lay_out
+from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.runtime.request_states import RequestStates
 from quire.sampling.rows import Sampled
 from quire.sampling.sampler import Sampler
-from quire.types import NewRequest, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
+from quire.sampling.state import SamplingState
+from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 _BAD_EMBEDDING = (
     "the embedding holds NaN or infinity: the model overflowed or its weights are damaged, try dtype='float32'"
 )
 
 
+@dataclass(slots=True)
+class _Yield:
+    """The tokens of one request in this step. `has_failed`: its last row of logits left no choice."""
+
+    state: RequestState
+    sampling: SamplingState
+    first_row: int
+    draft_token_ids: tuple[int, ...]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    has_failed: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """True if the sequence ends with the last token, or has none."""
+        new = self.state.new
+        assert new.sampling is not None
+        num_output = self.state.num_tokens - new.num_prompt_tokens - 1
+        last = self.token_ids[-1:]
+        return (
+            self.has_failed or find_stop(new.sampling, new.eos_token_ids, new.max_tokens, num_output, last) is not None
+        )
+
+
 class ModelRunner:
     """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
 
-    Attributes: `ends_step` is asked with the number of rounds computed whether the step shall end with these.
+    Attributes: `ends_early`, set from any thread, ends the running step after its current decode iteration; so does
+    `limit_s`, if the step would exceed it with another iteration.
     """
 
     def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
@@ -44,144 +70,166 @@ class ModelRunner:
             block_size=scheduler.block_size,
             num_groups=len(scheduler.kv_cache_groups),
         )
-        self.ends_step: Callable[[int], bool] = lambda num_rounds: False
-        self._hidden_sums: dict[str, torch.Tensor] = {}
-        """Mean pooling: per request the fp64 sum [E] over the chunks so far."""
+        self.ends_early = False
+        self.limit_s = STEP_S
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
-        """Compute one step: request changes, block copies, forward, sampling, prompt logprobs, pooling; then further
-        rounds of forward and sampling, if the schedule allows them."""
-        self._update_requests(output)
+        """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
+        decode iterations, if the schedule allows them."""
+        states = self.states.apply(output)
+        for new in output.new_requests:
+            self.states[new.request_id].sampling = self.sampler.start(new)
         if output.transfers:
             self.cache.transfer(output.transfers)
-        if not any(item.num_tokens for item in output.scheduled):
+        if not output.num_tokens:
             return StepResult(output.step_id, ())
-        layout = lay_out(output)
+        with self.cache.in_use(self.states.highest_block):
+            return self._compute(output, lay_out(output, states))
+
+    def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
+        started = time.monotonic()
+        first_rows = range(len(layout.sampled)) if layout.logit_index is None else layout.logit_index
+        yields = [
+            _Yield(state, sampling, first_row, item.draft_token_ids)
+            for (item, state, sampling), first_row in zip(layout.sampled, first_rows, strict=True)
+        ]
         likeliest = self._forward(layout)
         prompt_logprobs, embeddings = self._read_prompts(layout)
-        sampled = self._sample(layout, likeliest)
+        self._sample(layout, yields, likeliest)
+        num_iterations = 1
+        most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
+        while num_iterations < most and not self.ends_early and not any(taken.ends for taken in yields):
+            if (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations:
+                break
+            layout = layout.of_next_iteration()
+            self._sample(layout, yields, self._forward(layout))
+            num_iterations += 1
         results = []
+        of_request = iter(yields)
         for item in output.scheduled:
             request_id = item.request_id
-            of_prompt = prompt_logprobs.get(request_id, ())
-            embedding = embeddings.get(request_id)
-            if item.samples:
-                results.append(self._result(request_id, sampled[request_id], of_prompt))
+            of_prompt, embedding = prompt_logprobs.get(request_id, ()), embeddings.get(request_id)
+            if item.max_new_tokens:
+                results.append(_result(next(of_request), of_prompt))
             elif embedding is not None and not math.isfinite(sum(embedding)):
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
-        num_rounds = 1
-        while num_rounds < output.max_rounds and not self.sampler.ends_any(sampled) and not self.ends_step(num_rounds):
-            layout = layout.of_next_round()
-            sampled = self._next_round(layout, sampled)
-            results += (self._result(request_id, taken) for request_id, taken in sampled.items())
-            num_rounds += 1
-        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
-
-    def _result(
-        self, request_id: str, sampled: Sampled, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    ) -> RequestResult:
-        token_id, logprobs = sampled
-        if token_id is None:
-            error, code = self.sampler.failure(request_id)
-            return RequestResult(request_id, error=error, error_code=code)
-        return RequestResult(request_id, token_id, logprobs, prompt_logprobs)
-
-    def _next_round(self, layout: StepLayout, sampled: dict[str, Sampled]) -> dict[str, Sampled]:
-        for request_id, (token_id, _) in sampled.items():
-            assert token_id is not None
-            self.states.append(request_id, token_id)
-            self.sampler.append_tokens(request_id, (token_id,))
-        return self._sample(layout, self._forward(layout))
+        return StepResult(output.step_id, tuple(results), num_iterations=num_iterations)
 
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
-        is_greedy = self.sampler.is_plain_greedy(layout.sampled_ids)
+        """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""
+        is_greedy = all(sampling.num_tokens >= sampling.greedy_from for _, _, sampling in layout.sampled)
         return self.forward.run(layout, self.states, only_likeliest=is_greedy)
 
-    def _update_requests(self, output: SchedulerOutput) -> None:
-        # First, so that whatever is remembered here belongs to a request of the states, also if this step breaks off.
-        for request_id in self.states.forgotten_by(output):
-            self.sampler.remove_request(request_id)
-            self._hidden_sums.pop(request_id, None)
-        self.states.apply(output)
-        for new in output.new_requests:
-            self.sampler.add_request(new)
-        for item in output.scheduled:
-            if item.new_token_ids:
-                self.sampler.append_tokens(item.request_id, item.new_token_ids)
+    def _sample(self, layout: StepLayout, yields: list[_Yield], likeliest: list[int | None] | None) -> None:
+        """Sample the next token of each request, then the token after each right draft. Mutates: yields, states.
 
-    def _sample(self, layout: StepLayout, likeliest: list[int | None] | None) -> dict[str, Sampled]:
-        """Sampled token and logprobs per request. `likeliest`: per logit row, where the forward knows it."""
-        if not layout.sampled_ids:
-            return {}
-        index = layout.logit_index
-        if likeliest is not None:
-            chosen = likeliest if index is None else [likeliest[row] for row in index]
-            return {
-                request_id: (token_id, None) for request_id, token_id in zip(layout.sampled_ids, chosen, strict=True)
-            }
-        logits = self.forward.logits(layout.logit_rows)
-        if index is not None:
-            logits = logits[torch.tensor(index, device=self.device)]
-        return dict(zip(layout.sampled_ids, self.sampler.sample(logits, layout.sampled_ids), strict=True))
+        A draft is right if it equals the sampled token. The row behind it is sampled after the request's sampling
+        state has taken it up, so penalties, grammars and seeds act as in steps of one token each.
+        """
+        if not yields:
+            return
+        logits = self.forward.logits(layout.logit_rows) if likeliest is None else None
+        active, num_accepted = yields, 0
+        while active:
+            if likeliest is not None:
+                sampled: list[Sampled] = [(likeliest[taken.first_row + num_accepted], None) for taken in active]
+            else:
+                assert logits is not None
+                rows = logits
+                if num_accepted or layout.logit_index is not None:
+                    rows = logits[
+                        torch.tensor([taken.first_row + num_accepted for taken in active], device=self.device)
+                    ]
+                sampled = self.sampler.sample(rows, [taken.sampling for taken in active])
+            for taken, (token_id, logprobs) in zip(active, sampled, strict=True):
+                self._take(taken, token_id, logprobs)
+            active = [
+                taken
+                for taken in active
+                if num_accepted < len(taken.draft_token_ids)
+                and not taken.has_failed
+                and taken.draft_token_ids[num_accepted] == taken.token_ids[-1]
+            ]
+            num_accepted += 1
+
+    def _take(self, taken: _Yield, token_id: int | None, logprobs: TokenLogprobs | None) -> None:
+        if token_id is None:
+            taken.has_failed = True
+            return
+        taken.token_ids.append(token_id)
+        if logprobs is not None:
+            taken.logprobs.append(logprobs)
+        if not taken.state.new.awaits_external_token:
+            self.states.append(taken.state, token_id)
 
     def _read_prompts(
         self, layout: StepLayout
     ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, tuple[float, ...]]]:
-        """Prompt logprobs and embeddings of the requests that asked for them and computed prompt tokens now."""
+        """Return prompt logprobs and embeddings of the requests that want them and computed prompt tokens now."""
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         embeddings: dict[str, tuple[float, ...]] = {}
-        for item, first_row in zip(layout.computed, layout.first_rows, strict=True):
-            new = self.states[item.request_id].new
+        for (item, state), first_row in zip(layout.computed, layout.first_rows, strict=True):
+            new = state.new
             if item.num_computed_tokens >= new.num_prompt_tokens:
                 continue
             if new.pooling is not None:
                 rows = self.forward.hidden(first_row, first_row + item.num_tokens)
-                embedding = self._pool(new, item.num_computed_tokens, rows)
+                embedding = _pool(state, item.num_computed_tokens, rows)
                 if embedding is not None:
                     embeddings[item.request_id] = embedding
             elif new.sampling is not None and new.sampling.prompt_logprobs is not None:
-                prompt_logprobs[item.request_id] = self._prompt_logprobs(
-                    new, new.sampling.prompt_logprobs, item, first_row
-                )
+                num_logprobs = new.sampling.prompt_logprobs
+                prompt_logprobs[item.request_id] = self._prompt_logprobs(state, num_logprobs, item, first_row)
         return prompt_logprobs, embeddings
 
     def _prompt_logprobs(
-        self, new: NewRequest, num_logprobs: int, item: ScheduledRequest, first_row: int
+        self, state: RequestState, num_logprobs: int, item: ScheduledRequest, first_row: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Logprobs of the prompt tokens that follow a chunk's: its last predicts the next chunk's first."""
+        """Return logprobs of the prompt tokens that follow a chunk's: its last predicts the next chunk's first."""
         start = item.num_computed_tokens
         # The last prompt token predicts a generated one, which is the sampler's.
-        count = min(start + item.num_tokens, new.num_prompt_tokens - 1) - start
+        count = min(start + item.num_tokens, state.new.num_prompt_tokens - 1) - start
         found: list[TokenLogprobs] = []
         for first in range(0, count, PROMPT_LOGPROB_ROWS):
             last = min(first + PROMPT_LOGPROB_ROWS, count)
             logits = self.forward.logits(np.arange(first_row + first, first_row + last, dtype=np.int32))
-            following = self.states.token_slice(new.request_id, start + first + 1, start + last + 1)
+            following = self.states.tokens[state.row, start + first + 1 : start + last + 1]
             found.extend(self.sampler.prompt_logprobs(logits, following.tolist(), num_logprobs))
         return tuple(found)
 
-    def _pool(self, new: NewRequest, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
-        """The embedding once the prompt is complete; None before.
 
-        last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
-        Shapes: hidden [T, E] of positions start …
-        """
-        assert new.pooling is not None
-        complete = start + len(hidden) >= new.num_prompt_tokens
-        if new.pooling.pooling == "mean":
-            # In fp64, where sums of so few fp32 values lose nothing: else the last bits would depend on the chunks.
-            total = hidden.sum(dim=0, dtype=torch.float64)
-            if start > 0:
-                total += self._hidden_sums[new.request_id]
-            self._hidden_sums[new.request_id] = total
-            pooled = (total / new.num_prompt_tokens).float()
-        else:
-            pooled = hidden[-1].float()
-        if not complete:
-            return None
-        if new.pooling.normalize:
-            pooled = torch.nn.functional.normalize(pooled, dim=0)
-        return tuple(pooled.tolist())
+def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> RequestResult:
+    request_id = taken.state.new.request_id
+    tokens, logprobs = tuple(taken.token_ids), tuple(taken.logprobs)
+    if not taken.has_failed:
+        return RequestResult(request_id, tokens, logprobs, prompt_logprobs)
+    error, code = taken.sampling.explain_failure()
+    return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
+
+
+def _pool(state: RequestState, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
+    """Return the embedding once the prompt is complete; None before. Mutates: state.
+
+    last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
+    Shapes: hidden [T, E] of positions start …
+    """
+    new = state.new
+    assert new.pooling is not None
+    complete = start + len(hidden) >= new.num_prompt_tokens
+    if new.pooling.pooling == "mean":
+        # In fp64, where sums of so few fp32 values lose nothing: else the last bits would depend on the chunks.
+        total = hidden.sum(dim=0, dtype=torch.float64)
+        if state.hidden_sum is not None and start > 0:
+            total += state.hidden_sum
+        state.hidden_sum = total
+        pooled = (total / new.num_prompt_tokens).float()
+    else:
+        pooled = hidden[-1].float()
+    if not complete:
+        return None
+    if new.pooling.normalize:
+        pooled = torch.nn.functional.normalize(pooled, dim=0)
+    return tuple(pooled.tolist())

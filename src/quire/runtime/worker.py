@@ -1,4 +1,4 @@
-"""`Worker`: one device's share of the engine: model, KV memory, sampler and the runner that ties them.
+"""`Worker`: one device's share of the engine: model, KV memory, sampler and the runner that runs steps on them.
 
 Next to read: `model_runner.py`.
 """
@@ -21,7 +21,6 @@ from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
 from quire.sampling.sampler import Sampler
-from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -39,7 +38,7 @@ _NEEDS_PLAN = (
 
 
 class Worker:
-    """Loads the model onto its device and runs steps on it."""
+    """Loads the model onto its device; `runner` runs steps."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         """Mutates: torch's number of threads and current CUDA device, once for the process.
@@ -76,11 +75,6 @@ class Worker:
                 return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool))
         model = load_model(config, checkpoint, progress)
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
-
-    def execute_model(self, output: SchedulerOutput) -> StepResult:
-        """Run one step."""
-        with self.cache.in_use(self.runner.states.highest_block):
-            return self.runner.run(output)
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:

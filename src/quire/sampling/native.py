@@ -32,16 +32,11 @@ class NativeRowSampler:
     def __init__(self, vocab_size: int, pool: _native.ThreadPool | None = None) -> None:
         self._vocab_size = vocab_size
         self._native = _native.Sampler(vocab_size, pool)
-        self._rows: dict[str, _Row] = {}
         self._make_room(32)
 
     def add(self, state: SamplingState) -> None:
         """See `RowSampler`."""
-        self._rows[state.request_id] = _Row(state, self._vocab_size)
-
-    def remove(self, request_id: str) -> None:
-        """See `RowSampler`."""
-        self._rows.pop(request_id, None)
+        state.options = _Row(state, self._vocab_size)
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `RowSampler`. Mutates: logits, but they are as before when it returns."""
@@ -50,7 +45,7 @@ class NativeRowSampler:
             return []
         rows, options, num_top = [], [], -1
         for state in states:
-            row = self._rows[state.request_id]
+            row: _Row = state.options
             row.options.position = state.num_tokens
             if row.changes:
                 row.update(state)

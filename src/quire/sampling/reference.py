@@ -35,9 +35,6 @@ class ReferenceRowSampler:
     def add(self, state: SamplingState) -> None:
         """See `RowSampler`."""
 
-    def remove(self, request_id: str) -> None:
-        """See `RowSampler`."""
-
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `RowSampler`. Mutates: logits."""
         raw = {row: logits[row].clone() for row, state in enumerate(states) if state.params.logprobs is not None}

@@ -16,14 +16,10 @@ Sampled = tuple[int | None, TokenLogprobs | None]
 
 
 class RowSampler(Protocol):
-    """Chooses tokens from logits for the requests that `add` announced."""
+    """Chooses tokens from logits for the requests that `add` prepared."""
 
     def add(self, state: SamplingState) -> None:
-        """Prepare for a request."""
-        ...
-
-    def remove(self, request_id: str) -> None:
-        """Forget a request; an unknown id is ignored."""
+        """Prepare a request: keep its options in the state."""
         ...
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:

@@ -1,9 +1,11 @@
-"""`SamplingState`: what is remembered of one request to sample for it.
+"""`SamplingState`: one request's parameters and tokens, as far as sampling needs them.
 
-Must not know logits or tensors. Next to read: `token_history.py`, whose lists it keeps.
+Must not know logits or tensors. Next to read: `token_history.py`: the lists it keeps.
 """
 
 import logging
+import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +13,20 @@ import numpy.typing as npt
 from quire.grammar.matcher import Failure, TokenMatcher
 from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
+from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import NewRequest
 
 logger = logging.getLogger("quire.sampling")
+NO_CHOICE = (
+    "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
+    "the model overflowed or its weights are damaged, try dtype='float32'"
+)
+"""The error of a request that got no token for no other known reason."""
 NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"
 
 
 def log_failure(request_id: str, failure: Failure) -> None:
-    """What the form is not to blame for is for who runs the engine to see."""
+    """Log a failure that the request's form did not cause."""
     if not failure.is_client_error:
         logger.error("request %r fails: %s", request_id, failure.reason)
 
@@ -27,13 +35,22 @@ class SamplingState:
     """A request's parameters and its tokens, as far as these need them.
 
     Attributes:
-        failure: why no token can be chosen any more; None while that is not known.
+        num_tokens: of the sequence: the position of the next draw.
+        greedy_from: number of tokens from which the request wants only the argmax of the unchanged logits.
+        follows_tokens: True if `append` must see each token; else its caller may just count `num_tokens` up.
+        failure: reason why no token can be chosen; None while there is none.
+        options: the row sampler's own record of this request.
     """
 
     def __init__(
-        self, new: NewRequest, params: SamplingParams, vocab_size: int, matcher: TokenMatcher | None = None
+        self,
+        new: NewRequest,
+        params: SamplingParams,
+        vocab_size: int,
+        matcher: TokenMatcher | None = None,
+        failure: Failure | None = None,
     ) -> None:
-        """`matcher`: of `structured_outputs`, at the beginning of the text."""
+        """`matcher`: of `structured_outputs`, at the beginning of the text; `failure`: why there is none."""
         self.request_id = new.request_id
         self.params = params
         self.seed = new.seed
@@ -45,15 +62,19 @@ class SamplingState:
         self._bad_words = BadWords(new.bad_words_token_ids) if new.bad_words_token_ids else None
         self._output_ids: list[int] = []
         self._matcher = matcher
-        self._only = None if params.allowed_token_ids is None else np.array(sorted(params.allowed_token_ids), np.int64)
+        self._only: npt.NDArray[np.int64] | None = None
+        if params.allowed_token_ids is not None or failure is not None:
+            kept = sorted(params.allowed_token_ids or ()) if failure is None else []
+            self._only = np.array(kept, np.int64)
         self._allowed: npt.NDArray[np.int64] | None = None
-        self.failure: Failure | None = None
+        self.failure = failure
+        self.options: Any = None
         self.counts: TokenCounts | None = None
         if params.repetition_penalty != 1:
             self.counts = TokenCounts(new.token_ids[: new.num_prompt_tokens])
         elif params.frequency_penalty or params.presence_penalty:
             self.counts = TokenCounts()
-        self._is_plain_greedy = (
+        is_plain_greedy = (
             params.is_greedy
             and params.logprobs is None
             and params.allowed_token_ids is None
@@ -62,11 +83,13 @@ class SamplingState:
             and self._bad_words is None
             and params.structured_outputs is None
         )
+        self.greedy_from = new.num_prompt_tokens + params.min_tokens if is_plain_greedy else sys.maxsize
+        self.follows_tokens = self._bad_words is not None or self.counts is not None or matcher is not None
         for token_id in new.token_ids[new.num_prompt_tokens :]:
             self.append(token_id)
 
     def append(self, token_id: int) -> None:
-        """Take note of one generated token."""
+        """Append one generated token."""
         self.num_tokens += 1
         if self._bad_words is not None:
             self._output_ids.append(token_id)
@@ -76,18 +99,20 @@ class SamplingState:
             self._matcher.append(token_id)
             self._allowed = None
 
-    def ends_with(self, token_id: int) -> bool:
-        """Whether this token ends the text; one that comes before `min_tokens` does not, and is not told apart."""
-        return token_id in self._end_ids
+    def explain_failure(self) -> tuple[str, str | None]:
+        """Return the reason why the request got no token, and `STRUCTURED_OUTPUTS_FAILED` if its form is to blame."""
+        if self.failure is None:
+            return NO_CHOICE, None
+        return self.failure.reason, STRUCTURED_OUTPUTS_FAILED if self.failure.is_client_error else None
 
     @property
     def has_grammar(self) -> bool:
-        """Whether what is allowed may be different after each token."""
+        """True if the allowed tokens may change after each token."""
         return self._matcher is not None
 
     @property
     def allowed(self) -> npt.NDArray[np.int64] | None:
-        """The only tokens that may be chosen now, ascending; None: all. If none may, `failure` says why."""
+        """The only tokens that may be chosen now, ascending; None: all. If it is empty, `failure` says why."""
         if self._matcher is None:
             return self._only
         if self._allowed is None:
@@ -103,21 +128,21 @@ class SamplingState:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the argmax of the logits as they are is all this request wants now."""
-        return self._is_plain_greedy and not self.bans_end
+        """True if the request wants only the argmax of the unchanged logits now."""
+        return self.num_tokens >= self.greedy_from
 
     @property
     def bans_end(self) -> bool:
-        """Whether min_tokens are not reached."""
+        """True if min_tokens are not reached."""
         return self.num_tokens - self._num_prompt_tokens < self.params.min_tokens
 
     @property
     def has_bad_words(self) -> bool:
-        """Whether what is banned may be different after each token."""
+        """True if the banned tokens may change after each token."""
         return self._bad_words is not None
 
     def banned_next(self) -> set[int]:
-        """Tokens that bad_words and min_tokens forbid now; none if they would leave no allowed token."""
+        """Return the tokens that bad_words and min_tokens forbid now; none if they would leave no allowed token."""
         banned = set(self._end_ids) if self.bans_end else set()
         if self._bad_words is not None:
             banned |= self._bad_words.banned_next(self._output_ids)

@@ -1,4 +1,4 @@
-"""What can never run: settings that contradict each other, requests larger than the engine. Errors say what would fit.
+"""Refuses settings that contradict each other and requests larger than the engine. Errors say what would fit.
 
 Pure checks, made before anything is queued. Next to read: `scheduler.py`.
 """
@@ -16,19 +16,23 @@ from quire.errors import (
     QueueFullError,
 )
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.request_table import SORT_KEYS
 from quire.types import Request
 
 
 def check_config(config: SchedulerConfig) -> None:
     """Raise ConfigError if the settings cannot work together."""
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
-                 "max_num_partial_prefills", "max_long_partial_prefills"):  # fmt: skip
+                 "max_num_partial_prefills", "max_long_partial_prefills", "multi_step_decode",
+                 "max_in_flight"):  # fmt: skip
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} is not a positive integer")
     if config.num_blocks < 2:
         raise ConfigError(f"num_blocks={config.num_blocks} leaves no KV block: at least 2, one is the null block")
     if not config.kv_cache_groups:
         raise ConfigError("kv_cache_groups is empty: a model has at least one KV cache group")
+    if config.policy not in SORT_KEYS:
+        raise ConfigError(f"scheduling_policy={config.policy!r} is not one of {', '.join(SORT_KEYS)}")
     if config.enable_chunked_prefill:
         return
     if config.max_num_batched_tokens < config.max_model_len:

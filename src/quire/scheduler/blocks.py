@@ -193,12 +193,13 @@ class BlockManager:
             chain = self._chains[request.request_id] = PrefixChain(request.hash_extras)
         return chain
 
-    def register(self, request: Request) -> None:
-        """Offer the blocks and checkpoints that are now computed to the prefix cache. Call after a step."""
-        num_full = request.num_computed_tokens // self._block_size
+    def register(self, request: Request, num_tokens: int) -> None:
+        """Offer the blocks and checkpoints of the first `num_tokens` tokens, which steps have computed, to the prefix
+        cache. Steps in flight compute further ones."""
+        num_full = num_tokens // self._block_size
         owned = self.owned[request.request_id]
         if owned.kept_states:
-            self._settle_states(request, owned)
+            self._settle_states(request, owned, num_tokens)
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
         chain = self._chain(request)
@@ -378,9 +379,9 @@ class BlockManager:
         chain.extend(request, at + 1, self._block_size)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
-    def _settle_states(self, request: Request, owned: OwnedBlocks) -> None:
+    def _settle_states(self, request: Request, owned: OwnedBlocks, num_tokens: int) -> None:
         """Register kept states as checkpoints once a step has computed tokens behind them, and release them."""
-        while owned.kept_states and owned.kept_states[0].position < request.num_computed_tokens:
+        while owned.kept_states and owned.kept_states[0].position < num_tokens:
             kept = owned.kept_states.pop(0)
             interval = self._checkpoint_interval
             if interval is not None and kept.position > 0 and kept.position % interval == 0:

@@ -1,12 +1,11 @@
 """A scheduler's inputs and outputs as JSON lines, and the replay that must give the same schedules.
 
 One line per call: the config, then each request added, aborted, finished, forked, each external token, each schedule,
-and each update with the tokens sampled. Whatever a scheduler decided can so be looked at again, far from the model.
+and each update with the tokens sampled. So each decision of a scheduler can be examined without the model.
 Next to read: `scheduler.py`.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from quire.types import (
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, tag="config"):
-    """First line: what the scheduler obeyed."""
+    """First line: the scheduler's config."""
 
     config: SchedulerConfig
 
@@ -74,18 +73,20 @@ class ResetRecord(msgspec.Struct, frozen=True, tag="reset"):
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, tag="schedule"):
-    """`schedule`, and what it decided."""
+    """`schedule`, with the drafts set before it, and the step it decided."""
 
     output: SchedulerOutput
     alone: str | None = None
     step_tokens: int = 0
+    drafts: dict[str, tuple[int, ...]] = {}
+    """Request id → `Request.draft_token_ids`."""
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag="update"):
     """`update`. Of the results only the tokens: log-probabilities and embeddings decide nothing here."""
 
     step_id: int
-    token_ids: tuple[tuple[str, int | None], ...]
+    token_ids: dict[str, tuple[int, ...]]
     failed: dict[str, str] = {}
     """Request id → error."""
     is_lost: bool = False
@@ -156,14 +157,16 @@ class RecordingScheduler(Scheduler):
 
     def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
         """See `Scheduler`."""
+        requests = self._requests.by_id.values()
+        drafts = {item.request_id: item.draft_token_ids for item in requests if item.draft_token_ids}
         output = super().schedule(alone, step_tokens)
-        self._write(ScheduleRecord(output, alone, step_tokens))
+        self._write(ScheduleRecord(output, alone, step_tokens, drafts))
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """See `Scheduler`."""
         updates = super().update(output, result)
-        tokens = tuple((item.request_id, item.token_id) for item in result.results)
+        tokens = {item.request_id: item.token_ids for item in result.results}
         failed = {item.request_id: item.error for item in result.results if item.error is not None}
         self._write(UpdateRecord(output.step_id, tokens, failed, result.is_lost))
         return updates
@@ -196,15 +199,24 @@ def read_recording(path: Path) -> Iterator[Record]:
 
 
 def read_outputs(path: Path) -> list[SchedulerOutput]:
-    """The schedules of a recording, with as many rounds as there were: executed in order they give the same tokens."""
-    outputs: list[SchedulerOutput] = []
+    """Return the schedules of a recording, with as many decode iterations as there were.
+
+    Executed in order they give the same tokens.
+    """
+    outputs: dict[int, SchedulerOutput] = {}
     for record in read_recording(path):
         if isinstance(record, ScheduleRecord):
-            outputs.append(record.output)
+            outputs[record.output.step_id] = record.output
         elif isinstance(record, UpdateRecord):
-            num_rounds = max(Counter(request_id for request_id, _ in record.token_ids).values(), default=1)
-            outputs[-1] = replace(outputs[-1], max_rounds=num_rounds)
-    return outputs
+            output = outputs[record.step_id]
+            lengths = [len(token_ids) + (name in record.failed) for name, token_ids in record.token_ids.items()]
+            most = max(lengths, default=1)
+            scheduled = [
+                item if item.draft_token_ids else replace(item, max_new_tokens=min(item.max_new_tokens, max(1, most)))
+                for item in output.scheduled
+            ]
+            outputs[record.step_id] = replace(output, scheduled=tuple(scheduled))
+    return list(outputs.values())
 
 
 def replay(path: Path) -> list[SchedulerOutput]:
@@ -217,18 +229,21 @@ def replay(path: Path) -> list[SchedulerOutput]:
     if not isinstance(first, ConfigRecord):
         raise ConfigError(f"{path} is no scheduler recording: it does not start with a config")
     scheduler = Scheduler(first.config, clock=lambda: 0.0)
-    outputs: list[SchedulerOutput] = []
+    outputs: dict[int, SchedulerOutput] = {}
     for record in records:
         if isinstance(record, ScheduleRecord):
-            outputs.append(scheduler.schedule(record.alone, record.step_tokens))
-            if outputs[-1] != record.output:
-                raise EngineError(f"step {record.output.step_id} of {path} is scheduled otherwise: {outputs[-1]}")
+            for request_id, drafts in record.drafts.items():
+                scheduler._requests.by_id[request_id].draft_token_ids = drafts
+            output = scheduler.schedule(record.alone, record.step_tokens)
+            if output != record.output:
+                raise EngineError(f"step {record.output.step_id} of {path} is scheduled otherwise: {output}")
+            outputs[output.step_id] = output
         else:
             _apply(scheduler, record, outputs)
-    return outputs
+    return list(outputs.values())
 
 
-def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput]) -> None:
+def _apply(scheduler: Scheduler, record: Record, outputs: dict[int, SchedulerOutput]) -> None:
     match record:
         case AddRecord(request):
             scheduler.add_request(request)
@@ -243,10 +258,7 @@ def _apply(scheduler: Scheduler, record: Record, outputs: list[SchedulerOutput])
         case ResetRecord():
             scheduler.reset_prefix_cache()
         case UpdateRecord(step_id, token_ids, failed, is_lost):
-            results = tuple(
-                RequestResult(name, token_id, error=failed.get(name) if token_id is None else None)
-                for name, token_id in token_ids
-            )
-            scheduler.update(outputs[-1], StepResult(step_id, results, is_lost))
+            results = [RequestResult(name, tokens, error=failed.get(name)) for name, tokens in token_ids.items()]
+            scheduler.update(outputs[step_id], StepResult(step_id, tuple(results), is_lost))
         case _:
             raise ConfigError("a scheduler recording holds a second config")

@@ -1,45 +1,114 @@
-"""`RequestTable`: every unfinished request, and the one place where it is. Knows no blocks and no steps.
+"""`RequestTable`: every unfinished request, the one place where it is, and the policies that order them.
 
 Places: in the waiting queue; running; parked (preempted after sampling, while its next token is chosen outside); or,
-for a sibling of an `n > 1` request, inside its leader until that is forked. Next to read: `scheduler.py`.
+for a sibling of an `n > 1` request, inside its leader until that is forked. Knows no blocks and no steps.
+Next to read: `scheduler.py`.
 """
 
+import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from quire.config import SchedulerConfig
 from quire.errors import EngineError
-from quire.scheduler.policy import Policy, SortKey, WaitingQueue
 from quire.types import Request, RequestStatus
 
 
+def _arrival_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
+    """First come, first served."""
+    return request.serial
+
+
+def _priority_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
+    """Smaller `priority` first, equals by arrival."""
+    return (request.priority, request.arrival_time_s, *request.serial)
+
+
+def _shortest_job_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
+    """Shorter prompts first; each second of waiting counts as `sjf_ageing_tokens_per_s` tokens less.
+
+    Order at time t is by `prompt_len - ageing * (t - arrival)`. The term `ageing * t` is the same for all, so the
+    key is `prompt_len + ageing * arrival`, which does not change with time. With ageing above 0 nothing starves:
+    a request that arrives late enough sorts behind.
+    """
+    return (request.num_prompt_tokens + config.sjf_ageing_tokens_per_s * request.arrival_time_s, *request.serial)
+
+
+SORT_KEYS: dict[str, Callable[[Request, SchedulerConfig], tuple[float, ...]]] = {
+    "fcfs": _arrival_order,
+    "priority": _priority_order,
+    "sjf": _shortest_job_order,
+}
+"""Per policy the key of a request, smaller first. It never changes while the request lives, so a preempted request
+returns to its old place. Keys are unique among live requests: they end with the serial numbers of arrival."""
+
+
 def is_idle(request: Request) -> bool:
-    """Whether the request has sampled and waits for the token to be chosen outside."""
+    """Return True if the request has sampled and waits for its next token, which is chosen outside."""
     return (
         request.awaits_external_token
         and request.status is RequestStatus.RUNNING
+        and not request.num_in_flight
         and request.num_computed_tokens == request.num_tokens
     )
 
 
-class RequestTable:
-    """Requests by id and by place, and their order by policy."""
+class WaitingQueue:
+    """Requests by sort key. Removal from the middle (abort) is constant time: dead entries are skipped when met."""
 
-    def __init__(self, policy: Policy, max_num_seqs: int) -> None:
-        self._policy = policy
-        self._max_num_seqs = max_num_seqs
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], Request]] = []
+        self._waiting: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting.values())
+
+    def push(self, request: Request) -> None:
+        """Add a request. Keys are unique, so requests are never compared."""
+        self._waiting[request.request_id] = request
+        heapq.heappush(self._heap, (request.sort_key, request))
+
+    def first(self) -> Request:
+        """Return the request with the smallest key. The queue must not be empty."""
+        while True:
+            request = self._heap[0][1]
+            if self._waiting.get(request.request_id) is request:
+                return request
+            heapq.heappop(self._heap)
+
+    def pop(self) -> Request:
+        """Remove and return the first request."""
+        request = self.first()
+        heapq.heappop(self._heap)
+        del self._waiting[request.request_id]
+        return request
+
+    def remove(self, request: Request) -> bool:
+        """Take a request out, wherever it stands. Return False if it was not there."""
+        if self._waiting.get(request.request_id) is not request:
+            return False
+        del self._waiting[request.request_id]
+        if len(self._heap) > 2 * len(self._waiting) + 16:
+            self._heap = [entry for entry in self._heap if self._waiting.get(entry[1].request_id) is entry[1]]
+            heapq.heapify(self._heap)
+        return True
+
+
+class RequestTable:
+    """Requests by id and by place."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._sort_key = SORT_KEYS[config.policy]
         self.by_id: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.parked: dict[str, Request] = {}
-        self._leaders: dict[str, Request] = {}
-        self._keys: dict[str, SortKey] = {}
-        self._serials: dict[str, tuple[int, int]] = {}
         self._counter = itertools.count()
-
-    def holds(self, request: Request) -> bool:
-        """Whether this very request, not another with its id, is unfinished."""
-        return self.by_id.get(request.request_id) is request
 
     def enter(self, request: Request) -> None:
         """Queue a new request; its siblings wait in it."""
@@ -47,54 +116,56 @@ class RequestTable:
         self._register(request, serial)
         for sibling in request.siblings:
             self._register(sibling, serial)
-            self._leaders[sibling.request_id] = request
-        self.wait(request)
+            sibling.leader_id = request.request_id
+        self.waiting.push(request)
 
     def enter_fork(self, parent: Request, child: Request) -> None:
-        """Note a child that arrived, for the policy, when its parent did. The caller gives it a place."""
-        self._register(child, self._serials[parent.request_id][0])
-
-    def wait(self, request: Request) -> None:
-        """Put a request into the queue, at its policy's place."""
-        self.waiting.push(request, self._keys[request.request_id])
+        """Register a child that arrived, for the policy, when its parent did. The caller gives it a place."""
+        self._register(child, parent.serial[0])
 
     def release_siblings(self, leader: Request) -> list[Request]:
         """Take the siblings out of their leader. The caller gives them a place."""
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
-            del self._leaders[sibling.request_id]
+            sibling.leader_id = None
         return siblings
 
     def leave(self, request: Request) -> list[Request]:
-        """Take a request out for good, with the siblings that wait in it; returns all who left."""
+        """Take a request out for good, with the siblings that wait in it; returns the requests that left."""
         request_id = request.request_id
-        leader = self._leaders.pop(request_id, None)
-        if leader is not None:
-            leader.siblings.remove(request)
+        if request.leader_id is not None:
+            self.by_id[request.leader_id].siblings.remove(request)
+            request.leader_id = None
         elif self.parked.pop(request_id, None) is None and not self.waiting.remove(request):
             self.running.remove(request)
         leaving = [request, *self.release_siblings(request)]
         for item in leaving:
-            del self.by_id[item.request_id], self._keys[item.request_id], self._serials[item.request_id]
+            del self.by_id[item.request_id]
         return leaving
 
     def victim(self, among: Sequence[Request]) -> Request:
-        """Who gives way when blocks run out."""
-        return self._policy.victim(among, self._keys)
+        """Return the request to preempt when blocks run out: the one admitted last, or by priority the worst.
 
-    def free_seats(self) -> int:
-        """Sequences that may still start; a leader keeps seats for its siblings."""
-        return self._max_num_seqs - sum(1 + len(request.siblings) for request in self.running)
+        So the first request always finishes.
+        """
+        return max(among, key=lambda item: item.sort_key) if self._config.policy == "priority" else among[-1]
 
-    def check(self, owner_ids: set[str]) -> None:
-        """Raise EngineError unless every request is in exactly one place and exactly the running own blocks."""
+    def num_free_places(self) -> int:
+        """Sequences that may still start; a leader keeps places for its siblings."""
+        return self._config.max_num_seqs - sum(1 + len(request.siblings) for request in self.running)
+
+    def check(self, owner_ids: set[str], in_flight: Sequence[Request] = ()) -> None:
+        """Raise EngineError unless every request is in exactly one place and exactly the running own blocks.
+
+        `in_flight`: the requests of each step in flight.
+        """
         problems = []
-        found: Counter[str] = Counter(self._leaders.keys())
-        for sibling_id, leader in self._leaders.items():
-            if sibling_id not in (sibling.request_id for sibling in leader.siblings):
-                problems.append(f"{sibling_id!r} is not among the siblings of {leader.request_id!r}")
+        found: Counter[str] = Counter()
         running_ids = [request.request_id for request in self.running]
-        places: tuple[Iterable[str], ...] = (running_ids, [item.request_id for item in self.waiting], list(self.parked))
+        siblings = {sibling.request_id for request in self.by_id.values() for sibling in request.siblings}
+        places: tuple[Iterable[str], ...] = (
+            running_ids, [item.request_id for item in self.waiting], list(self.parked), siblings,
+        )  # fmt: skip
         for ids in places:
             found.update(ids)
         if sorted(running_ids) != sorted(owner_ids):
@@ -103,12 +174,16 @@ class RequestTable:
         for request_id, request in self.by_id.items():
             if found[request_id] != 1 or request.status.is_finished:
                 problems.append(f"{request_id!r} ({request.status.name}) is in {found[request_id]} places")
-        if self.free_seats() < 0:
-            problems.append(f"{-self.free_seats()} sequences more than max_num_seqs={self._max_num_seqs}")
+            if (request.leader_id is not None) != (request_id in siblings):
+                problems.append(f"{request_id!r} is not among the siblings of {request.leader_id!r}")
+            if in_flight.count(request) != request.num_in_flight:
+                problems.append(f"{request_id!r} is in {in_flight.count(request)} steps, not {request.num_in_flight}")
+        if self.num_free_places() < 0:
+            problems.append(f"{-self.num_free_places()} sequences more than max_num_seqs={self._config.max_num_seqs}")
         if problems:
             raise EngineError(f"scheduler integrity: {'; '.join(problems[:8])}")
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request
-        self._serials[request.request_id] = (serial, next(self._counter))
-        self._keys[request.request_id] = self._policy.key(request, self._serials[request.request_id])
+        request.serial = (serial, next(self._counter))
+        request.sort_key = self._sort_key(request, self._config)

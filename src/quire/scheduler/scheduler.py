@@ -1,25 +1,24 @@
 """`Scheduler`: decides in integers which tokens are computed next. No tensors, no text, no clock in any decision.
 
 There is no prefill phase and no decode phase: every request has `num_computed_tokens` and is given tokens out of one
-budget per step until it has caught up with its known tokens; the step in which it catches up samples one more.
-`schedule` and `update` alternate: a step is planned, executed, and taken note of.
-Next to read: `blocks.py` (who owns which block), `policy.py` (who comes first), `admission.py` (what can never run).
+budget per step until it has caught up with its known tokens; the step that catches up samples at least one more. Up to
+`max_in_flight` steps are scheduled before the oldest one's result comes to `update`.
+Next to read: `blocks.py` (block tables), `request_table.py` (order), `step_plan.py`, `admission.py` (limits).
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.admission import check_config, check_queue_room, check_request, check_sequence_fits
-from quire.scheduler.blocks import BlockManager
-from quire.scheduler.executor_view import ExecutorView
+from quire.scheduler.blocks import BlockManager, OwnedBlocks
 from quire.scheduler.integrity import check_blocks
-from quire.scheduler.policy import make_policy
 from quire.scheduler.request_table import RequestTable, is_idle
-from quire.scheduler.step_plan import Admission, Share, StepPlan
-from quire.scheduler.stopping import check_stop
+from quire.scheduler.step_plan import StepPlanner
 from quire.types import (
     Request,
     RequestResult,
@@ -28,20 +27,26 @@ from quire.types import (
     SchedulerOutput,
     SequenceUpdate,
     StepResult,
-    Transfer,
+    Stop,
+    find_stop,
 )
 
-_MAX_OVERTAKEN = 32
-"""Long prompts looked past in one step: bounds the step's cost when thousands wait."""
+
+@dataclass(slots=True)
+class _StepInFlight:
+    """A scheduled step without a result yet. `detached`: blocks of requests that ended, to release after it."""
+
+    output: SchedulerOutput
+    requests: dict[str, Request]
+    detached: list[OwnedBlocks] = field(default_factory=list)
 
 
 class Scheduler:
     """Continuous batching over a paged KV cache. One instance per engine; not thread-safe.
 
-    Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`, and then owns no
-    block. `blocks` are for reports. `clock` stamps requests that bring no arrival time.
-
-    Raises: ConfigError if settings contradict each other.
+    Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`. Its blocks are free at
+    once, or after the last step in flight that computes it. `blocks` are for reports; `clock` stamps requests without
+    an arrival time. Raises: ConfigError if settings contradict each other.
     """
 
     def __init__(
@@ -49,15 +54,13 @@ class Scheduler:
     ) -> None:
         check_config(config)
         self.config = config
-        self._events = events
+        self._events = EventLog(0) if events is None else events
         self._clock = clock
-        self._requests = RequestTable(make_policy(config), config.max_num_seqs)
+        self._requests = RequestTable(config)
         self.blocks = BlockManager(config, events)
-        self._executor_view = ExecutorView()
-        self._in_flight: dict[str, Request] = {}
+        self._planner = StepPlanner(config, self._requests, self.blocks, self._events)
+        self._in_flight: deque[_StepInFlight] = deque()
         self._step_id = 0
-        # A few blocks stay free beside others, or the next decodes would preempt whoever was just admitted.
-        self._headroom = config.num_blocks // 100
 
     # --- Requests come and go -------------------------------------------------------------------
 
@@ -70,15 +73,13 @@ class Scheduler:
         check_request(request, self.config, self.blocks, self._requests.by_id)
         check_queue_room(len(self._requests.waiting), self.config)
         request.arrival_time_s = request.arrival_time_s or self._clock()
-        for sibling in request.siblings:
-            sibling.arrival_time_s = request.arrival_time_s
+        for item in (request, *request.siblings):
+            item.arrival_time_s = request.arrival_time_s
+            item.max_tokens = min(item.max_tokens, self.config.max_model_len - item.num_prompt_tokens)
         self._requests.enter(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
-        """End requests at any moment, also between `schedule` and `update`; their blocks are free at once.
-
-        A leader takes along siblings that still wait in it. Unknown ids are ignored. Returns those ended.
-        """
+        """End requests at any moment, with siblings that wait in them; unknown ids are ignored. Returns those ended."""
         return [item for name in request_ids for item in self._end(name, RequestStatus.FINISHED_ABORTED, None)]
 
     def finish(self, request_id: str, status: RequestStatus, stop_reason: int | str | None = None) -> list[Request]:
@@ -88,14 +89,13 @@ class Scheduler:
         return self._end(request_id, status, stop_reason)
 
     def fork(self, parent_id: str, child: Request) -> None:
-        """Add a copy of a request that shares all of its blocks (beam search); call between steps.
+        """Add a copy of a request that shares its blocks and output tokens (beam search).
 
-        The child takes over the parent's output tokens and goes on alone from there. If there is no seat for it, or
-        the parent owns no blocks, it will recompute. Raises: what `add_request` raises; EngineError if the parent is
-        unknown or in flight, or the child brings tokens of its own.
+        It will recompute if `max_num_seqs` run already or the parent owns no blocks. Raises: as `add_request`;
+        EngineError if the parent is unknown or in flight, or the child brings tokens of its own.
         """
         parent = self._requests.by_id.get(parent_id)
-        if parent is None or self._in_flight.get(parent_id) is parent:
+        if parent is None or parent.num_in_flight:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         if child.output_token_ids and child.output_token_ids != parent.output_token_ids:
             raise EngineError(f"cannot fork '{parent_id}': '{child.request_id}' brings tokens of its own")
@@ -103,15 +103,16 @@ class Scheduler:
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s = parent.arrival_time_s
         child.num_cached_tokens = parent.num_cached_tokens
+        child.max_tokens = min(child.max_tokens, self.config.max_model_len - child.num_prompt_tokens)
         self._requests.enter_fork(parent, child)
-        if parent.status is RequestStatus.RUNNING and self._requests.free_seats() > 0:
-            self._fork_running(parent, child, parent.num_computed_tokens)
+        if parent.status is RequestStatus.RUNNING and self._requests.num_free_places() > 0:
+            self._planner.fork_running(parent, child, parent.num_computed_tokens)
             return
         child.status = RequestStatus.PREEMPTED
         if is_idle(parent) or parent_id in self._requests.parked:
             self._requests.parked[child.request_id] = child
         else:
-            self._requests.wait(child)
+            self._requests.waiting.push(child)
 
     def append_token(self, request_id: str, token_id: int) -> None:
         """Give a request that awaits an external token its next token (beam search). No stop rule is applied.
@@ -125,20 +126,20 @@ class Scheduler:
         check_sequence_fits(request, request.num_tokens + 2, self.config, self.blocks)
         request.output_token_ids.append(token_id)
         if self._requests.parked.pop(request_id, None) is not None:
-            self._requests.wait(request)
+            self._requests.waiting.push(request)
 
     def get(self, request_id: str) -> Request | None:
-        """The unfinished request with this id."""
+        """Return the unfinished request with this id."""
         return self._requests.by_id.get(request_id)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting, running, or awaiting a token."""
+        """True if any request is waiting, running, or awaiting a token."""
         return bool(self._requests.by_id)
 
     @property
     def num_running(self) -> int:
-        """Sequences that own blocks."""
+        """Unfinished sequences that own blocks."""
         return len(self._requests.running)
 
     @property
@@ -147,254 +148,146 @@ class Scheduler:
         return len(self._requests.waiting) + len(self._requests.parked)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while any request owns blocks."""
+        """Forget all cached prefixes; False, without any effect, while blocks are in use."""
         return self.blocks.reset_prefix_cache()
 
-    # --- One step -------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Raise EngineError, naming the contradictions, unless all blocks and requests are where they should be."""
+        check_blocks(self.blocks, [owned for step in self._in_flight for owned in step.detached])
+        in_flight = [request for step in self._in_flight for request in step.requests.values()]
+        self._requests.check(set(self.blocks.owned), in_flight)
+
+    # --- Schedule -------------------------------------------------------------------------------
 
     def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
-        """Decide the next step: who computes how many tokens, into which blocks.
+        """Decide the next step: the tokens that each request computes, and their blocks.
 
-        Running requests come first, in order; where blocks run out, the policy's victim is preempted. Waiting requests
-        join only if nobody had to leave. Empty if nothing can run. Raises: EngineError if a step is in flight.
-        `alone`: only this request runs, with siblings that its step forks; others give way if it needs their blocks.
-        `step_tokens`: so many the step may have in any case, where prompts get shares of steps.
+        Running requests come first; waiting requests join only if no request had to leave. The output is empty, and
+        needs no `update`, if no request can run. `alone`: only this request runs, with siblings that its step forks; it
+        takes blocks of other requests if needed. `step_tokens`: smallest token budget if prefill is throttled.
+        Raises: EngineError if `max_in_flight` steps, or for `alone` any, are in flight.
         """
-        if any(map(self._requests.holds, self._in_flight.values())):
-            raise EngineError(f"schedule() called before update() of step {self._step_id}")
+        if len(self._in_flight) >= (self.config.max_in_flight if alone is None else 1):
+            raise EngineError(f"schedule() called before update() of step {self._in_flight[0].output.step_id}")
         self._step_id += 1
-        plan = StepPlan(self.config)
-
         if alone is None:
-            self._run_all(plan, step_tokens)
+            plan = self._planner.plan(step_tokens, is_first=not self._in_flight)
         else:
-            self._run_alone(self._requests.by_id[alone], plan)
-        self._fork_siblings(plan)
-
-        output = self._executor_view.describe(self._step_id, plan, self.blocks)
-        self._in_flight = {share.request.request_id: share.request for share in plan.shares.values()}
+            plan = self._planner.plan_alone(self._requests.by_id[alone])
+        output = self._planner.executor_view.commit(self._step_id, plan, self.blocks)
         if plan.shares:
-            self._record(
+            self._in_flight.append(_StepInFlight(output, {name: share.request for name, share in plan.shares.items()}))
+            self._events.record(
                 EventKind.SCHEDULE, step_id=self._step_id, num_tokens=output.num_tokens,
                 num_requests=len(plan.shares), num_waiting=self.num_waiting,
             )  # fmt: skip
         return output
 
-    def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
-        """Take note of an executed step: tokens computed, tokens sampled, requests that ended.
+    # --- Update ---------------------------------------------------------------------------------
 
-        Requests that ended since `schedule` are passed over; a result with an error ends its request alone. After a
-        step that is lost everybody is preempted, and the executor will be told to forget all it knew.
-        Returns one update per result that counted.
-        Raises: EngineError if the result is of another step or lacks a sampled token.
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
+        """Apply the result of the oldest step in flight: append tokens, end requests, register prefixes.
+
+        Requests that ended since `schedule` are passed over; a result with an error ends its request alone. A lost step
+        loses all steps in flight: every request is preempted, and the next step makes the executor forget all.
+        Returns an update per result that counted. Raises: EngineError if the result is another step's or lacks a token.
         """
-        if not output.step_id == result.step_id == self._step_id:
-            raise EngineError(f"update of step {output.step_id} with {result.step_id} after step {self._step_id}")
-        results: dict[str, list[RequestResult]] = {}
-        for taken in result.results:
-            results.setdefault(taken.request_id, []).append(taken)
-        in_flight, self._in_flight = self._in_flight, {}
+        oldest_id = self._in_flight[0].output.step_id if self._in_flight else None
+        if not output.step_id == result.step_id == oldest_id:
+            raise EngineError(f"update of step {output.step_id} with {result.step_id}: the oldest is {oldest_id}")
+        step = self._in_flight.popleft()
+        results = {item.request_id: item for item in result.results}
         updates: list[SequenceUpdate] = []
         for item in output.scheduled:
-            request = in_flight.get(item.request_id)
-            # The same id may by now belong to another request.
-            if request is None or not self._requests.holds(request):
-                continue
-            rounds = results.get(item.request_id, [])
-            if rounds or not result.is_lost:  # of a step that is lost there are errors only
-                updates += self._take(request, item, rounds)
+            request = step.requests[item.request_id]
+            request.num_in_flight -= 1
+            if self._requests.by_id.get(item.request_id) is request:  # else it has ended; its id may be in use again
+                taken = results.get(item.request_id)
+                if taken is not None or not result.is_lost:  # of a lost step there are errors only
+                    self._take(request, item, taken, updates)
         if result.is_lost:
-            self._executor_view.forget_all()
-            for request in tuple(self._requests.running):
-                self._withdraw(request)
+            self._lose_steps(step)
+        for owned in step.detached:
+            self.blocks.release(owned)
         return updates
 
-    def check_integrity(self) -> None:
-        """Raise EngineError, saying what is wrong, unless all blocks and all requests are where they should be."""
-        check_blocks(self.blocks)
-        self._requests.check(set(self.blocks.owned))
+    def _lose_steps(self, oldest: _StepInFlight) -> None:
+        """Forget all steps in flight and preempt every request."""
+        for step in self._in_flight:
+            oldest.requests |= step.requests
+            oldest.detached += step.detached
+            for request in step.requests.values():
+                request.num_in_flight -= 1
+        self._in_flight.clear()
+        for request in tuple(self._requests.running):
+            if oldest.requests.get(request.request_id) is request:
+                request.num_computed_tokens = 0  # its sample is lost too: it is not idle
+            self._planner.withdraw(request)
+        self._planner.executor_view.forget_all()
 
-    # --- Parts of a step ------------------------------------------------------------------------
-
-    def _run_all(self, plan: StepPlan, step_tokens: int) -> None:
-        plan.limit_prefill(self._requests.running, step_tokens)
-        if not self._requests.waiting or not self._requests.free_seats():
-            plan.allow_rounds(self._requests.running, self.blocks.num_free)
-        self._continue_running(tuple(self._requests.running), plan)
-        if plan.num_preempted == 0:
-            self._admit_waiting(plan)
-            # Only requests that await an external token hold blocks: those who wait for blocks go first.
-            while not plan.shares and self._requests.waiting and self._preempt_idle(plan):
-                self._admit_waiting(plan)
-
-    def _run_alone(self, request: Request, plan: StepPlan) -> None:
-        self._continue_running((request,), plan)
-        while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it gave way to itself
-            plan.free_seats = self._requests.free_seats()
-            if self._try_admit(request, plan) is Admission.ADMITTED:
-                self._requests.waiting.remove(request)
-            else:
-                self._preempt(self._requests.victim(self._requests.running), plan)
-
-    def _continue_running(self, requests: Iterable[Request], plan: StepPlan) -> None:
-        for request in requests:
-            if plan.budget == 0:
-                break
-            if request.status is not RequestStatus.RUNNING:  # preempted in this step
-                continue
-            num_left = request.num_tokens - request.num_computed_tokens
-            num_tokens = self.blocks.chunk_limit(request, plan.chunk_len(num_left))
-            if num_tokens == 0:  # its next token is not chosen yet, or prompts have had their share
-                continue
-            copies = self._allocate_or_preempt(request, num_tokens + plan.max_rounds - 1, plan)
-            if copies is not None:
-                self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
-
-    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> tuple[Transfer, ...] | None:
-        while (copies := self.blocks.allocate(request, num_tokens)) is None:
-            victim = self._requests.victim(self._requests.running)
-            self._preempt(victim, plan)
-            if victim is request:
-                return None
-        return copies
-
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        overtaken: list[Request] = []
-        # Counted once: over all admissions of a step it would take time quadratic in their number.
-        plan.free_seats = self._requests.free_seats()
-        while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
-            request = self._requests.waiting.first()
-            outcome = self._try_admit(request, plan)
-            if outcome is Admission.BLOCKED:
-                break
-            self._requests.waiting.pop()
-            if outcome is Admission.OVERTAKEN:
-                overtaken.append(request)
-        for request in overtaken:
-            self._requests.wait(request)
-
-    def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
-        if plan.free_seats < 1 + len(request.siblings):
-            return Admission.BLOCKED
-        hit = self.blocks.find_prefix(request)
-        num_left = request.num_tokens - hit.num_tokens
-        num_tokens = plan.chunk_len(num_left)
-        if num_tokens < num_left:
-            if not plan.allows_long_partial(request):
-                return Admission.OVERTAKEN
-            if not num_tokens or not plan.allows_partial():
-                return Admission.BLOCKED
-        num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
-        if not self.blocks.fits(request, hit, num_reserved):
-            return Admission.BLOCKED
-        if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = hit.num_tokens
-        request.num_computed_tokens = hit.num_tokens
-        num_tokens = self.blocks.chunk_limit(request, num_tokens)
-        request.status = RequestStatus.RUNNING
-        self._requests.running.append(request)
-        plan.free_seats -= 1 + len(request.siblings)
-        num_prompt, num_cached = request.num_prompt_tokens, hit.num_tokens
-        self._record(EventKind.ADMIT, request.request_id, num_prompt_tokens=num_prompt, num_cached_tokens=num_cached)
-        self.blocks.admit(request, hit)
-        copies = self.blocks.allocate(request, num_tokens)
-        if copies is None:
-            raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
-        self._give(Share(request, num_tokens, num_tokens == num_left, copies), plan)
-        return Admission.ADMITTED
-
-    def _give(self, share: Share, plan: StepPlan) -> None:
-        plan.add(share)
-        if not share.catches_up:
-            plan.add_partial(share.request, self.blocks.num_missing(share.request))
-
-    def _fork_siblings(self, plan: StepPlan) -> None:
-        for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
-            for sibling in self._requests.release_siblings(leader):
-                sibling.num_cached_tokens = leader.num_cached_tokens
-                self._fork_running(leader, sibling, leader.num_tokens)
-                plan.add(Share(sibling, 0, catches_up=True, logits_from=leader.request_id))
-
-    def _fork_running(self, parent: Request, child: Request, num_computed_tokens: int) -> None:
-        child.num_computed_tokens = num_computed_tokens
-        child.status = RequestStatus.RUNNING
-        self._requests.running.append(child)
-        self.blocks.fork(parent.request_id, child)
-
-    def _preempt_idle(self, plan: StepPlan) -> bool:
-        if idle := [request for request in self._requests.running if is_idle(request)]:
-            self._preempt(self._requests.victim(idle), plan)
-        return bool(idle)
-
-    def _preempt(self, victim: Request, plan: StepPlan) -> None:
-        plan.remove(victim.request_id)
-        self._withdraw(victim)
-
-    def _withdraw(self, victim: Request) -> None:
-        """Preemption by recompute: all blocks go, all tokens stay."""
-        self._record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
-        has_sampled = is_idle(victim)
-        self._requests.running.remove(victim)
-        self.blocks.free(victim.request_id)
-        self._executor_view.note_preempted(victim.request_id)
-        victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
-        if has_sampled:
-            # It has sampled already; to recompute before its token is chosen would only take blocks again.
-            self._requests.parked[victim.request_id] = victim
+    def _take(
+        self, request: Request, item: ScheduledRequest, result: RequestResult | None, updates: list[SequenceUpdate]
+    ) -> None:
+        """Apply a request's result. Mutates: updates."""
+        num_computed = item.num_computed_tokens + item.num_tokens
+        new_token_ids: tuple[int, ...] = ()
+        stop: Stop | None = None
+        has_failed = result is not None and result.error is not None
+        if item.max_new_tokens and not request.awaits_external_token:
+            if result is not None and result.token_ids:
+                new_token_ids, stop = self._append_tokens(request, result.token_ids)
+            elif not has_failed:
+                raise EngineError(f"no token was sampled for request '{request.request_id}'")
+            if item.max_new_tokens > 1:
+                num_computed += len(new_token_ids) - len(item.draft_token_ids) - 1
+                request.num_computed_tokens = num_computed
+        elif request.sampling is None and num_computed == request.num_tokens and not has_failed:
+            stop = Stop(0, RequestStatus.FINISHED_STOPPED)
+        if has_failed and stop is None:
+            # The KV that it computed may be damaged too, and must not be found by other requests.
+            self.blocks.forget_prefixes(request.request_id)
+            ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
         else:
-            self._requests.wait(victim)
+            if stop is None and item.draft_token_ids and len(new_token_ids) <= len(item.draft_token_ids):
+                num_computed = self.blocks.truncate(request.request_id, num_computed)
+                request.num_computed_tokens = num_computed
+            self.blocks.register(request, num_computed)
+            if stop is not None:
+                self._end(request.request_id, stop.status, stop.reason)
+            ended = [request]
+        if result is not None:
+            for member in ended:  # an error of a leader is that of the siblings that wait in it
+                updates.append(SequenceUpdate(member, result, new_token_ids if member is request else (), num_computed))
 
-    def _take(self, request: Request, item: ScheduledRequest, rounds: list[RequestResult]) -> list[SequenceUpdate]:
-        """Take note of what was computed: of no result, of one, or of one per round."""
-        updates: list[SequenceUpdate] = []
-        for num_further, result in enumerate(rounds or (None,)):
-            if result is not None and result.error is not None:
-                # What it computed may be damaged too, and must not be found by others.
-                self.blocks.forget_prefixes(request.request_id)
-                ended = self._end(request.request_id, RequestStatus.FINISHED_ERROR, None)
-                return updates + [SequenceUpdate(member, result, None, member.status) for member in ended]
-            request.num_computed_tokens = item.num_computed_tokens + item.num_tokens + num_further
-            self.blocks.register(request)
-            token_id = self._take_token(request, item, result)
-            if result is not None:
-                updates.append(SequenceUpdate(request, result, token_id, request.status))
-            if request.status.is_finished:
-                break
-        self._executor_view.note_rounds(request.request_id, len(rounds))
-        return updates
-
-    def _take_token(self, request: Request, item: ScheduledRequest, result: RequestResult | None) -> int | None:
-        """Append what was sampled, unless it is chosen elsewhere, and end the request if that was its last."""
-        if request.sampling is None:
-            if request.num_computed_tokens == request.num_tokens:
-                self._end(request.request_id, RequestStatus.FINISHED_STOPPED, None)
-            return None
-        if not item.samples or request.awaits_external_token:
-            return None
-        if result is None or result.token_id is None:
-            raise EngineError(f"no token was sampled for request '{request.request_id}' in step {self._step_id}")
-        request.output_token_ids.append(result.token_id)
-        stop = check_stop(request, result.token_id, self.config.max_model_len)
+    def _append_tokens(self, request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:
+        """Append the tokens up to the first stop. Returns them and the stop."""
+        sampling, num_output = request.sampling, len(request.output_token_ids)
+        assert sampling is not None
+        stop = find_stop(sampling, request.eos_token_ids, request.max_tokens, num_output, token_ids)
         if stop is not None:
-            self._end(request.request_id, stop.status, stop.reason)
-        return result.token_id
+            token_ids = token_ids[: stop.num_tokens]
+        request.output_token_ids += token_ids
+        request.num_sent_tokens = request.num_tokens
+        if request.num_pending_tokens:
+            request.num_pending_tokens -= 1
+        return token_ids, stop
 
     def _end(self, request_id: str, status: RequestStatus, stop_reason: int | str | None) -> list[Request]:
         request = self._requests.by_id.get(request_id)
-        if request is None:
-            return []
-        ended = self._requests.leave(request)
+        ended = [] if request is None else self._requests.leave(request)
         for item in ended:
             item.status = status
             item.stop_reason = stop_reason
-            self.blocks.forget(item.request_id)
-            self._executor_view.note_finished(item.request_id)
-            num_output = len(item.output_token_ids)
-            self._record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_output)
+            self._free_blocks(item)
+            self._planner.executor_view.note_finished(item)
+            num_tokens = len(item.output_token_ids)
+            self._events.record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_tokens)
         return ended
 
-    def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
-        if self._events is not None:
-            self._events.record(kind, request_id, **data)
+    def _free_blocks(self, request: Request) -> None:
+        """Free the blocks of a request that ended, now or after the last step in flight that computes it."""
+        request_id = request.request_id
+        if request.num_in_flight:
+            step = next(step for step in reversed(self._in_flight) if step.requests.get(request_id) is request)
+            step.detached.append(self.blocks.detach(request_id))
+        self.blocks.forget(request_id)

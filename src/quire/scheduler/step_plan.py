@@ -1,32 +1,47 @@
-"""`StepPlan`: one step while it is being decided. Requests can still be taken out of it.
+"""`StepPlanner`: decides one step, as a `StepPlan`. `ExecutorView`: the message to the executor that the plan becomes.
 
-Next to read: `scheduler.py`, which fills it, and `executor_view.py`, which turns it into a `SchedulerOutput`.
+The executor reads an output in this order: forget `finished_ids` and `preempted_ids`, make `transfers`, take up
+`new_requests`, compute `scheduled`. An id may be forgotten and be new in one output. News for the executor waits for
+the next step that computes something, so an empty output may be dropped.
+Next to read: `request_table.py` (order of requests), `blocks.py` (block tables).
 """
 
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quire.config import SchedulerConfig
-from quire.types import Request, Transfer
+from quire.config import STEP_S, SchedulerConfig
+from quire.errors import EngineError
+from quire.events import EventKind, EventLog
+from quire.scheduler.blocks import BlockManager
+from quire.scheduler.request_table import RequestTable, is_idle
+from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput, Transfer
 
+_MAX_OVERTAKEN = 32
+"""Long prompts looked past in one step: bounds the step's cost when thousands wait."""
 MIN_STEP_TOKENS = 12
-"""A step that has prompts may take so many tokens with those of the requests that generate: two groups of rows of a
-CPU's products, which take little longer than one row."""
+"""Smallest token budget of a step while prefill is throttled: two groups of rows of a CPU's products, which take little
+longer than one row."""
+
+MAX_DECODES = 3.0
+"""If decoding one token takes longer than a third of `STEP_S`, a step with prompts may take this many times as long."""
+_NEWEST = 0.2
+"""Weight of the newest step in averages."""
 
 
 class Admission(enum.Enum):
-    """Whether a waiting request may start in this step."""
+    """Outcome for a waiting request in this step."""
 
     ADMITTED = enum.auto()
-    OVERTAKEN = enum.auto()  # others may go first: only the number of long prompts is in the way
-    BLOCKED = enum.auto()  # nobody may go first: or a big request would wait for ever
+    OVERTAKEN = enum.auto()  # later requests may go first: only the number of long prompts is in the way
+    BLOCKED = enum.auto()  # later requests wait too: else a big request would wait for ever
 
 
 @dataclass(slots=True)
 class Share:
-    """What one request gets of a step.
+    """A request's part of a step.
 
+    num_tokens: tokens to compute, `draft_token_ids` included.
     catches_up: all known tokens are computed after this step; then the request samples.
     """
 
@@ -35,13 +50,21 @@ class Share:
     catches_up: bool
     transfers: tuple[Transfer, ...] = ()
     logits_from: str | None = None
+    draft_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that count for the prefill budget: none of a decode."""
+        num_known = self.num_tokens - len(self.draft_token_ids)
+        return num_known if num_known > 1 else 0
 
 
 class StepPlan:
-    """The token budget left, and who has been given how much of it.
+    """The shares of a step, and the token budget left.
 
     A prompt is partial if it goes on after this step. The counts of partial prompts and of reserved blocks are only
     read for admission, which does not happen in a step that preempts; so `remove` leaves them alone.
+    Attributes: `is_blocked`: a request lacks blocks and its victim is in flight, so later requests must wait.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -50,79 +73,378 @@ class StepPlan:
         self._num_long_partial = 0
         self._prefill_budget = config.max_num_batched_tokens
         self.budget = config.max_num_batched_tokens
-        self.free_seats = 0
+        self.free_places = 0
         self.shares: dict[str, Share] = {}
         self.num_preempted = 0
         self.num_reserved_blocks = 0
-        self.max_rounds = 1
+        self.num_lookahead_tokens = 0
+        self.is_blocked = False
 
     def limit_prefill(self, running: Iterable[Request], step_tokens: int = 0) -> None:
-        """Keep the step short for those who generate in it, if that is wanted; `step_tokens` are short enough."""
+        """Throttle prefill if requests decode in this step; `step_tokens` is a budget known to be short enough."""
         per_decode = self._config.prefill_tokens_per_decode
         if per_decode is not None:
-            num_decodes = sum(request.num_tokens - request.num_computed_tokens == 1 for request in running)
+            num_decodes = sum(request.num_uncomputed_tokens == 1 for request in running)
             if num_decodes:
                 self._prefill_budget = max(max(MIN_STEP_TOKENS, step_tokens) - num_decodes, per_decode * num_decodes)
 
-    def allow_rounds(self, running: Sequence[Request], num_free_blocks: int) -> None:
-        """Let all who run get several tokens in this step, if they generate and nobody must leave for it.
+    def allow_lookahead(self, running: Sequence[Request], num_free_blocks: int) -> None:
+        """Enable multi-step decode if every running request decodes and enough blocks are free.
 
-        What ends a request by its text is found outside of the step: who has stop strings gets one token at a time,
-        so that none is computed in vain. Call only when nobody waits who could start.
+        A request with stop strings gets one token a step: its end is found in the text, outside of the step. Call only
+        when no waiting request could start.
         """
-        if self._config.max_decode_rounds == 1 or not running or not all(map(_generates, running)):
+        if self._config.multi_step_decode == 1 or not running or not all(map(_may_look_ahead, running)):
             return
-        longest = self._config.max_model_len
-        left = (min(item.max_tokens - len(item.output_token_ids), longest - item.num_tokens) for item in running)
-        wanted = min(self._config.max_decode_rounds, *left)
+        num_left = min([request.max_tokens - len(request.output_token_ids) for request in running])
+        wanted = min(self._config.multi_step_decode, num_left)
         num_blocks = (wanted // self._config.block_size + 2) * len(self._config.kv_cache_groups) * len(running)
         if num_blocks <= num_free_blocks:
-            self.max_rounds = wanted
+            self.num_lookahead_tokens = wanted - 1
 
     def chunk_len(self, num_left: int) -> int:
-        """How many of `num_left` tokens a request gets now; 0 where prompts have had their share of the step."""
+        """Return the tokens that a request with `num_left` uncomputed ones gets; 0 if the prefill budget is spent."""
         threshold = self._config.long_prefill_token_threshold
         given = min(num_left, self.budget, threshold) if threshold else min(num_left, self.budget)
         return given if given <= 1 else min(given, self._prefill_budget)
+
+    def choose_drafts(
+        self, request: Request, num_tokens: int, num_running: int, blocks: BlockManager
+    ) -> tuple[int, ...]:
+        """Return the drafts to verify behind `num_tokens` known tokens.
+
+        They leave a token and a block of each group to every running request, so no request waits or is preempted.
+        """
+        if request.sampling is None or request.awaits_external_token or request.siblings or request.num_pending_tokens:
+            return ()
+        if blocks.state_groups and num_tokens > 1:  # after a rejection it computes these again: it must get ahead first
+            return ()
+        num_useful = request.max_tokens - len(request.output_token_ids) - 1
+        drafts = request.draft_token_ids[: max(0, min(num_useful, self.budget - num_tokens - num_running))]
+        num_blocks = (num_tokens + len(drafts)) // self._config.block_size + 2 + num_running
+        return drafts if num_blocks * len(self._config.kv_cache_groups) <= blocks.num_free else ()
 
     def add(self, share: Share) -> None:
         """Give a request its tokens."""
         self.shares[share.request.request_id] = share
         self.budget -= share.num_tokens
-        self._prefill_budget -= share.num_tokens if share.num_tokens > 1 else 0
+        self._prefill_budget -= share.num_prefill_tokens
 
     def remove(self, request_id: str) -> None:
-        """Take a preempted request out, with its tokens and copies, if it was in."""
+        """Take a preempted request out, with its tokens and transfers, if it was in."""
         share = self.shares.pop(request_id, None)
         if share is not None:
             self.budget += share.num_tokens
-            self._prefill_budget += share.num_tokens if share.num_tokens > 1 else 0
+            self._prefill_budget += share.num_prefill_tokens
         self.num_preempted += 1
 
     def add_partial(self, request: Request, num_missing_blocks: int) -> None:
-        """Note a prompt that goes on after this step and will take so many more blocks."""
+        """Count a prompt that goes on after this step and will take `num_missing_blocks` more blocks."""
         self._num_partial += 1
         self._num_long_partial += self._is_long(request)
         self.num_reserved_blocks += num_missing_blocks
 
     def allows_partial(self) -> bool:
-        """Whether another prompt may be left unfinished by this step."""
+        """Return True if another prompt may be left unfinished by this step."""
         return self._config.enable_chunked_prefill and self._num_partial < self._config.max_num_partial_prefills
 
     def allows_long_partial(self, request: Request) -> bool:
-        """Whether this prompt, if long, may be left unfinished beside the other long ones."""
+        """Return True if this prompt, if long, may be left unfinished beside the other long ones."""
         return not self._is_long(request) or self._num_long_partial < self._config.max_long_partial_prefills
 
     def _is_long(self, request: Request) -> bool:
         return 0 < self._config.long_prefill_token_threshold < request.num_tokens
 
 
-def _generates(request: Request) -> bool:
+def _may_look_ahead(request: Request) -> bool:
     sampling = request.sampling
     return (
         sampling is not None
-        and request.num_tokens - request.num_computed_tokens == 1
+        and request.num_uncomputed_tokens == 1
         and bool(request.output_token_ids)
-        and not request.awaits_external_token
-        and not sampling.stop_strings
+        and not (request.num_in_flight or request.draft_token_ids or request.awaits_external_token or sampling.stop)
     )
+
+
+class StepPlanner:
+    """Decides one step after another: chooses requests, allocates their blocks, admits and preempts."""
+
+    def __init__(self, config: SchedulerConfig, requests: RequestTable, blocks: BlockManager, events: EventLog) -> None:
+        self.executor_view = ExecutorView()
+        self._config = config
+        self._requests = requests
+        self._blocks = blocks
+        self._events = events
+        self._leaving: Request | None = None
+        """A victim in flight: it gets no more tokens until it can be preempted."""
+        # A few blocks stay free, or the next decodes would preempt the requests just admitted.
+        self._headroom = config.num_blocks // 100
+
+    def plan(self, step_tokens: int, *, is_first: bool) -> StepPlan:
+        """Decide a step of all requests that can run. `is_first`: no step is in flight."""
+        plan, requests = StepPlan(self._config), self._requests
+        plan.limit_prefill(requests.running, step_tokens)
+        if not requests.waiting or not requests.num_free_places():
+            plan.allow_lookahead(requests.running, self._blocks.num_free)
+        self._continue_running(tuple(requests.running), plan)
+        if requests.waiting and not (plan.num_preempted or plan.is_blocked):
+            self._admit_waiting(plan)
+            # If only requests that await an external token hold blocks, requests that wait for blocks go first.
+            while is_first and not plan.shares and requests.waiting and self._preempt_idle(plan):
+                self._admit_waiting(plan)
+        self._fork_siblings(plan)
+        return plan
+
+    def plan_alone(self, request: Request) -> StepPlan:
+        """Decide a step of one request, and of siblings that it forks, while no step is in flight."""
+        plan = StepPlan(self._config)
+        self._continue_running((request,), plan)
+        while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it was its own victim
+            plan.free_places = self._requests.num_free_places()
+            if self._try_admit(request, plan) is Admission.ADMITTED:
+                self._requests.waiting.remove(request)
+            else:
+                self._preempt(self._requests.victim(self._requests.running), plan)
+        self._fork_siblings(plan)
+        return plan
+
+    def _continue_running(self, requests: tuple[Request, ...], plan: StepPlan) -> None:
+        for request in requests:
+            if plan.budget == 0 or plan.is_blocked:
+                break
+            if request.status is not RequestStatus.RUNNING:  # preempted in this step
+                continue
+            if request is self._leaving:
+                if request.num_in_flight:
+                    continue
+                self._leaving = None
+            num_left = request.num_uncomputed_tokens
+            num_tokens = self._blocks.chunk_limit(request, plan.chunk_len(num_left))
+            if num_tokens == 0:  # its next token is not decided yet, or the prefill budget is spent
+                continue
+            drafts: tuple[int, ...] = ()
+            if request.draft_token_ids and num_tokens == num_left:
+                drafts = plan.choose_drafts(request, num_tokens, len(requests), self._blocks)
+            num_tokens += len(drafts)
+            transfers = self._allocate_or_preempt(request, num_tokens + plan.num_lookahead_tokens, len(drafts), plan)
+            if transfers is not None:
+                catches_up = num_tokens == num_left + len(drafts)
+                self._give(Share(request, num_tokens, catches_up, transfers, draft_token_ids=drafts), plan)
+
+    def _allocate_or_preempt(
+        self, request: Request, num_tokens: int, num_drafts: int, plan: StepPlan
+    ) -> tuple[Transfer, ...] | None:
+        while (transfers := self._blocks.allocate(request, num_tokens, num_drafts)) is None:
+            victim = self._requests.victim(self._requests.running)
+            if victim.num_in_flight:
+                self._leaving = victim
+                plan.is_blocked = True
+                return None
+            self._preempt(victim, plan)
+            if victim is request:
+                return None
+        return transfers
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        overtaken: list[Request] = []
+        # Counted once: over all admissions of a step it would take time quadratic in their number.
+        plan.free_places = self._requests.num_free_places()
+        while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
+            request = self._requests.waiting.first()
+            outcome = self._try_admit(request, plan)
+            if outcome is Admission.BLOCKED:
+                break
+            self._requests.waiting.pop()
+            if outcome is Admission.OVERTAKEN:
+                overtaken.append(request)
+        for request in overtaken:
+            self._requests.waiting.push(request)
+
+    def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
+        if plan.free_places < 1 + len(request.siblings):
+            return Admission.BLOCKED
+        hit = self._blocks.find_prefix(request)
+        num_left = request.num_tokens - hit.num_tokens
+        num_tokens = plan.chunk_len(num_left)
+        if num_tokens < num_left:
+            if not plan.allows_long_partial(request):
+                return Admission.OVERTAKEN
+            if not num_tokens or not plan.allows_partial():
+                return Admission.BLOCKED
+        num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
+        if not self._blocks.fits(request, hit, num_reserved):
+            return Admission.BLOCKED
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = hit.num_tokens
+        request.num_computed_tokens = hit.num_tokens
+        num_tokens = self._blocks.chunk_limit(request, num_tokens)
+        request.status = RequestStatus.RUNNING
+        self._requests.running.append(request)
+        plan.free_places -= 1 + len(request.siblings)
+        num_prompt, num_cached = request.num_prompt_tokens, hit.num_tokens
+        self._events.record(
+            EventKind.ADMIT, request.request_id, num_prompt_tokens=num_prompt, num_cached_tokens=num_cached
+        )
+        self._blocks.admit(request, hit)
+        transfers = self._blocks.allocate(request, num_tokens)
+        if transfers is None:
+            raise EngineError(f"request '{request.request_id}' was admitted without enough free KV blocks")
+        self._give(Share(request, num_tokens, num_tokens == num_left, transfers), plan)
+        return Admission.ADMITTED
+
+    def _give(self, share: Share, plan: StepPlan) -> None:
+        plan.add(share)
+        if not share.catches_up:
+            plan.add_partial(share.request, self._blocks.num_missing(share.request))
+
+    def _fork_siblings(self, plan: StepPlan) -> None:
+        for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
+            for sibling in self._requests.release_siblings(leader):
+                sibling.num_cached_tokens = leader.num_cached_tokens
+                self.fork_running(leader, sibling, leader.num_tokens)
+                plan.add(Share(sibling, 0, catches_up=True, logits_from=leader.request_id))
+
+    def fork_running(self, parent: Request, child: Request, num_computed_tokens: int) -> None:
+        """Start a child with the blocks of its parent's computed tokens."""
+        child.num_computed_tokens = num_computed_tokens
+        child.status = RequestStatus.RUNNING
+        self._requests.running.append(child)
+        self._blocks.fork(parent.request_id, child)
+
+    def _preempt_idle(self, plan: StepPlan) -> bool:
+        if idle := [request for request in self._requests.running if is_idle(request)]:
+            self._preempt(self._requests.victim(idle), plan)
+        return bool(idle)
+
+    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        plan.remove(victim.request_id)
+        self.withdraw(victim)
+
+    def withdraw(self, victim: Request) -> None:
+        """Preempt by recompute: free all blocks, keep all tokens."""
+        self._events.record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
+        has_sampled = is_idle(victim)
+        self._requests.running.remove(victim)
+        self._blocks.free(victim.request_id)
+        self.executor_view.note_preempted(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = victim.num_pending_tokens = 0
+        victim.num_preemptions += 1
+        if has_sampled:
+            # It has sampled already; to recompute before its token is chosen would only take blocks again.
+            self._requests.parked[victim.request_id] = victim
+        else:
+            self._requests.waiting.push(victim)
+
+
+class ExecutorView:
+    """News for the executor: each step tells it only what it does not know.
+
+    After a lost step the executor's knowledge is unknown, so the next step starts from nothing.
+    """
+
+    def __init__(self) -> None:
+        self._preempted: list[str] = []
+        self._finished: list[str] = []
+        self._forgets_all = False
+
+    def note_preempted(self, request: Request) -> None:
+        """Make the executor forget the request, if it knows it, until it returns as new."""
+        if request.num_sent_tokens is not None:
+            request.num_sent_tokens = None
+            self._preempted.append(request.request_id)
+
+    def note_finished(self, request: Request) -> None:
+        """Make the executor forget the request, if it knows it."""
+        if request.num_sent_tokens is not None:
+            request.num_sent_tokens = None
+            self._finished.append(request.request_id)
+
+    def forget_all(self) -> None:
+        """Make the executor forget every request; those that go on return as new. All must be preempted before."""
+        self._preempted, self._finished = [], []
+        self._forgets_all = True
+
+    def commit(self, step_id: int, plan: StepPlan, blocks: BlockManager) -> SchedulerOutput:
+        """Turn the plan into the message to the executor. Mutates: its requests, which are now in flight."""
+        if not plan.shares:
+            return SchedulerOutput(step_id, (), (), (), (), ())
+        new = [share.request for share in plan.shares.values() if share.request.num_sent_tokens is None]
+        new_requests = tuple([_announce(request) for request in new])
+        scheduled = [_schedule(share, plan, blocks) for share in plan.shares.values()]
+        transfers = tuple([item for share in plan.shares.values() for item in share.transfers])
+        preempted, finished = tuple(self._preempted), tuple(self._finished)
+        self._preempted, self._finished = [], []
+        forgets_all, self._forgets_all = self._forgets_all, False
+        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, preempted, finished, forgets_all)
+
+
+def _announce(request: Request) -> NewRequest:
+    request.num_sent_tokens = request.num_tokens
+    return NewRequest(
+        request_id=request.request_id,
+        token_ids=tuple(request.token_slice(0, request.num_tokens)),
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        pooling=request.pooling,
+        eos_token_ids=tuple(sorted(request.eos_token_ids)),
+        seed=request.seed,
+        bad_words_token_ids=request.bad_words_token_ids,
+        max_tokens=request.max_tokens,
+        awaits_external_token=request.awaits_external_token,
+    )
+
+
+def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRequest:
+    request, drafts = share.request, share.draft_token_ids
+    max_new_tokens = 0
+    if share.catches_up and request.sampling is not None:
+        max_new_tokens = 1 + len(drafts) + plan.num_lookahead_tokens
+    new_token_ids: tuple[int, ...] = ()
+    num_tokens, num_sent = request.num_tokens, request.num_sent_tokens
+    if num_sent is not None and num_sent < num_tokens:
+        new_token_ids = tuple(request.token_slice(num_sent, num_tokens))
+        request.num_sent_tokens = num_tokens
+    item = ScheduledRequest(
+        request.request_id, request.num_computed_tokens, share.num_tokens, max_new_tokens, new_token_ids,
+        blocks.take_table_updates(request.request_id), share.logits_from, drafts,
+    )  # fmt: skip
+    request.num_in_flight += 1
+    request.num_computed_tokens += share.num_tokens - len(drafts)
+    request.draft_token_ids = ()
+    # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
+    num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
+    if max_new_tokens == 1 and not request.awaits_external_token and num_output < request.max_tokens:
+        request.num_pending_tokens += 1
+    return item
+
+
+class Pace:
+    """Measures how many tokens a step may compute while requests decode in it, so that their next tokens come in time.
+
+    A step of the same size takes a hundred times longer with one model than with another. The scheduler, which knows no
+    time, is told the number. Keeps averages over the last steps.
+    """
+
+    def __init__(self) -> None:
+        self._tokens_per_s = 0.0
+        self._iteration_s = 0.0
+
+    def note(self, num_tokens: int, duration_s: float, *, num_iterations: int = 1, has_prompts: bool) -> None:
+        """Take note of a step. `num_tokens`: of all iterations."""
+        if has_prompts:
+            self._tokens_per_s = _average(self._tokens_per_s, num_tokens / max(duration_s, 1e-6))
+        else:
+            self._iteration_s = _average(self._iteration_s, duration_s / num_iterations)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step that is not too long; 0 as long as no step with prompts was seen."""
+        return int(self._tokens_per_s * max(STEP_S, MAX_DECODES * self._iteration_s))
+
+
+def _average(before: float, newest: float) -> float:
+    if before == 0:
+        return newest
+    # One step during which the machine stood still must not count as if all were so.
+    return before + _NEWEST * (min(newest, 2 * before) - before)

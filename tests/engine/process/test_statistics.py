@@ -137,12 +137,12 @@ def test_bounds_rise() -> None:
     assert all(list(bounds) == sorted(set(bounds)) for bounds in BOUNDS_S.values())
 
 
-def test_rounds_count_as_steps_and_their_tokens_as_if_they_came_evenly() -> None:
-    engine, executor = make_engine(max_decode_rounds=4)
-    executor.num_rounds = lambda output: output.max_rounds
+def test_iterations_count_as_steps_and_their_tokens_as_if_they_came_evenly() -> None:
+    engine, executor = make_engine(multi_step_decode=4)
+    executor.num_iterations = lambda most: most
     add(engine, "a", [1] * 10, max_tokens=13)
     found = drive(engine, Meter(engine))
-    assert [event.data["num_rounds"] for event in engine.events.of(EventKind.STEP)] == [1, 4, 4, 4]
+    assert [event.data["num_iterations"] for event in engine.events.of(EventKind.STEP)] == [1, 4, 4, 4]
     assert found.num_steps == 13
     assert (count(found, "step_prefill"), count(found, "step_decode")) == (1, 12)
     assert count(found, "inter_token") == 12

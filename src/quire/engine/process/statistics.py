@@ -93,10 +93,10 @@ class Meter:
         data, statistics = event.data, self.statistics
         if data["num_tokens"] == 0:  # nothing was computed
             return
-        num_rounds = data["num_rounds"]
+        num_iterations = data["num_iterations"]
         kind = "step_prefill" if data["has_prompts"] else "step_decode"
-        self._observe(kind, data["duration_s"] / num_rounds, num_rounds)
-        statistics.num_steps += num_rounds
+        self._observe(kind, data["duration_s"] / num_iterations, num_iterations)
+        statistics.num_steps += num_iterations
         statistics.num_computed_tokens += data["num_tokens"]
         statistics.busy_s += data["duration_s"]
 

@@ -1,6 +1,7 @@
 import pytest
 
-from quire.engine.pace import MAX_DECODES, STEP_S, Pace
+from quire.config import STEP_S
+from quire.scheduler.step_plan import MAX_DECODES, Pace
 
 
 def test_nothing_is_known_before_a_prompt_was_computed() -> None:
@@ -12,7 +13,7 @@ def test_nothing_is_known_before_a_prompt_was_computed() -> None:
 def test_a_step_may_have_what_is_computed_in_its_time() -> None:
     pace = Pace()
     pace.note(512, 0.256, has_prompts=True)
-    pace.note(6, 0.006, num_rounds=3, has_prompts=False)
+    pace.note(6, 0.006, num_iterations=3, has_prompts=False)
     assert pace.step_tokens == int(2000 * STEP_S)
 
 
@@ -21,7 +22,7 @@ def test_where_one_token_takes_long_a_step_with_prompts_takes_a_few_times_as_lon
     pace.note(512, 2.56, has_prompts=True)
     pace.note(4, 0.1, has_prompts=False)
     assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
-    pace.note(32, 0.8, num_rounds=8, has_prompts=False)  # one token takes as long in a step of several rounds
+    pace.note(32, 0.8, num_iterations=8, has_prompts=False)  # one token takes as long in a step of several iterations
     assert pace.step_tokens == int(200 * MAX_DECODES * 0.1)
 
 
