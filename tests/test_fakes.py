@@ -11,11 +11,12 @@ from tests.scheduler.builders import Driver, make_config, make_pooling_request, 
 
 
 def new_request(name: str, tokens: tuple[int, ...], **fields: object) -> NewRequest:
-    return NewRequest(name, tokens, len(tokens), SamplingParams(), None, (), 0, **fields)  # type: ignore[arg-type]
+    values: dict[str, object] = {"awaits_external_token": True, **fields}
+    return NewRequest(name, tokens, len(tokens), SamplingParams(), None, (), 0, **values)  # type: ignore[arg-type]
 
 
 def item(name: str, start: int, num: int, update: tuple[int, tuple[int, ...]], **fields: object) -> ScheduledRequest:
-    values: dict[str, object] = {"samples": True, "new_token_ids": (), **fields}
+    values: dict[str, object] = {"max_new_tokens": 1, "new_token_ids": (), **fields}
     return ScheduledRequest(name, start, num, block_table_updates=(BlockTableUpdate(*update),), **values)  # type: ignore[arg-type]
 
 
@@ -33,13 +34,13 @@ OTHER = new_request("b", PROMPT)
 def executor() -> FakeExecutor:
     """One that knows "a": five tokens in blocks 1 and 2 of four."""
     fake = FakeExecutor(make_config())
-    assert fake.execute(FIRST).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+    assert fake.execute(FIRST).results[0].token_ids[0] == token_after(chain_all(PROMPT), 0, 1000)
     return fake
 
 
 def test_the_next_token_depends_on_all_tokens() -> None:
     result = executor().execute(SECOND)
-    assert result.results[0].token_id == token_after(chain_all([*PROMPT, 9]), 0, 1000)
+    assert result.results[0].token_ids[0] == token_after(chain_all([*PROMPT, 9]), 0, 1000)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_the_next_token_depends_on_all_tokens() -> None:
         (output(item("a", 5, 1, (1, (1,)), new_token_ids=(9,))), "shared by 2"),
         (output(item("a", 6, 1, (2, ()), new_token_ids=(9, 9))), "positions skipped"),
         (output(item("a", 5, 1, (2, ()))), "tokens up to 6 are not known"),
-        (output(item("a", 5, 1, (2, ()), new_token_ids=(9,), samples=False)), "samples=False"),
+        (output(item("a", 5, 1, (2, ()), new_token_ids=(9,), max_new_tokens=0)), "max_new_tokens=0"),
         (output(item("a", 5, 0, (2, ()))), "without tokens"),
         (replace(SECOND, transfers=(device_copy(0, 7, 8),)), "nothing to copy"),
         (replace(SECOND, transfers=(device_copy(0, 1, 8), device_copy(0, 2, 8))), "two copies into one block"),
@@ -77,7 +78,7 @@ def test_wrong_steps_are_refused(step: SchedulerOutput, message: str) -> None:
 
 def test_a_full_shared_block_may_be_read() -> None:
     step = output(item("b", 4, 1, (0, (1, 4))), new_requests=(OTHER,))
-    assert executor().execute(step).results[0].token_id == token_after(chain_all(PROMPT), 0, 1000)
+    assert executor().execute(step).results[0].token_ids[0] == token_after(chain_all(PROMPT), 0, 1000)
 
 
 def test_results_of_every_kind() -> None:
@@ -92,10 +93,8 @@ def test_results_of_every_kind() -> None:
     prompt = driver.outputs[0].new_requests[0].token_ids
     assert [logprobs.token_ids[0] for logprobs in prompt_logprobs] == list(prompt[1:])
     assert {len(logprobs.token_ids) for logprobs in prompt_logprobs} == {2}
-    sampled = [result for result in results if result.token_id is not None]
-    assert [result.logprobs.token_ids[0] for result in sampled if result.logprobs] == [
-        result.token_id for result in sampled
-    ]
+    sampled = [result for result in results if result.token_ids]
+    assert [result.logprobs[0].token_ids[0] for result in sampled] == [result.token_ids[0] for result in sampled]
     assert [len(result.embedding) for result in results if result.embedding] == [4]
 
 

@@ -46,13 +46,10 @@ class RequestStatus(enum.Enum):
 class Request:
     """The scheduler's record of one sequence: its tokens, and how far they are computed.
 
-    There is no prefill phase and no decode phase: a request is given tokens to compute until `num_computed_tokens`
-    catches up with the tokens it has; the step that catches up samples at least one more.
-
-    Fields beyond the obvious:
+    A request is given tokens to compute until `num_computed_tokens` catches up with the tokens it has; the step that
+    catches up samples at least one more. Fields beyond the obvious:
         sampling: None for a pooling request, which finishes when its prompt is computed.
-        siblings: the other n - 1 sequences of an `n > 1` request. They wait here, in their leader, hold no blocks, and
-            are forked from it in the step that completes its prompt.
+        siblings: the other n - 1 sequences of an `n > 1` request, forked in the step that completes the prompt.
         awaits_external_token: the next token is chosen outside the sampler (beam search): `update` does not append.
         hash_extras: prefix blocks are shared only among requests with the same extras; the cache salt is one.
         reads_prefix_cache: False if every prompt position must be computed (prompt_logprobs, mean pooling).
@@ -167,8 +164,7 @@ class Tier(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Copies blocks, in all layers of a group, before the step computes. The step reads all sources of all its
-    transfers before it writes a target. Copy-on-write is a transfer from device to device.
-    """
+    transfers before it writes a target. Copy-on-write is a transfer from device to device."""
 
     group_index: int
     source_tier: Tier
@@ -181,8 +177,8 @@ class Transfer:
 class BlockTableUpdate:
     """For one request and group: entries from `start` on are now `block_ids`, and the table ends there.
 
-    An append has `start` = old length; copy-on-write replaces the last entry; a window that moved on
-    rewrites entries with NULL_BLOCK_ID. An unchanged table has `block_ids == ()` and `start` = its length.
+    An append has `start` = old length; copy-on-write replaces the last entry; a window that moved on rewrites entries
+    with NULL_BLOCK_ID. An unchanged table has `block_ids == ()` and `start` = its length.
     """
 
     start: int
@@ -257,10 +253,9 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: the token itself first, then the likeliest, best first.
+    """Log-probabilities at one position: the token itself first, then the likeliest others, best first.
 
-    `ranks` are 1-based and counted over the whole vocabulary. The token itself is not repeated
-    among the likeliest.
+    `ranks` are 1-based and counted over the whole vocabulary.
     """
 
     token_ids: tuple[int, ...]

@@ -5,7 +5,7 @@ copied or given back too early makes a read differ. No tensors.
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from quire.scheduler.blocks import BlockManager, OwnedBlocks
 from quire.scheduler.integrity import check_blocks
 from quire.scheduler.recording import RecordingScheduler, replay
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestResult, SchedulerOutput, StepResult, Transfer
+from quire.types import Request, RequestResult, ScheduledRequest, SchedulerOutput, StepResult, Transfer
 from tests.scheduler.builders import make_config, make_request
 
 VOCAB_SIZE = 6
@@ -95,27 +95,46 @@ class HybridExecutor:
             self.tokens[item.request_id] += item.new_token_ids
             for table, update in zip(self.tables[item.request_id], item.block_table_updates, strict=True):
                 table[update.start :] = update.block_ids
-        shares = [(item.request_id, item.num_computed_tokens, item.num_tokens) for item in output.scheduled]
-        sampling = [item.request_id for item in output.scheduled if item.samples]
-        results = self._round(shares, sampling)
-        for _ in range(rng.randrange(output.max_rounds)):
-            for result in results[-len(sampling) :]:
-                self.tokens[result.request_id].append(result.token_id or 0)
-            shares = [(request_id, start + count, 1) for request_id, start, count in shares]
-            results += self._round(shares, sampling)
-        num_rounds = len(results) // max(1, len(sampling))
-        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
+        self._compute([(item.request_id, item.num_computed_tokens, item) for item in output.scheduled])
+        yielded: dict[str, list[int]] = {item.request_id: [] for item in output.scheduled if item.max_new_tokens}
+        for item in output.scheduled:
+            if item.max_new_tokens:
+                for draft in (*item.draft_token_ids, None):
+                    if self._sample(item.request_id, yielded) != draft:
+                        break
+        most = min(item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled)
+        for _ in range(rng.randrange(max(1, most))):
+            self._compute([(name, len(self.tokens[name]) - 1, None) for name in yielded])
+            for name in yielded:
+                self._sample(name, yielded)
+        return StepResult(output.step_id, tuple(RequestResult(name, tuple(ids)) for name, ids in yielded.items()))
 
-    def _round(self, shares: list[tuple[str, int, int]], sampling: list[str]) -> list[RequestResult]:
+    def _compute(self, shares: list[tuple[str, int, ScheduledRequest | None]]) -> None:
+        """Write, then read: (request id, first position, its item; None: one token)."""
         for compute in (self.pages.write, self.pages.read):
-            for request_id, start, count in shares:
-                if count:
-                    compute(self.tables[request_id], self.tokens[request_id], start, start + count)
-        return [RequestResult(name, next_token(self.tokens[name], self.seeds[name])) for name in sampling]
+            for name, start, item in shares:
+                end = start + (1 if item is None else item.num_tokens)
+                tokens = self.tokens[name] + list(item.draft_token_ids if item else ())
+                if end > start:
+                    compute(self.tables[name], tokens, start, end)
+
+    def _sample(self, name: str, yielded: dict[str, list[int]]) -> int:
+        token_id = next_token(self.tokens[name], self.seeds[name])
+        self.tokens[name].append(token_id)
+        yielded[name].append(token_id)
+        return token_id
 
 
 def next_token(tokens: list[int], seed: int) -> int:
     return hash((seed, *tokens)) % VOCAB_SIZE
+
+
+def random_drafts(rng: random.Random, request: Request) -> tuple[int, ...]:
+    """Right tokens, then perhaps wrong ones."""
+    tokens, start = request.prompt_token_ids + request.output_token_ids, request.num_tokens
+    for _ in range(rng.randrange(4)):
+        tokens.append(next_token(tokens, request.seed))
+    return (*tokens[start:], *rng.choices(range(VOCAB_SIZE), k=rng.randrange(3)))
 
 
 def random_groups(rng: random.Random, block_size: int) -> tuple[CacheGroup, ...]:
@@ -139,7 +158,8 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         num_blocks=6 + len(groups) * rng.choice([40, 44, 60]) // block_size,
         kv_cache_groups=groups,
         max_num_partial_prefills=rng.randrange(1, 3),
-        max_decode_rounds=rng.choice([1, 4]),
+        multi_step_decode=rng.choice([1, 4]),
+        max_in_flight=rng.choice([1, 1, 2, 3]),
         enable_prefix_caching=rng.random() < 0.9,
         policy=rng.choice(["fcfs", "priority"]),
     )
@@ -152,14 +172,15 @@ def random_request(rng: random.Random, name: str) -> Request:
 
 
 def run_schedule(seed: int, counts: Counter[str]) -> None:
-    """One random schedule to its end: arrivals, aborts at any moment, give-backs of unused blocks."""
+    """One random schedule to its end: arrivals, drafts, steps in flight, aborts at any moment, give-backs of blocks."""
     rng = random.Random(seed)
     config = random_config(rng)
     events = EventLog(100_000)
     scheduler, executor = Scheduler(config, events), HybridExecutor(config)
     accepted: list[Request] = []
     waiting = [random_request(rng, f"r{index}") for index in range(7)]
-    while waiting or scheduler.has_unfinished:
+    in_flight: deque[SchedulerOutput] = deque()
+    while waiting or scheduler.has_unfinished or in_flight:
         while waiting and rng.random() < 0.7:
             request = waiting.pop()
             try:
@@ -167,15 +188,26 @@ def run_schedule(seed: int, counts: Counter[str]) -> None:
                 accepted += [request, *request.siblings]
             except CapacityError:
                 counts["refused"] += 1
+        for request in accepted:
+            if rng.random() < 0.3:
+                request.draft_token_ids = random_drafts(rng, request)
         output = scheduler.schedule()
+        if output.scheduled:
+            in_flight.append(output)
         if rng.random() < 0.06 and accepted:
             counts["aborted"] += len(scheduler.abort([rng.choice(accepted).request_id]))
             scheduler.check_integrity()
-        if output.scheduled:
-            scheduler.update(output, executor.execute(output, rng))
+        while in_flight and (len(in_flight) == config.max_in_flight or not output.scheduled or rng.random() < 0.3):
+            oldest = in_flight.popleft()
+            result = executor.execute(oldest, rng)
+            scheduler.update(oldest, result)
+            counts["in flight"] += len(in_flight) > 0
+            num_drafts = {item.request_id: len(item.draft_token_ids) for item in oldest.scheduled}
+            counts["rejected"] += sum(len(item.token_ids) <= num_drafts[item.request_id] for item in result.results)
+            counts["accepted"] += sum(num_drafts.values()) > 0
         for request_id in list(scheduler.blocks.owned):
             request = scheduler.get(request_id)
-            if request is not None and rng.random() < 0.1:
+            if request is not None and not request.num_in_flight and rng.random() < 0.1:
                 held = scheduler.blocks.num_free
                 assert scheduler.blocks.truncate(request_id, request.num_computed_tokens) == request.num_computed_tokens
                 counts["given back"] += scheduler.blocks.num_free - held
@@ -203,8 +235,8 @@ def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
         run_schedule(seed, counts)
     # The generator must reach everything that it is for.
     expected = {
-        "hits": 30, "hits of states": 100, "preempted": 40, "forked": 150, "aborted": 150, "given back": 60,
-        "transfers": 4000, "steps": 4000, "reads": 200_000,
+        "hits": 30, "hits of states": 100, "preempted": 40, "forked": 150, "aborted": 150, "given back": 25,
+        "transfers": 4000, "steps": 4000, "reads": 200_000, "in flight": 500, "rejected": 200, "accepted": 500,
     }  # fmt: skip
     assert {name: counts[name] for name, least in expected.items() if counts[name] < least} == {}
 
@@ -305,7 +337,7 @@ class Speculation:
             request.num_computed_tokens = num_computed
         else:
             request.num_computed_tokens = start + num_tokens
-        self.blocks.register(request)
+        self.blocks.register(request, request.num_computed_tokens)
 
 
 def test_rejected_drafts_are_taken_back_in_all_kinds_of_cache() -> None:
@@ -329,7 +361,7 @@ def compute(blocks: BlockManager, request: Request, num_tokens: int) -> tuple[Tr
     transfers = blocks.allocate(request, num_tokens)
     assert transfers is not None
     request.num_computed_tokens += num_tokens
-    blocks.register(request)
+    blocks.register(request, request.num_computed_tokens)
     check_blocks(blocks)
     return transfers
 
@@ -402,7 +434,7 @@ def test_state_returns_to_before_the_step_unless_all_drafts_are_accepted(num_acc
     assert computed == (8 if num_accepted == 2 else 5)
     assert (blocks.owned["a"].tables[1][0] == before) == (num_accepted < 2)
     request.num_computed_tokens = computed
-    blocks.register(request)
+    blocks.register(request, request.num_computed_tokens)
     check_blocks(blocks)
     blocks.forget("a")
     assert blocks.reset_prefix_cache()

@@ -21,7 +21,7 @@ from quire.types import Request, RequestStatus, SequenceUpdate
 from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import Driver, make_groups, run_alone
 
-NUM_WORKLOADS = 400
+NUM_WORKLOADS = 300
 VOCAB_SIZE = 12
 MAX_MODEL_LEN = 40
 _RANDOM = random.Random(5)

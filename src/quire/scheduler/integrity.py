@@ -3,7 +3,6 @@
 Reads `BlockManager`, changes nothing. Next to read: `blocks.py`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from quire.errors import EngineError
@@ -14,7 +13,7 @@ from quire.types import NULL_BLOCK_ID
 def check_blocks(blocks: BlockManager, detached: Sequence[OwnedBlocks] = ()) -> None:
     """Raise EngineError, naming each contradiction, unless
 
-    - free + cached-but-free + referenced = total - 1, and the free list holds exactly the unreferenced blocks;
+    - free + referenced = total - 1, and the free list holds exactly the unreferenced blocks;
     - each block's reference count is the number of block tables and kept states it stands in;
     - window groups hold null blocks exactly where they say so, and state tables have one entry at most;
     - no block stands in tables of two groups, or is cached for another group than that of its tables;
@@ -35,41 +34,42 @@ def check_blocks(blocks: BlockManager, detached: Sequence[OwnedBlocks] = ()) -> 
 
 def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list[str]:
     pool = blocks.pool
-    counts = Counter(block_id for owned in owners for block_id in owned.block_ids())
-    problems = [
-        f"block {block_id} has {count} references and {counts[block_id]} owners"
-        for block_id, count in enumerate(pool.reference_counts)
-        if count != counts.get(block_id, 0)
-    ]
+    counts = [0] * pool.num_blocks
+    for owned in owners:
+        for block_id in owned.block_ids():
+            counts[block_id] += 1
+    problems = []
+    if counts != pool.reference_counts:
+        problems += [
+            f"block {block_id} has {references} references and {count} owners"
+            for block_id, (references, count) in enumerate(zip(pool.reference_counts, counts, strict=True))
+            if references != count
+        ]
     free_ids = pool.free_ids()
-    for block_id in free_ids:
-        if block_id == NULL_BLOCK_ID or block_id in counts:
-            problems.append(f"block {block_id} is free and owned")
-    num_cached = sum(blocks.cache.holds(block_id) for block_id in free_ids)
-    num_plain = len(free_ids) - num_cached
-    if num_plain + num_cached + len(counts) != pool.num_usable:
-        problems.append(
-            f"{num_plain} free + {num_cached} cached + {len(counts)} referenced blocks are not {pool.num_usable}"
-        )
+    problems += [f"block {at} is free and owned" for at in free_ids if at == NULL_BLOCK_ID or counts[at]]
+    num_owned = pool.num_blocks - counts.count(0)
+    if len(free_ids) + num_owned != pool.num_usable:
+        problems.append(f"{len(free_ids)} free + {num_owned} referenced blocks are not {pool.num_usable}")
     return problems
 
 
 def _group_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list[str]:
-    groups: dict[int, set[int]] = {}
+    if len(blocks.token_groups) + len(blocks.state_groups) == 1:
+        return []
+    found: set[tuple[int, int]] = set()
     for owned in owners:
         for index, table in enumerate(owned.tables):
-            for block_id in table:
-                groups.setdefault(block_id, set()).add(index)
+            found.update((block_id, index) for block_id in table)
         for kept in owned.kept_states:
-            for index, block_id in kept.block_ids.items():
-                groups.setdefault(block_id, set()).add(index)
-    groups.pop(NULL_BLOCK_ID, None)
-    for block_id, found in groups.items():
-        if (cached_for := blocks.cache.group_of(block_id)) is not None:
-            found.add(cached_for)
-    return [
-        f"block {block_id} is used by groups {sorted(found)}" for block_id, found in groups.items() if len(found) > 1
-    ]
+            found.update((block_id, index) for index, block_id in kept.block_ids.items())
+    for block_id, _ in tuple(found):
+        if (group := blocks.cache.group_of(block_id)) is not None:
+            found.add((block_id, group))
+    groups: dict[int, list[int]] = {}
+    for block_id, index in found:
+        if block_id != NULL_BLOCK_ID:
+            groups.setdefault(block_id, []).append(index)
+    return [f"block {at} is used by groups {sorted(used)}" for at, used in groups.items() if len(used) > 1]
 
 
 def _table_problems(blocks: BlockManager, name: str, owned: OwnedBlocks) -> list[str]:

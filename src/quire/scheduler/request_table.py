@@ -8,7 +8,7 @@ Next to read: `scheduler.py`.
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
@@ -160,15 +160,11 @@ class RequestTable:
         `in_flight`: the requests of each step in flight.
         """
         problems = []
-        found: Counter[str] = Counter()
         running_ids = [request.request_id for request in self.running]
-        siblings = {sibling.request_id for request in self.by_id.values() for sibling in request.siblings}
-        places: tuple[Iterable[str], ...] = (
-            running_ids, [item.request_id for item in self.waiting], list(self.parked), siblings,
-        )  # fmt: skip
-        for ids in places:
-            found.update(ids)
-        if sorted(running_ids) != sorted(owner_ids):
+        siblings = [sibling.request_id for request in self.by_id.values() for sibling in request.siblings]
+        waiting_ids = [request.request_id for request in self.waiting]
+        found = Counter(running_ids + waiting_ids + [*self.parked] + siblings)
+        if set(running_ids) != owner_ids:
             problems.append(f"running are {sorted(running_ids)} but blocks are owned by {sorted(owner_ids)}")
         problems += [f"{request_id!r} has a place but is gone" for request_id in found if request_id not in self.by_id]
         for request_id, request in self.by_id.items():

@@ -22,7 +22,6 @@ _MAX_OVERTAKEN = 32
 MIN_STEP_TOKENS = 12
 """Smallest token budget of a step while prefill is throttled: two groups of rows of a CPU's products, which take little
 longer than one row."""
-
 MAX_DECODES = 3.0
 """If decoding one token takes longer than a third of `STEP_S`, a step with prompts may take this many times as long."""
 _NEWEST = 0.2
