@@ -270,7 +270,7 @@ def test_empty_step_and_unknown_request() -> None:
 
 
 BREAKING_POINTS = [
-    "states.apply", "states._advance", "sampler.start", "states.append", "cache.copy", "forward.run",
+    "states.apply", "states._advance", "sampler.start", "states.append", "cache.transfer", "forward.run",
     "forward.hidden", "forward.logits", "sampler.sample",
 ]  # fmt: skip
 

@@ -375,8 +375,8 @@ class BlockManager:
         has_room = num_needed + len(self.state_groups) <= self.pool.num_free
         if interval is None or start == 0 or start % interval or not has_room:
             return False
-        if start > request.num_tokens:  # steps in flight have yet to yield tokens that the checkpoint would cover
-            return False
+        if start > request.num_tokens:
+            return True  # steps in flight will yield some of its tokens: `register` will know the hash
         chain, at = self._chain(request), start // self._block_size - 1
         chain.extend(request, at + 1, self._block_size)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
