@@ -208,9 +208,8 @@ class NewRequest:
 class ScheduledRequest:
     """A request's share of a step: `num_tokens` tokens from position `num_computed_tokens` on are computed.
 
-    The executor remembers the tokens that it yields, and verifies the drafts, which are the last of the `num_tokens`.
-    So a step may be scheduled before the steps in flight have yielded its input tokens.
-    Fields:
+    The executor remembers the tokens that it yields, so a step may be scheduled before steps in flight have yielded its
+    input tokens. It verifies the drafts, which are the last of the `num_tokens`. Fields:
         num_tokens: 0 for a sibling in the step that forks it: it samples from the row of `logits_from`, its leader,
             with its own seed.
         max_new_tokens: the most tokens that this step may yield: 0 for a partial prefill, 1 for a decode, 1 + drafts
@@ -255,8 +254,7 @@ class SchedulerOutput:
 class TokenLogprobs:
     """Log-probabilities at one position: the token itself first, then the likeliest others, best first.
 
-    `ranks` are 1-based and counted over the whole vocabulary.
-    """
+    `ranks` are 1-based and counted over the whole vocabulary."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -269,8 +267,7 @@ class RequestResult:
 
     request_id: str
     token_ids: tuple[int, ...] = ()
-    """Tokens that the step yields, in order: one, those of several decode iterations, or the accepted drafts and one
-    more. Tokens behind a stop do not count."""
+    """Tokens that the step yields: one, those of several decode iterations, or the accepted drafts and one more."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Per token; empty if not asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -288,8 +285,7 @@ class StepResult:
     step_id: int
     results: tuple[RequestResult, ...]
     is_lost: bool = False
-    """The executor raised: this step and all steps submitted after it are lost. `results` name only requests that end
-    with an error; other requests will be recomputed."""
+    """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
     num_iterations: int = 1
     """Forward passes, for events and `Pace`."""
 
