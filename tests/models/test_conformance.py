@@ -88,7 +88,7 @@ def test_chunks_of_every_size_give_the_logits_of_the_whole_prompt(pair: Any) -> 
     _, model = pair
     token_ids = random_tokens(PROMPT_LEN, 53)
     expected = whole(model, token_ids)
-    for chunk in range(1, 65):
+    for chunk in (1, 2, 3, 5, 8, 13, 31, 32, 33, 64):
         runner = Runner(model)
         assert_close(runner.run(runner.add(token_ids), chunk), expected)
 

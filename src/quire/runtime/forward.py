@@ -68,13 +68,18 @@ class PlannedForward:
 
     def __init__(self, planned: PlannedModel) -> None:
         self._planned = planned
+        self._gives_likeliest = planned.program.likeliest is not None
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """See `Forward`."""
         rows = np.array([states[item.request_id].row for item in layout.computed], np.int32)
-        fused = only_likeliest and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+        fused = (
+            only_likeliest
+            and self._gives_likeliest
+            and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+        )
         self._tables = (states.tokens, states.block_tables)
         self._planned.run(
             BODY | GREEDY if fused else BODY, rows, layout.starts, layout.counts,

@@ -41,6 +41,7 @@ class Extras:
     frequencies: torch.Tensor | None = None
     epsilon: float = 1e-6
     out_type: str = "f32"
+    soft_cap: float = 0.0
 
 
 @dataclass
@@ -108,19 +109,28 @@ class Runner:
         self.out = allocate(max_tokens * row_bytes(extras.out_type, widths[0])).view(max_tokens, -1)
         self.angles = torch.zeros(2, max_tokens, shape.head_size // 2)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
-        cos = sin = 0
+        cos = sin = half = 0
         if extras.frequencies is not None:
             cos, sin = self.angles[0].data_ptr(), self.angles[1].data_ptr()
-            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, shape.head_size // 2)
+            half = len(extras.frequencies)
+            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, half)
         q = self.qkv.data_ptr()
         k = q + widths[0] * 4
         self.plan.write_kv(
-            q, k, k + widths[1] * 4, sum(widths), shape.num_heads, address(extras.q_norm), address(extras.k_norm),
-            extras.epsilon, cos, sin, pool.layer(), parts=1,
+            q, k, k + widths[1] * 4, *[sum(widths)] * 3, shape.num_heads, address(extras.q_norm),
+            address(extras.k_norm), extras.epsilon, cos, sin, half, pool.layer(), parts=1,
         )  # fmt: skip
         out = _native.Rows(self.out.data_ptr(), self.out.stride(0), _native.RowType[extras.out_type])
         self.plan.attend(
-            q, sum(widths), out, shape.num_heads, extras.window, shape.head_size**-0.5, pool.layer(), parts=2
+            q,
+            sum(widths),
+            out,
+            shape.num_heads,
+            extras.window,
+            shape.head_size**-0.5,
+            pool.layer(),
+            soft_cap=extras.soft_cap,
+            parts=2,
         )
 
     def run(self, requests: Requests, parts: int = 3) -> None:

@@ -219,7 +219,7 @@ def test_keys_and_values_alone_need_no_queries() -> None:
     other.qkv[:] = qkv
     plan = _native.Plan(1, len(qkv), len(LENGTHS))
     k = other.qkv.data_ptr() + shape.widths[0] * 4
-    plan.write_kv(0, k, k + shape.widths[1] * 4, sum(shape.widths), shape.num_heads, 0, 0, 0.0, 0, 0, alone.layer())
+    plan.write_kv(0, k, k + shape.widths[1] * 4, *[sum(shape.widths)] * 3, shape.num_heads, kv=alone.layer())
     other.plan = plan
     other.run(MIXED, parts=1)
     assert torch.equal(alone.bytes, pool.bytes)
