@@ -225,6 +225,17 @@ class RequestResult:
 
 
 @dataclass(frozen=True, slots=True)
+class OpTime:
+    """One instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
+
+    name: str
+    microseconds: float
+    flops: int
+    num_bytes: int
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step computed, in the order of `SchedulerOutput.scheduled`, round after round; requests that did neither
     sample, nor pool, nor report prompt logprobs are absent. A result with an error is its request's last."""
@@ -235,6 +246,8 @@ class StepResult:
     """The executor raised. `results` name only requests that end with an error; all others will be recomputed."""
     num_rounds: int = 1
     """How many tokens were sampled one after another (`SchedulerOutput.max_rounds`)."""
+    op_times: tuple[OpTime, ...] = ()
+    """Per instruction that ran, where these are traced."""
 
 
 @dataclass(frozen=True, slots=True)

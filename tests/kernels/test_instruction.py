@@ -62,6 +62,7 @@ def test_scores_and_positions_of_a_step_with_and_without_a_window() -> None:
 
 WEIGHT = torch.empty(960, 576, device="meta")
 HIDDEN, QKV = Buffer(576), Buffer(960)
+Q = Columns(QKV, 0, 576)
 HEAD_BYTES = 2 * 3 * 64  # keys and values of 3 heads of 64
 
 
@@ -78,11 +79,11 @@ HEAD_BYTES = 2 * 3 * 64  # keys and values of 3 heads of 64
         ),
         (Embed(WEIGHT, WeightFormat.f32, HIDDEN, 0, False), Cost(0, 6 * 4 * 576)),
         (
-            Attend(Columns(QKV, 0, 576), HIDDEN, 9, 0.125, 0, 0, 3, 0.0),
+            Attend(Q, HIDDEN, 9, 0.125, 0, 0, 3, 0.0),
             Cost(4 * 576 * (11 + 15), 16 * HEAD_BYTES * 2, 0, "bf16"),
         ),
         (
-            WriteKv(Columns(QKV, 0, 576), Columns(QKV, 576, 192), Columns(QKV, 768, 192), 9, None, None, 0.0, None, 0, 3),
+            WriteKv(Q, Columns(QKV, 576, 192), Columns(QKV, 768, 192), 9, None, None, 0.0, None, 0, 3),
             Cost(0, 0, 6 * HEAD_BYTES * 2),
         ),
         (Norm(Columns(HIDDEN, 0, 576), HIDDEN, torch.empty(576), None, 1e-5, False), Cost(4 * 6 * 576, 4 * 576)),
@@ -94,7 +95,7 @@ def test_costs_are_those_made_by_hand(instruction: Any, cost: Cost) -> None:
 
 def test_int8_keys_and_values_have_a_scale_per_head() -> None:
     step = StepShape(((7, 1),), kv_format=KvFormat.i8)
-    attend = Attend(Columns(QKV, 0, 576), HIDDEN, 9, 0.125, 0, 0, 3, 0.0)
+    attend = Attend(Q, HIDDEN, 9, 0.125, 0, 0, 3, 0.0)
     assert attend.cost(step) == Cost(4 * 576 * 8, 8 * 2 * 3 * (64 + 4), 0, "int8")
 
 

@@ -12,8 +12,8 @@ import torch
 from gguf.quants import quantize
 from torch import nn
 
+from quire.cache_spec import make_groups
 from quire.layers.forward_batch import ForwardBatch
-from quire.models.registry import group_layers
 from quire.runtime.loader import make_model, plan_placements
 from quire.weights.weight_tensor import MappedTensor
 
@@ -70,7 +70,7 @@ class Runner:
         num_kv_heads = max(1, config.num_kv_heads // self.num_ranks)
         shape = (self.num_blocks, config.num_layers, 2, self.block_size, num_kv_heads, config.head_size)
         self.pool = torch.full(shape, torch.nan, dtype=dtype)
-        self.groups = group_layers(config.kv_specs())
+        self.groups = make_groups(config.kv_specs(), self.block_size)
         self.free = (
             torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
         ).tolist()

@@ -177,7 +177,7 @@ def test_a_plan_holds_another_activation(directory: Path, caplog: pytest.LogCapt
 class PlainMLP(torch.nn.Module):
     """SiLU without a gate: the checkpoint's up and down projections."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, group: Group) -> None:
         super().__init__()
         self.up = Linear(config.hidden_size, config.intermediate_size)
         self.down = Linear(config.intermediate_size, config.hidden_size)

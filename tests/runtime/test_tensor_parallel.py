@@ -22,17 +22,15 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.mapped_file import map_file
 from quire.weights.progress import ignore_progress
 from quire.weights.weight_tensor import MappedTensor
-from tests.models.harness import Runner, random_tokens
+from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import (
-    DTYPES,
     SCALE_OFFSETS,
     decoded,
     k_quants,
     make_checkpoint,
     make_config,
     packed,
-    stored,
 )
 
 TOLERANCE = 1e-5

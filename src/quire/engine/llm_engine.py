@@ -187,6 +187,8 @@ class LLMEngine:
         num_tokens = schedule.num_tokens * num_rounds
         has_prompts = any(item.num_tokens > 1 for item in schedule.scheduled)
         self._pace.note(num_tokens, ended - started, num_rounds=num_rounds, has_prompts=has_prompts)
+        if result.op_times:
+            self.events.record(EventKind.OPS, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
             EventKind.STEP,
             step_id=schedule.step_id,

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.kernels.activations import activate
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding
+from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.linear import Linear
+from quire.layers.group import SINGLE, Group, share
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
 
@@ -71,7 +72,7 @@ class GPT2Config:
         reader.finish()
         return config
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
@@ -79,11 +80,13 @@ class GPT2Config:
 class GPT2Attention(nn.Module):
     """Attention with one KV head per query head, and no rotation."""
 
-    def __init__(self, config: GPT2Config, layer_index: int) -> None:
+    def __init__(self, config: GPT2Config, layer_index: int, group: Group) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.c_attn = Linear(config.hidden_size, 3 * config.hidden_size, bias=True)
-        self.c_proj = Linear(config.hidden_size, config.hidden_size, bias=True)
+        heads = share("attention heads", config.num_heads, group)
+        self.num_heads, self.head_size = heads.size, config.head_size
+        q = heads * config.head_size
+        self.c_attn = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=True)
+        self.c_proj = RowParallelLinear(q, config.hidden_size, group, bias=True)
         self.attention = Attention(layer_index, config.head_size, scale=config.scales[layer_index])
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -96,11 +99,12 @@ class GPT2Attention(nn.Module):
 class GPT2MLP(nn.Module):
     """c_proj(activation(c_fc(x)))."""
 
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, group: Group) -> None:
         super().__init__()
+        inner = share("MLP columns", config.intermediate_size, group)
         self.activation = config.activation
-        self.c_fc = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.c_proj = Linear(config.intermediate_size, config.hidden_size, bias=True)
+        self.c_fc = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
+        self.c_proj = RowParallelLinear(inner, config.hidden_size, group, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
@@ -110,12 +114,12 @@ class GPT2MLP(nn.Module):
 class GPT2Layer(nn.Module):
     """Attention, then MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, config: GPT2Config, layer_index: int) -> None:
+    def __init__(self, config: GPT2Config, layer_index: int, group: Group) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attn = GPT2Attention(config, layer_index)
+        self.attn = GPT2Attention(config, layer_index, group)
         self.ln_2 = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = GPT2MLP(config)
+        self.mlp = GPT2MLP(config, group)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
@@ -124,22 +128,23 @@ class GPT2Layer(nn.Module):
 
 
 class GPT2LMHeadModel(nn.Module):
-    """The whole model. Parameter names are those of the checkpoint, without `transformer.`."""
+    """The whole model, or one rank's share. Parameter names are the checkpoint's, without `transformer.`."""
 
     Config: ClassVar[type[GPT2Config]] = GPT2Config
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     renames: ClassVar[Mapping[str, str]] = {"transformer.": ""}
     transposed_params: ClassVar[tuple[str, ...]] = ("c_attn", "c_proj", "c_fc")
 
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.ignored_tensors = (r"attn\.(masked_)?bias$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
-        self.wte = Embedding(config.vocab_size, config.hidden_size)
+        self.wte = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.wpe = Embedding(config.context_len, config.hidden_size)
-        self.h = nn.ModuleList(GPT2Layer(config, index) for index in range(config.num_layers))
+        self.h = nn.ModuleList(GPT2Layer(config, index, group) for index in range(config.num_layers))
         self.ln_f = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        table_size = config.vocab_size, config.hidden_size
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
 from quire.kernels.activations import activate
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding
+from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
-from quire.layers.linear import Linear
+from quire.layers.group import SINGLE, Group, share
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
 from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
@@ -77,7 +78,7 @@ class GPTNeoXConfig:
         reader.finish()
         return config
 
-    def kv_specs(self) -> list[KVCacheSpec]:
+    def kv_specs(self) -> list[CacheSpec]:
         """What each layer keeps in the KV cache."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
@@ -85,11 +86,13 @@ class GPTNeoXConfig:
 class GPTNeoXAttention(nn.Module):
     """Attention with one KV head per query head."""
 
-    def __init__(self, config: GPTNeoXConfig, layer_index: int) -> None:
+    def __init__(self, config: GPTNeoXConfig, layer_index: int, group: Group) -> None:
         super().__init__()
-        self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.query_key_value = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+        heads = share("attention heads", config.num_heads, group)
+        self.num_heads, self.head_size = heads.size, config.head_size
+        q = heads * config.head_size
+        self.query_key_value = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=config.attention_bias)
+        self.dense = RowParallelLinear(q, config.hidden_size, group, bias=config.attention_bias)
         self.attention = Attention(layer_index, config.head_size)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
@@ -103,11 +106,12 @@ class GPTNeoXAttention(nn.Module):
 class GPTNeoXMLP(nn.Module):
     """dense_4h_to_h(activation(dense_h_to_4h(x)))."""
 
-    def __init__(self, config: GPTNeoXConfig) -> None:
+    def __init__(self, config: GPTNeoXConfig, group: Group) -> None:
         super().__init__()
+        inner = share("MLP columns", config.intermediate_size, group)
         self.activation = config.activation
-        self.dense_h_to_4h = Linear(config.hidden_size, config.intermediate_size, bias=True)
-        self.dense_4h_to_h = Linear(config.intermediate_size, config.hidden_size, bias=True)
+        self.dense_h_to_4h = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
+        self.dense_4h_to_h = RowParallelLinear(inner, config.hidden_size, group, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
@@ -117,13 +121,13 @@ class GPTNeoXMLP(nn.Module):
 class GPTNeoXLayer(nn.Module):
     """Attention and MLP, each behind a norm: side by side, or one after the other."""
 
-    def __init__(self, config: GPTNeoXConfig, layer_index: int) -> None:
+    def __init__(self, config: GPTNeoXConfig, layer_index: int, group: Group) -> None:
         super().__init__()
         self.parallel = config.parallel
         self.input_layernorm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = GPTNeoXAttention(config, layer_index)
+        self.attention = GPTNeoXAttention(config, layer_index, group)
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = GPTNeoXMLP(config)
+        self.mlp = GPTNeoXMLP(config, group)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
@@ -137,13 +141,13 @@ class GPTNeoXLayer(nn.Module):
 
 
 class GPTNeoXForCausalLM(nn.Module):
-    """The whole model. Parameter names are those of the checkpoint, without `gpt_neox.`."""
+    """The whole model, or one rank's share. Parameter names are the checkpoint's, without `gpt_neox.`."""
 
     Config: ClassVar[type[GPTNeoXConfig]] = GPTNeoXConfig
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     renames: ClassVar[Mapping[str, str]] = {"gpt_neox.": "", "embed_out.": "lm_head."}
 
-    def __init__(self, config: GPTNeoXConfig) -> None:
+    def __init__(self, config: GPTNeoXConfig, group: Group = SINGLE) -> None:
         super().__init__()
         self.config = config
         self.ignored_tensors = (
@@ -153,11 +157,12 @@ class GPTNeoXForCausalLM(nn.Module):
         # Stored head by head, each with its query, key and value; here all queries come first, as attention wants it.
         rows = np.arange(3 * config.hidden_size).reshape(config.num_heads, 3, config.head_size)
         self.row_orders = {"query_key_value": rows.swapaxes(0, 1).reshape(-1)}
-        self.embed_in = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_in = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         self.rotary = RotaryEmbedding(config.rope.frequencies(config.head_size))
-        self.layers = nn.ModuleList(GPTNeoXLayer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(GPTNeoXLayer(config, index, group) for index in range(config.num_layers))
         self.final_layer_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        table_size = config.vocab_size, config.hidden_size
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""

@@ -32,7 +32,8 @@ def read_rope(
 ) -> RopeConfig:
     """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5).
 
-    `theta_name`, `share_name`: transformers 4's fields; `share`: the default of the latter, None where heads are rotated whole.
+    `theta_name`, `share_name`: transformers 4's fields; `share`: the default of the latter, None where whole heads are
+    rotated.
     Raises: UnsupportedModelError for angles that are not computed here; ModelFileError.
     """
     reader.require("rope_interleaved", False)

@@ -78,7 +78,8 @@ class ModelRunner:
             sampled = self._next_round(layout, sampled)
             results += (self._result(request_id, taken) for request_id, taken in sampled.items())
             num_rounds += 1
-        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds)
+        op_times = self.forward.take_op_times()
+        return StepResult(output.step_id, tuple(results), num_rounds=num_rounds, op_times=op_times)
 
     def _result(
         self, request_id: str, sampled: Sampled, prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -11,7 +11,7 @@ from torch import nn
 
 from quire import _native
 from quire._native import Activation, RowType
-from quire.cache_spec import KVCacheSpec
+from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.elementwise import soft_cap
 from quire.kernels.embedding import Embed
@@ -209,7 +209,7 @@ class Custom(nn.Module):
         for parameter in self.parameters():
             parameter.data.normal_(float(parameter.ndim == 1), parameter.shape[-1] ** -0.5, generator=generator)
         self.config = SimpleNamespace(
-            num_layers=2, num_kv_heads=1, head_size=HEAD_SIZE, kv_specs=lambda: [KVCacheSpec(1, HEAD_SIZE, 4)] * 2
+            num_layers=2, num_kv_heads=1, head_size=HEAD_SIZE, kv_specs=lambda: [PagedKV(1, HEAD_SIZE, 4)] * 2
         )
 
     def forward(self, token_ids: Any, batch: Any) -> Any:

@@ -13,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.kernels.instruction import Buffer, Columns, Instruction
+from quire._native import KvFormat
+from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
-from quire.runtime.plan.lower import Program
+from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
+from quire.types import OpTime
 
 BODY, LOGITS, GREEDY = 1, 2, 4
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
@@ -130,6 +132,7 @@ class PlannedModel:
         self._place(place_buffers(program.body, program.hidden), limits.max_tokens)
         self.hidden = self._float_rows(program.hidden, limits.max_tokens)
         self._emit(program.body, BODY)
+        self._num_body_ops = len(self.ops)
         self._addresses[program.logits] = self.logits.data_ptr()
         given = (program.hidden, program.logits)
         self._place(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
@@ -144,18 +147,44 @@ class PlannedModel:
         logit_rows: NDArray[np.int32],
         tokens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        nanoseconds: NDArray[np.int64] | None = None,
     ) -> None:
         """Compute parts of one step; the GIL is released meanwhile.
 
         Shapes: rows, starts, counts [R]: each request's row in the tables, its first new position and its number of
-            new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …].
+            new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …];
+            nanoseconds: per native op the time it took, written where it ran.
         """
         group_stride, table_stride = block_tables.strides[0] // 4, block_tables.strides[1] // 4
         self.native.run(
             parts, len(rows), len(logit_rows), rows.ctypes.data, starts.ctypes.data, counts.ctypes.data,
             logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
-            table_stride, group_stride,
+            table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
+
+    def run_timed(
+        self,
+        parts: int,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+    ) -> list[OpTime]:
+        """`run`, which also gives the time and work of each native op that ran, in order."""
+        nanoseconds = np.zeros(len(self.ops), np.int64)
+        self.run(parts, rows, starts, counts, logit_rows, tokens, block_tables, nanoseconds)
+        requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
+        whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
+        times = []
+        for index in np.flatnonzero(nanoseconds).tolist():
+            instruction = self.ops[index]
+            step = whole if index < self._num_body_ops else whole.of_logit_rows()
+            cost = instruction.cost(step)
+            name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
+            times.append(OpTime(name, int(nanoseconds[index]) / 1e3, cost.flops, num_bytes, cost.arithmetic))
+        return times
 
     # --- Memory ---------------------------------------------------------------------------
 
@@ -238,5 +267,4 @@ class PlannedModel:
         values, ids = (self._allocate(4 * max_rows * self.native.num_threads) for _ in range(2))
         best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
         self._emit([likeliest], GREEDY, **best)
-        self._options = {"parts": GREEDY}
-        self.push("argmax", **best, token_ids=self.best_ids.ctypes.data)
+        self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data)

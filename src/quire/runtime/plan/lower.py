@@ -62,6 +62,19 @@ class Likeliest(Instruction):
         return product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class Argmax(Instruction):
+    """The likeliest tokens of all threads from those of each, which `Likeliest` left."""
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        to.push("argmax")
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`."""
+        return Cost()
+
+
 def lower(traced: TracedModel, format_of: FormatOf) -> Program:
     """Instructions for both traces. Raises: NotTraceableError."""
     body = Lowering(format_of)
