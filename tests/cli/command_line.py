@@ -94,7 +94,6 @@ class FakeEngine:
             kv_dtype="float32",
             weight_bytes=6_000_000,
             uses_plan=True,
-            kv_dtype="float32",
             device="cpu",
             hardware=SimpleNamespace(num_threads=2, name="a CPU"),
             model=SimpleNamespace(

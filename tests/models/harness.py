@@ -70,7 +70,7 @@ class Runner:
         num_kv_heads = max(1, config.num_kv_heads // self.num_ranks)
         shape = (self.num_blocks, config.num_layers, 2, self.block_size, num_kv_heads, config.head_size)
         self.pool = torch.full(shape, torch.nan, dtype=dtype)
-        self.groups = make_groups(config.kv_specs(), self.block_size)
+        self.groups = make_groups(config.kv_specs(), self.block_size) if config.num_layers else ()
         self.free = (
             torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
         ).tolist()

@@ -88,11 +88,11 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "no final norm": {**OPT, "_remove_final_layer_norm": True},
     },
     "gpt2": {
+        "scores by layer": {**GPT2, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
         "three heads": {**GPT2, "n_head": 3},
         "untied, relu, inner size": {
             **GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": 40,
         },
-        "scores by layer": {**GPT2, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
     },
     "gpt_neox": {
         "side by side": NEOX,

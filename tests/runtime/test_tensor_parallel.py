@@ -81,6 +81,8 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., MappedTenso
             shape = (num_rows, *parameter.shape[1:])
             scale = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3
             values = torch.empty(shape).normal_(float(len(shape) == 1), scale, generator=generator)
+            if values.ndim == 2 and set(name.split(".")) & set(getattr(model, "transposed_params", ())):
+                values = values.T
             checkpoint.tensors[name] = make(name, values)  # type: ignore[index]
     return checkpoint
 

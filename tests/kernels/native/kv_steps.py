@@ -107,12 +107,12 @@ class Runner:
         self.pool, self.extras = pool, extras
         self.qkv = allocate(max_tokens * sum(widths) * 4).view(torch.float32).view(max_tokens, -1)
         self.out = allocate(max_tokens * row_bytes(extras.out_type, widths[0])).view(max_tokens, -1)
-        self.angles = torch.zeros(2, max_tokens, shape.head_size // 2)
+        half = shape.head_size // 2 if extras.frequencies is None else len(extras.frequencies)
+        self.angles = torch.zeros(2, max_tokens, half)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
-        cos = sin = half = 0
+        cos = sin = 0
         if extras.frequencies is not None:
             cos, sin = self.angles[0].data_ptr(), self.angles[1].data_ptr()
-            half = len(extras.frequencies)
             self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, half)
         q = self.qkv.data_ptr()
         k = q + widths[0] * 4

@@ -1,6 +1,6 @@
 """Attention request by request in fp32 (fp64 for fp64 input): the definition, and what runs op by op.
 
-Plans have native attention, several times as fast. Next to read: `native/ops/attention.h`.
+Plans have native attention, several times as fast. Next to read: `native/ops/attend.h`.
 """
 
 import torch
