@@ -1,7 +1,7 @@
 // exp, erf, tanh and the activations made of them, as polynomials: the same bits on every instruction set.
 #pragma once
 #include "isa/simd.h"
-#include "plan/ops.h"
+#include "plan/types.h"
 
 namespace quire {
 namespace {
@@ -97,6 +97,10 @@ inline F32x16 activated(Activation activation, F32x16 x) {
     }
     case Activation::silu:
       return x / (one + exp(zero() - x));
+    case Activation::relu2: {
+      const F32x16 positive = select_less(x, zero(), zero(), x);
+      return positive * positive;
+    }
   }
   return x;
 }

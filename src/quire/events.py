@@ -30,6 +30,7 @@ class EventKind(enum.Enum):
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
+    OPS = "ops"  # step_id, ops (types.OpTime of each instruction that ran): with QUIRE_TRACE=1 or events
     FINISH = "finish"  # reason, num_output_tokens
 
 
