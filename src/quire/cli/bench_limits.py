@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step of a case has to do at least. `num_tokens`: tokens it brings forward."""
+    """The least work of one step of a case. `num_tokens`: tokens that the step computes."""
 
     num_tokens: int
     num_bytes: float

@@ -3,9 +3,8 @@
 import click
 
 from quire.cli.command import VerbCommand, output_of
+from quire.cli.main import COMPLETION_VARIABLE
 
-COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
-"""The script runs `quire` with this variable set: Click then prints the completions of a command line."""
 HELP = """Print the completion script of a shell.
 
 Load it in the shell's start file, as the examples do: ~/.bashrc, ~/.zshrc (after compinit),

@@ -54,6 +54,9 @@ VERBS: dict[str, Verb] = {
 }
 """Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
 
+COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
+"""The script of `quire completion` sets it: Click then prints the completions of a command line."""
+
 
 class Terminated(BaseException):
     """SIGTERM arrived. Not an `Exception`, so that no handler catches it."""
@@ -107,11 +110,9 @@ class RootGroup(click.Group):
         sys.exit(_run(lambda: self._dispatch(args, prog_name or "quire", extra), output))
 
     def _dispatch(self, args: Sequence[str] | None, prog_name: str, extra: dict[str, Any]) -> None:
-        instruction = os.environ.get("_QUIRE_COMPLETE")
+        instruction = os.environ.get(COMPLETION_VARIABLE)
         if instruction:
             from click.shell_completion import shell_complete
-
-            from quire.cli.completion import COMPLETION_VARIABLE
 
             sys.exit(shell_complete(self, extra, prog_name, COMPLETION_VARIABLE, instruction))
         with self.make_context(prog_name, list(sys.argv[1:] if args is None else args), **extra) as ctx:
