@@ -49,7 +49,7 @@ VERBS: dict[str, Verb] = {
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
-    "completion": Verb("Operate", "quire.cli.completion", "Print the completion script of a shell."),
+    "completion": Verb("Operate", "quire.cli.version", "Print the completion script of a shell."),
     "version": Verb("Operate", "quire.cli.version", "Print the version."),
 }
 """Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
@@ -155,7 +155,7 @@ def _leave_at_once(exit_code: int) -> NoReturn:
 def _prepare_signals() -> None:
     """Turn SIGTERM and Ctrl-C into exceptions."""
     signal.signal(signal.SIGTERM, _on_sigterm)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `__main__.py` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _send_again
 
