@@ -1,6 +1,23 @@
-"""`python -m quire`: the same as the `quire` command. Next to read: `cli/entry.py`."""
+"""Entry point of `quire` and `python -m quire`: a Ctrl-C before `main` handles it ends the process without a traceback.
 
-from quire.cli.entry import main
+Imports nothing but the standard library's signals at its top. Next to read: `cli/main.py`.
+"""
+
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main() -> "NoReturn":
+    """Run the command line of this process."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from quire.cli.main import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -37,6 +37,25 @@ def test_decisions_are_shown_on_request(tiny: str) -> None:
     assert "total: " in result.stderr
 
 
+def test_unknown_instruction_set_warns_and_debug_log_shows_events(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire._native.requested_isa_missing", True)
+    monkeypatch.setenv("QUIRE_ISA", "mmx")
+    arguments = ("run", tiny, "Hi there", "--max-tokens", "1")
+    result = call(*arguments)
+    assert "WARNING quire.engine: QUIRE_ISA=mmx is unknown or not available here" in result.stderr
+    assert "DEBUG" not in result.stderr
+    result = call(*arguments, "-vv")
+    assert "DEBUG quire.engine: device = cpu" in result.stderr
+    assert "DEBUG quire.engine.events: finish" in result.stderr
+
+
+@pytest.mark.model
+def test_quantization_of_a_quantised_file_warns(smollm2_path: Path) -> None:
+    result = call("run", str(smollm2_path), "Hi there", "--max-tokens", "1", "--quantization", "int8")
+    assert result.exit_code == 0
+    assert "quantization=int8 has no effect on weights that are stored in 8 bit or less" in result.stderr
+
+
 def test_prompt_logprobs_in_json(tiny: str) -> None:
     value = parsed(call("run", tiny, "Hi", "--raw", "--max-tokens", "1", "--prompt-logprobs", "0", "--json"))
     assert value["prompt_logprobs"][0] is None

@@ -53,7 +53,7 @@ class BatchWriteError(BatchFileError):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of IN. `problem`: why it cannot be sent; then it has no `body`.
+    """A line of IN. `problem`: why it cannot be sent; then it has no `body`.
 
     `data` is the line itself, parsed again when it is sent: parsed, a large file would take several times its size.
     """
@@ -221,7 +221,7 @@ class AnswerFile:
         if changed:
             raise BatchFileError(
                 f"{self._path} has answers to other requests with the same custom_id: {_named(changed)}; "
-                "choose another file for -o, or another custom_id for what has changed"
+                "choose another file for -o, or another custom_id for the changed requests"
             )
 
     def write(self, line: Line) -> None:

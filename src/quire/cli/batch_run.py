@@ -54,7 +54,7 @@ class BatchCounts:
 
 @dataclass
 class BatchRun:
-    """One pass over the requests of a file. `on_change` is called after each answer."""
+    """A pass over the requests of a file. `on_change` is called after each answer."""
 
     answers: AnswerFile
     counts: BatchCounts

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One row: `num_prompt` tokens in, `num_generated` out, in each of `num_streams` requests at once.
+    """A row: `num_prompt` tokens in, `num_generated` out, in each of `num_streams` requests at once.
 
     Prompt processing has `num_generated` 0. Generation starts after `num_prompt` tokens of context.
     """
@@ -61,7 +61,7 @@ def bench_cases(
 
 
 class BenchSide(Protocol):
-    """One engine under measurement."""
+    """An engine under measurement."""
 
     name: str
 

@@ -52,7 +52,7 @@ _SLO = re.compile(r"(ttft|itl|e2e)_p(\d{1,2})\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)")
 
 
 class Limit(NamedTuple):
-    """One service level objective: a percentile of a metric must stay below `limit_ms`."""
+    """A service level objective: a percentile of a metric must stay below `limit_ms`."""
 
     metric: str
     percent: int

@@ -34,7 +34,7 @@ PROMPT, CONTINUATION = ">>> ", "... "
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer, cut short if interrupted. `statistics` is a line to print."""
+    """An answer, cut short if interrupted. `statistics` is a line to print."""
 
     text: str
     statistics: str
@@ -76,7 +76,7 @@ def statistics_line(
 
 
 class Chat:
-    """One conversation."""
+    """A conversation with its history and settings."""
 
     def __init__(
         self,

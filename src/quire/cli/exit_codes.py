@@ -29,6 +29,6 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.SERVER: "a server cannot be reached, refuses the key, or fails",
     ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem, `bench serve` exceeded a limit, `batch` has "
     "lines that failed",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT); `serve` that finished what it was asked first: 0",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT); 0 if `serve` completed its requests first",
     ExitCode.TERMINATED: "terminated (SIGTERM); `serve` as above",
 }

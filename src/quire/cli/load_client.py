@@ -1,4 +1,4 @@
-"""Load on a server, and what each client saw: closed loop (clients at once) or open loop (requests per second).
+"""Load on a server and the answers of its clients: closed loop (clients at once) or open (requests per second).
 
 A client must not take the processor from the server that it measures: HTTP/1.1 over asyncio streams, parsed by
 httptools, costs 59 µs per event, httpx2 160 µs. In a closed loop each client sends its next request when its last is
@@ -27,7 +27,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server's API is. `key` may be empty."""
+    """Address and path of a server's API. `key` may be empty."""
 
     host: str
     port: int

@@ -49,10 +49,13 @@ VERBS: dict[str, Verb] = {
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),
-    "completion": Verb("Operate", "quire.cli.completion", "Print the completion script of a shell."),
+    "completion": Verb("Operate", "quire.cli.version", "Print the completion script of a shell."),
     "version": Verb("Operate", "quire.cli.version", "Print the version."),
 }
 """Each verb `x` is the Click command `x_command` of its module; one of two words `x y` is `x_y_command`."""
+
+COMPLETION_VARIABLE = "_QUIRE_COMPLETE"
+"""The script of `quire completion` sets it: Click then prints the completions of a command line."""
 
 
 class Terminated(BaseException):
@@ -107,11 +110,9 @@ class RootGroup(click.Group):
         sys.exit(_run(lambda: self._dispatch(args, prog_name or "quire", extra), output))
 
     def _dispatch(self, args: Sequence[str] | None, prog_name: str, extra: dict[str, Any]) -> None:
-        instruction = os.environ.get("_QUIRE_COMPLETE")
+        instruction = os.environ.get(COMPLETION_VARIABLE)
         if instruction:
             from click.shell_completion import shell_complete
-
-            from quire.cli.completion import COMPLETION_VARIABLE
 
             sys.exit(shell_complete(self, extra, prog_name, COMPLETION_VARIABLE, instruction))
         with self.make_context(prog_name, list(sys.argv[1:] if args is None else args), **extra) as ctx:
@@ -154,7 +155,7 @@ def _leave_at_once(exit_code: int) -> NoReturn:
 def _prepare_signals() -> None:
     """Turn SIGTERM and Ctrl-C into exceptions."""
     signal.signal(signal.SIGTERM, _on_sigterm)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `entry.py`
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `__main__.py` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _send_again
 

@@ -18,7 +18,7 @@ from quire.config import EngineOptions
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
 @click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
 def pull_command(model: str, revision: str | None) -> None:
-    """Resolve a model, downloading what is missing, and print where it is."""
+    """Resolve a model, download its missing files, and print its path."""
     from quire.weights.sources import resolve_source
 
     output = output_of()
@@ -34,7 +34,7 @@ def pull_command(model: str, revision: str | None) -> None:
 
 @click.command("ls", cls=VerbCommand, help="List cached models.", examples=("quire ls", "quire ls --json"))
 def ls_command() -> None:
-    """List what Quire keeps."""
+    """List the cached models."""
     from quire.weights.model_cache import list_cached
 
     output = output_of()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-URL_HELP = f"the server  [the one that `quire ps` lists, else {DEFAULT_URL}; QUIRE_URL]"
+URL_HELP = f"the server  [the server of `quire ps`, else {DEFAULT_URL}; QUIRE_URL]"
 CHAT_PATH = "/v1/chat/completions"
 KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
 CONNECT_S = 10.0
@@ -252,7 +252,7 @@ def find_model(client: ServerClient, name: str | None) -> ServedModel:
 
 @dataclass(slots=True)
 class Answer:
-    """One streamed answer as its client saw it. Times are of `time.perf_counter()`; `chunk_times`: pieces of text."""
+    """A streamed answer as its client saw it. Times are of `time.perf_counter()`; `chunk_times`: pieces of text."""
 
     started_s: float
     status: int = 0

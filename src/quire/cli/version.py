@@ -1,4 +1,7 @@
-"""`quire version`: versions of Quire and its dependencies, without importing them. Next to read: `doctor.py`."""
+"""`quire version` and `quire completion`: versions of Quire and its dependencies, completion scripts of shells.
+
+Imports none of the dependencies. Next to read: `doctor.py`.
+"""
 
 import platform
 
@@ -6,7 +9,16 @@ import click
 
 from quire import __version__
 from quire.cli.command import VerbCommand, output_of
+from quire.cli.main import COMPLETION_VARIABLE
 
+COMPLETION_HELP = """Print the completion script of a shell.
+
+Load it in the shell's start file, as the examples do: ~/.bashrc, ~/.zshrc (after compinit),
+~/.config/fish/config.fish.
+"""
+COMPLETION_EXAMPLES = (
+    'eval "$(quire completion bash)"', 'eval "$(quire completion zsh)"', "quire completion fish | source",
+)  # fmt: skip
 PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
 """Dependencies that results and speed depend on."""
 
@@ -38,3 +50,28 @@ def package_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+@click.command(
+    "completion",
+    cls=VerbCommand,
+    help=COMPLETION_HELP,
+    short_help="Print the completion script of a shell.",
+    examples=COMPLETION_EXAMPLES,
+)
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print Click's script for the shell."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    # `source` of bash starts a bash to find its version, and only the version decides about a warning.
+    maker = found(ctx.find_root().command, {}, "quire", COMPLETION_VARIABLE)
+    script = maker.source_template % maker.source_vars()
+    output = output_of(ctx)
+    if output.json:
+        output.result_json("quire.completion/1", {"shell": shell, "script": script})
+    else:
+        output.result(script)
