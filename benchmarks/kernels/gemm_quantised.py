@@ -13,9 +13,10 @@ import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import torch
 
-from benchmarks.kernels.peaks import Peaks, measure
 from quire import _native
+from quire.runtime.machine_limits import MachineLimits, measure_limits
 
 SECONDS = 0.25
 """Spent on each figure; the shortest run counts."""
@@ -85,7 +86,7 @@ def seconds_of(plan: _native.Plan, num_rows: int, num_threads: int, *, head: boo
     return float(best)
 
 
-def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: int, peaks: Peaks) -> Figure:
+def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: int, limits: MachineLimits) -> Figure:
     kind = getattr(_native.WeightFormat, product.weight_format)
     row_bytes = product.num_inputs // 32 * ACT_BLOCK_BYTES
     acts = np.ones(num_rows * row_bytes, dtype=np.uint8)
@@ -111,8 +112,8 @@ def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: in
     gmacs = num_rows * product.num_outputs * product.num_inputs / seconds / 1e9
     return Figure(
         product.name, num_rows, round(seconds * 1e6, 1), round(gbs, 1), round(gmacs, 1),
-        round(gbs / peaks.read_gbs / num_threads, 3),
-        round(gmacs / peaks.int8_gmacs / num_threads, 3) if peaks.int8_gmacs else 0,
+        round(gbs * 1e9 / limits.read_bytes_per_s, 3),
+        round(2e9 * gmacs / limits.flops_per_s["int8"], 3),
     )  # fmt: skip
 
 
@@ -124,15 +125,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     _native.set_isa(arguments.isa)
-    peaks = measure()
+    torch.set_num_threads(arguments.threads)
+    limits = measure_limits("cpu", ["int8"])
     if not arguments.json:
-        print(f"{arguments.threads} threads, {_native.isa()}; one thread's peaks: {peaks}")
-        print("product      N x I      rows        µs    GB/s  of read  GMAC/s  of VNNI")
+        print(f"{arguments.threads} threads, {_native.isa()}; {limits}")
+        print("product      N x I      rows        µs    GB/s  of read  GMAC/s  of int8")
     figures = []
     for product in PRODUCTS:
         weights = packed(product)
         for num_rows in map(int, arguments.rows.split(",")):
-            found = figure(product, weights, num_rows, arguments.threads, peaks)
+            found = figure(product, weights, num_rows, arguments.threads, limits)
             figures.append(found)
             if not arguments.json:
                 print(
@@ -141,7 +143,9 @@ def main() -> None:
                     f"{found.of_vnni:7.0%}"
                 )
     if arguments.json:
-        print(json.dumps({"isa": _native.isa(), "peaks": vars(peaks), "figures": [asdict(item) for item in figures]}))
+        print(
+            json.dumps({"isa": _native.isa(), "limits": asdict(limits), "figures": [asdict(item) for item in figures]})
+        )
 
 
 if __name__ == "__main__":

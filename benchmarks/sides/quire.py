@@ -74,11 +74,11 @@ class QuireSide:
     def limits(self, cases: list[list[int]]) -> dict[str, Any]:
         """This machine's rates, and the tokens per second they allow per case (num_prompt, num_generated, streams)."""
         from quire.cli.bench_cases import BenchCase
-        from quire.cli.bench_limits import tokens_per_s_limit
+        from quire.cli.bench_limits import arithmetics, tokens_per_s_limit
         from quire.runtime.machine_limits import measure_limits
 
         config = self._engine.config
-        machine = measure_limits(config.device, config.dtype)
+        machine = measure_limits(config.device, set(arithmetics(config)))
         limits = [tokens_per_s_limit(BenchCase(*case), config, machine) for case in cases]
         return {"machine": dataclasses.asdict(machine), "tokens_per_s": limits}
 

@@ -1,30 +1,24 @@
 // Every op as one table. Each isa/<name>.cpp includes this and compiles its own copy with its own flags.
 #pragma once
 #include "isa/table.h"
-#include "ops/activate.h"
-#include "ops/attend.h"
-#include "ops/embed.h"
-#include "ops/gemm.h"
-#include "ops/head.h"
-#include "ops/norm.h"
-#include "ops/rms_norm.h"
-#include "ops/rotary.h"
-#include "ops/write_kv.h"
+#include "op_headers.h"  // written by CMake: all of ops/
 #include "sampling/kernels.h"
 
 namespace quire {
 namespace {
 
+template <int kAt, int kEnd>
+constexpr void collect_ops(OpTable& table) {
+  if constexpr (kAt < kEnd) {
+    if constexpr (OpAt<kAt>::kExists) table.ops[table.num_ops++] = OpAt<kAt>::make();
+    collect_ops<kAt + 1, kEnd>(table);
+  }
+}
+
 constexpr OpTable make_op_table(const char* isa) {
-  return {
-      .isa = isa,
-      .rms_norm_float32 = rms_norm<float>,
-      .rms_norm_bfloat16 = rms_norm<bfloat16_bits>,
-#define QUIRE_OP_POINTER(name, Params) .name = name,
-      QUIRE_OPS(QUIRE_OP_POINTER)
-#undef QUIRE_OP_POINTER
-          .sampling = sampling::kKernels,
-  };
+  OpTable table{isa, rms_norm<float>, rms_norm<bfloat16_bits>, sampling::kKernels, 0, {}};
+  collect_ops<kFirstOp + 1, __COUNTER__>(table);
+  return table;
 }
 
 }  // namespace

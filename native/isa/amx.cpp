@@ -4,5 +4,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable amx_ops = make_op_table("amx");
+constinit const OpTable amx_ops = make_op_table("amx");
 }  // namespace quire

@@ -4,5 +4,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable amx_emulated_ops = make_op_table("amx_emulated");
+constinit const OpTable amx_emulated_ops = make_op_table("amx_emulated");
 }  // namespace quire

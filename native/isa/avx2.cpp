@@ -2,5 +2,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable avx2_ops = make_op_table("avx2");
+constinit const OpTable avx2_ops = make_op_table("avx2");
 }  // namespace quire

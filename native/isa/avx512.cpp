@@ -2,5 +2,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable avx512_ops = make_op_table("avx512");
+constinit const OpTable avx512_ops = make_op_table("avx512");
 }  // namespace quire

@@ -2,5 +2,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable avx512_bf16_ops = make_op_table("avx512_bf16");
+constinit const OpTable avx512_bf16_ops = make_op_table("avx512_bf16");
 }  // namespace quire

@@ -2,5 +2,5 @@
 #include "isa/all_ops.h"
 
 namespace quire {
-const OpTable scalar_ops = make_op_table("scalar");
+constinit const OpTable scalar_ops = make_op_table("scalar");
 }  // namespace quire

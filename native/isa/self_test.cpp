@@ -1,8 +1,10 @@
 // Each op of an instruction set on a small fixed input, beside the scalar one: all must give the same bits.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "isa/choose.h"
+#include "op_headers.h"
 #include "threads/pool.h"
 #include "weights/half.h"
 
@@ -47,6 +49,13 @@ class Memory {
   int64_t size_;
   std::unique_ptr<std::byte[]> memory_;
 };
+
+template <typename Params>
+void run_op(const OpTable& table, const char* name, const Params& params, const Context& context) {
+  const Op* op =
+      std::find_if(table.ops, table.ops + table.num_ops, [&](const Op& one) { return !strcmp(one.name, name); });
+  op->run(&params, context);
+}
 
 Rows rows_of(Memory& memory, RowType type, int64_t width) {
   const int64_t item = type == RowType::bf16 ? 2 : 4;
@@ -112,11 +121,12 @@ std::string gemm_results(const OpTable& ops, WeightFormat format, int64_t num_ou
     SmallStep step(num_tokens);
     Memory out(kTokens * num_outputs * 4), best(kTokens * 8);
     auto* ids = reinterpret_cast<int32_t*>(best.floats() + kTokens);
-    scalar_ops.activate({rows_of(values, RowType::f32, kWidth), in, kWidth, Activation::none, false, false, false},
-                        step.context());
-    ops.gemm({weight, nullptr, in, rows_of(out, RowType::f32, num_outputs), Activation::silu, false, false, false, {}},
-             step.context());
-    if (num_tokens == 1) ops.head({weight, nullptr, in, best.floats(), ids, kTokens}, step.context());
+    const Rows wide = rows_of(values, RowType::f32, kWidth), to = rows_of(out, RowType::f32, num_outputs);
+    run_op(scalar_ops, "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
+    run_op(ops, "gemm", GemmOp{weight, nullptr, in, to, Activation::silu, false, false, false, {}}, step.context());
+    if (num_tokens == 1) {
+      run_op(ops, "head", HeadOp{weight, nullptr, in, best.floats(), ids, kTokens}, step.context());
+    }
     results += out.bytes() + best.bytes();
   }
   return results;
@@ -132,10 +142,12 @@ std::string row_results(const OpTable& ops) {
   std::string results;
   for (RowType type : {RowType::f32, RowType::bf16, RowType::q8}) {
     Memory norm(kTokens * kWidth * 4), gated(kTokens * kWidth * 4);
-    ops.norm({in, rows_of(norm, type, kWidth), weight.floats(), nullptr, kWidth, 1e-5f, type == RowType::bf16},
-             step.context());
+    const NormOp op{
+        in, rows_of(norm, type, kWidth), weight.floats(), nullptr, kWidth, 1e-5f, type == RowType::bf16, 0, false};
+    run_op(ops, "norm", op, step.context());
     const Activation activation = type == RowType::f32 ? Activation::gelu : Activation::gelu_tanh;
-    ops.activate({in, rows_of(gated, type, kBlock), kBlock, activation, true, false, false}, step.context());
+    run_op(ops, "activate", ActivateOp{in, rows_of(gated, type, kBlock), kBlock, activation, true, false, false},
+           step.context());
     results += norm.bytes() + gated.bytes();
   }
   Memory out(kTokens * kWidth * 4);
@@ -154,10 +166,14 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
   float* q = qkv.floats();
   float* k = q + kHeads * kHeadSize;
   const KvLayer kv{pool.data(), kBlockBytes, kBlockSize, kKvHeads, kHeadSize, format, 0};
-  ops.rotary({frequencies.floats(), cos.floats(), sin.floats(), kHeadSize / 2}, step.context());
-  ops.write_kv({q, k, k + kKvHeads * kHeadSize, kQkv, kHeads, nullptr, nullptr, 1e-5f, cos.floats(), sin.floats(), kv},
-               step.context());
-  ops.attend({q, kQkv, rows_of(out, RowType::f32, kHeads * kHeadSize), kHeads, 0, 0.125f, kv}, step.context());
+  constexpr int64_t kHalf = kHeadSize / 2;
+  run_op(ops, "rotary", RotaryOp{frequencies.floats(), cos.floats(), sin.floats(), kHalf}, step.context());
+  const WriteKvOp write{
+      q,     k, k + kKvHeads * kHeadSize, kQkv, kQkv, kQkv, kHeads, nullptr, nullptr, 1e-5f, cos.floats(), sin.floats(),
+      kHalf, kv};
+  run_op(ops, "write_kv", write, step.context());
+  const Rows to = rows_of(out, RowType::f32, kHeads * kHeadSize);
+  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f}, step.context());
   return out.bytes();
 }
 

@@ -1,6 +1,9 @@
-// What each instruction set provides: one function per op (plan/ops.h), and RMS norm for the eager model.
+// What each instruction set provides: the ops of plans, in one order for all sets, RMS norm for the eager model, and
+// the sampler's kernels.
 #pragma once
-#include "plan/ops.h"
+#include <cstring>
+
+#include "plan/op.h"
 #include "sampling/table.h"
 
 namespace quire {
@@ -15,10 +18,9 @@ struct OpTable {
   const char* isa;
   RmsNorm<float> rms_norm_float32;
   RmsNorm<bfloat16_bits> rms_norm_bfloat16;
-#define QUIRE_OP_POINTER(name, Params) void (*name)(const Params&, const Context&);
-  QUIRE_OPS(QUIRE_OP_POINTER)
-#undef QUIRE_OP_POINTER
   SamplingKernels sampling;
+  int32_t num_ops;
+  Op ops[kMostOps];
 };
 
 extern const OpTable scalar_ops;

@@ -1,37 +1,34 @@
-// Elementwise functions, the sum of two rows, and changes of a row's type.
+// Elementwise functions, and changes of a row's type.
 #pragma once
 #include "ops/functions.h"
 #include "ops/rows.h"
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// out = activation(x), or activation(x[:F]) * x[F:] if gated; `none` just changes the type. width: of out.
+struct ActivateOp {
+  Rows x;  // f32
+  Rows out;
+  int64_t width;
+  Activation activation;
+  bool gated;
+  bool of_logit_rows;
+  bool from_logit_rows;  // row s of out is row logit_rows[s] of x
+};
+
 namespace {
 
 inline void activate(const ActivateOp& op, const Context& context) {
-  const Step& step = *context.step;
-  const int64_t count = op.of_logit_rows ? step.num_logit_rows : step.num_tokens;
-  constexpr int64_t kChunk = 256;  // columns per work item: one decode's row is shared by all threads
-  const int64_t chunks = (op.width + kChunk - 1) / kChunk;
-  const Range mine = share(count * chunks, context);
-  float values[kChunk];
-  for (int64_t item = mine.begin; item < mine.end; ++item) {
-    const int64_t t = item / chunks, first = item % chunks * kChunk;
-    const int64_t columns = op.width - first < kChunk ? op.width - first : kChunk;
-    const float* in = row<float>(op.in, op.from_logit_rows ? step.logit_rows[t] : t) + first;
-    apply(op.activation, in, op.gated ? in + op.width : nullptr, values, columns);
-    write_columns(op.out, t, first, columns, values);
-    if (first + columns == op.width) finish_row(op.out, t, op.width);
-  }
+  const int32_t* logit_rows = op.from_logit_rows ? context.step->logit_rows : nullptr;
+  write_chunks(op.out, num_rows(context, op.of_logit_rows), op.width, context,
+               [&](int64_t t, int64_t first, int64_t columns, float* values) {
+                 const float* x = row<float>(op.x, logit_rows != nullptr ? logit_rows[t] : t) + first;
+                 apply(op.activation, x, op.gated ? x + op.width : nullptr, values, columns);
+               });
 }
 
-inline void add(const AddOp& op, const Context& context) {
-  const Range mine = share(context.step->num_tokens, context);
-  for (int64_t t = mine.begin; t < mine.end; ++t) {
-    const float *a = row<float>(op.a, t), *b = row<float>(op.b, t);
-    float* out = row<float>(op.out, t);
-    for (int64_t i = 0; i < op.width; ++i) out[i] = a[i] + b[i];
-  }
-}
+QUIRE_OP(activate, ActivateOp, x, out, width, activation, gated, of_logit_rows, from_logit_rows)
 
 }  // namespace
 }  // namespace quire

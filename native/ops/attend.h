@@ -1,7 +1,8 @@
 // Attention over paged keys and values (Vaswani 2017, eq. 1) with an online softmax (Milakov & Gimelshein 2018): each
 // row's result is that of tiles of 128 positions at fixed places, merged in order.
 //
-// Next to read: attend_work.h (who computes what), attend_tile.h (the kernels), attend_formats.h (orders of sums).
+// Next to read: attend_work.h (how threads share the work), attend_tile.h (the kernels), attend_formats.h (orders of
+// sums).
 #pragma once
 #include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"
@@ -76,6 +77,7 @@ void attend_tile(const AttendOp& op, const Item& item, int64_t index, const Tile
   for (int64_t row = 0; row < rows.count; ++row) {
     seen[row] = seen_by(rows, row, begin, tile.first, tile.end);
     if (Kv::kScaled) scale_scores(rows, row, seen[row], tile.scales);
+    if (rows.cap_scale != 0.0f) cap_scores(rows, row, seen[row]);
     find_highest(rows, row, seen[row]);
   }
   float factors[kAttendRows];
@@ -218,6 +220,8 @@ inline void attend(const AttendOp& op, const Context& context) {
   const Range mine = share(context.step->num_tokens, context);
   for (int64_t t = mine.begin; t < mine.end; ++t) write_columns(op.out, t, 0, width, op.q + t * op.stride);
 }
+
+QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap)
 
 }  // namespace
 }  // namespace quire

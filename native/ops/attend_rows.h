@@ -29,7 +29,8 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
   rows.lows = take<int32_t>(&memory, kAttendRows * 4);
   rows.highs = take<int32_t>(&memory, kAttendRows * 4);
-  rows.scale = op.scale * 1.44269504f;
+  rows.cap_scale = op.soft_cap == 0.0f ? 0.0f : op.scale / op.soft_cap;
+  rows.scale = (op.soft_cap == 0.0f ? op.scale : op.soft_cap) * 1.44269504f;
   rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.padded = memory;

@@ -43,6 +43,14 @@ inline void scale_scores(const AttendRows& rows, int64_t row, const Seen& seen, 
   }
 }
 
+// Scores become tanh(cap_scale * score); rows.scale has the factor before it.
+inline void cap_scores(const AttendRows& rows, int64_t row, const Seen& seen) {
+  auto* scores = reinterpret_cast<float*>(rows.scores + row * kTileTokens * 4);
+  for (int64_t i = seen.from * kGroup; i < seen.to * kGroup; i += kLanes) {
+    store(scores + i, tanh(load(scores + i) * broadcast(rows.cap_scale)));
+  }
+}
+
 // Scores of positions that the row does not see become -inf; the highest times `scale` goes to rows.tile.
 inline void find_highest(const AttendRows& rows, int64_t row, const Seen& seen) {
   auto* scores = reinterpret_cast<float*>(rows.scores + row * kTileTokens * 4);

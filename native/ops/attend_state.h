@@ -39,6 +39,7 @@ struct AttendRows {
   int32_t* lows;         // the first position that each row sees
   int32_t* highs;        // and the one after the last
   float scale;           // of scores, times log2(e)
+  float cap_scale;       // of scores within tanh; 0: they are not capped
   Partial tile;
   Partial total;
 };

@@ -5,9 +5,23 @@
 // tiles; tiles' results are merged in order wherever they were computed, so that bits do not depend on any of this.
 #pragma once
 #include "ops/attend_state.h"
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// Attention of each token to positions max(0, p - window + 1) … p of its request; window 0: all. The queries' memory
+// may be overwritten. scale > 0. soft_cap: scores become soft_cap * tanh(scale * score / soft_cap); 0: they do not.
+struct AttendOp {
+  float* q;  // [T, H, D], f32, rows `stride` elements apart
+  int64_t stride;
+  Rows out;  // [T, H * D], any type
+  int32_t num_heads;
+  int64_t window;
+  float scale;
+  KvLayer kv;
+  float soft_cap;
+};
+
 namespace {
 
 struct Item {

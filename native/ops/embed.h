@@ -2,9 +2,19 @@
 #pragma once
 #include "isa/simd.h"
 #include "ops/rows.h"
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// out[t] = table[id[t] + offset], or += ; ids are the step's token ids or its positions.
+struct EmbedOp {
+  Weight table;
+  Rows out;  // f32
+  int64_t offset;
+  bool of_positions;
+  bool add;
+};
+
 namespace {
 
 inline float half_to_float(uint16_t bits) {
@@ -99,6 +109,8 @@ inline void embed(const EmbedOp& op, const Context& context) {
     }
   }
 }
+
+QUIRE_OP(embed, EmbedOp, table, out, offset, of_positions, add)
 
 }  // namespace
 }  // namespace quire

@@ -12,9 +12,26 @@
 #include "ops/gemm_float.h"
 #include "ops/gemm_q.h"
 #include "ops/rows.h"
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// y = x @ weight.T + bias, then `activation`. gated: N = 2 F, out[t, f] = activation(y[t, f]) * y[t, F + f], F being
+// a multiple of 16.
+// add: out[t, n] += y (f32 rows). Rows x are as the weight's format wants; rows out may be of any type, q8 wanting
+// a multiple of 32 columns. What `ahead` says may be fetched meanwhile.
+struct GemmOp {
+  Weight weight;
+  const float* bias;  // [N] or null
+  Rows x;
+  Rows out;
+  Activation activation;
+  bool gated;
+  bool add;
+  bool of_logit_rows;  // S rows instead of T
+  KvAhead ahead;
+};
+
 namespace {
 
 constexpr int64_t kPanelTiles = 2;  // 32 outputs: one int8 block
@@ -101,16 +118,18 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
 }
 
 inline void gemm(const GemmOp& op, const Context& context) {
-  const int64_t num_rows = op.of_logit_rows ? context.step->num_logit_rows : context.step->num_tokens;
-  const Pieces pieces(num_rows, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
+  const int64_t count = num_rows(context, op.of_logit_rows);
+  const Pieces pieces(count, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
   const Range mine = share(pieces.count, context);
-  const TileSession session(op.weight.format, num_rows);
+  const TileSession session(op.weight.format, count);
   KvFetch fetch(op.ahead, context);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs, fetch,
                reinterpret_cast<float*>(context.scratch));
   }
 }
+
+QUIRE_OP(gemm, GemmOp, weight, bias, x, out, activation, gated, add, of_logit_rows, ahead)
 
 }  // namespace
 }  // namespace quire

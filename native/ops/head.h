@@ -3,6 +3,24 @@
 #include "ops/gemm.h"
 
 namespace quire {
+
+// The largest logit of each of the S rows without writing logits: per thread, then merged by `ArgmaxOp`. A row without
+// a largest finite value (NaN, +inf, all -inf) gets id -1; of equal values the lowest id wins.
+struct HeadOp {
+  Weight weight;
+  const float* bias;
+  Rows x;
+  float* best_values;  // [threads, max rows]
+  int32_t* best_ids;
+  int64_t max_rows;
+};
+struct ArgmaxOp {
+  const float* best_values;
+  const int32_t* best_ids;
+  int64_t max_rows;
+  int32_t* token_ids;  // [S]
+};
+
 namespace {
 
 // Keeps the largest of `logits` and its column. A NaN wins and stays: nothing is larger than it.
@@ -59,6 +77,9 @@ inline void argmax(const ArgmaxOp& op, const Context& context) {
     op.token_ids[r] = best - best == 0.0f ? id : -1;
   }
 }
+
+QUIRE_OP(head, HeadOp, weight, bias, x, best_values, best_ids, max_rows)
+QUIRE_OP(argmax, ArgmaxOp, best_values, best_ids, max_rows, token_ids)
 
 }  // namespace
 }  // namespace quire

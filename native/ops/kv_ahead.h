@@ -3,7 +3,7 @@
 #pragma once
 #include "isa/simd.h"
 #include "ops/kv_cache.h"
-#include "plan/ops.h"
+#include "plan/types.h"
 
 namespace quire {
 namespace {

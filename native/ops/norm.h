@@ -2,9 +2,24 @@
 // next layer reads. Sums run over 16 lanes, then a fixed tree.
 #pragma once
 #include "ops/rows.h"
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// Layer norm if subtract_mean, else RMS norm, with 0 for the mean: out = (x - mean) * rsqrt(mean of (x - mean)^2 +
+// epsilon) * weight + bias. A null weight is 1, a null bias 0. Each row is `groups` (0: 1) such vectors, as heads are.
+struct NormOp {
+  Rows x;    // f32
+  Rows out;  // any type
+  const float* weight;
+  const float* bias;
+  int64_t width;  // of a group
+  float epsilon;
+  bool subtract_mean;
+  int64_t groups;
+  bool of_logit_rows;
+};
+
 namespace {
 
 // out[i] = (x[i] - mean) * rsqrt(mean of squares of that + epsilon) * weight[i] + bias[i]; mean 0 unless subtract_mean.
@@ -42,14 +57,20 @@ inline void normalise(const float* x, const float* weight, const float* bias, fl
 }
 
 inline void norm(const NormOp& op, const Context& context) {
-  const Range mine = share(context.step->num_tokens, context);
+  const Range mine = share(num_rows(context, op.of_logit_rows), context);
+  const int64_t width = op.groups > 1 ? op.groups * op.width : op.width;
   float* values = reinterpret_cast<float*>(context.scratch);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
-    normalise(row<float>(op.in, t), op.weight, op.bias, values, op.width, op.epsilon, op.subtract_mean);
-    write_columns(op.out, t, 0, op.width, values);
-    finish_row(op.out, t, op.width);
+    const float* x = row<float>(op.x, t);
+    for (int64_t i = 0; i < width; i += op.width) {
+      normalise(x + i, op.weight, op.bias, values + i, op.width, op.epsilon, op.subtract_mean);
+    }
+    write_columns(op.out, t, 0, width, values);
+    finish_row(op.out, t, width);
   }
 }
+
+QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, of_logit_rows)
 
 }  // namespace
 }  // namespace quire

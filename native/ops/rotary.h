@@ -1,8 +1,17 @@
 // Cosines and sines of a step's positions (RoPE: Su 2021, sec. 3.4.2), once per step for all layers.
 #pragma once
-#include "plan/ops.h"
+#include "plan/op.h"
 
 namespace quire {
+
+// Angles of the step's positions: cos, sin [T, half], each position in fp32 times frequencies[half].
+struct RotaryOp {
+  const float* frequencies;
+  float* cos;
+  float* sin;
+  int64_t half;
+};
+
 namespace {
 
 // cos and sin of a non-negative angle, in double: reduced by multiples of pi / 2 in three parts, then Taylor
@@ -33,6 +42,8 @@ inline void rotary(const RotaryOp& op, const Context& context) {
     }
   }
 }
+
+QUIRE_OP(rotary, RotaryOp, frequencies, cos, sin, half)
 
 }  // namespace
 }  // namespace quire

@@ -22,7 +22,7 @@ inline void quantise_block(const float* values, ActBlock* out) {
   out->unused = 0;
 }
 
-// The bytes that so many columns of a row take; q8 wants multiples of 32.
+// Bytes of `count` columns of a row; q8 wants multiples of 32.
 inline int64_t bytes_of_columns(RowType type, int64_t count) {
   if (type == RowType::q8) return count / kBlock * static_cast<int64_t>(sizeof(ActBlock));
   return count * (type == RowType::f32 ? 4 : 2);
@@ -45,16 +45,33 @@ inline void write_columns(const Rows& out, int64_t index, int64_t first, int64_t
   }
 }
 
+// After the last column: the zero that pairs with an odd bf16 row's last value.
+inline void finish_row(const Rows& out, int64_t index, int64_t width) {
+  if (out.type == RowType::bf16 && width % 2) row<uint16_t>(out, index)[width] = 0;
+}
+
+// All columns of `num_rows` rows of `out` in chunks: compute(row, first column, columns, values) leaves them in
+// `values`. One decode's row is shared by all threads.
+template <typename Compute>
+void write_chunks(const Rows& out, int64_t num_rows, int64_t width, const Context& context, Compute compute) {
+  constexpr int64_t kChunk = 256;
+  const int64_t chunks = (width + kChunk - 1) / kChunk;
+  const Range mine = share(num_rows * chunks, context);
+  float values[kChunk];
+  for (int64_t item = mine.begin; item < mine.end; ++item) {
+    const int64_t t = item / chunks, first = item % chunks * kChunk;
+    const int64_t columns = width - first < kChunk ? width - first : kChunk;
+    compute(t, first, columns, values);
+    write_columns(out, t, first, columns, values);
+    if (first + columns == width) finish_row(out, t, width);
+  }
+}
+
 // to[i] += values[i]
 inline void add_values(const float* values, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(to + i, load(to + i) + load(values + i));
   for (; i < count; ++i) to[i] += values[i];
-}
-
-// After the last column: the zero that pairs with an odd bf16 row's last value.
-inline void finish_row(const Rows& out, int64_t index, int64_t width) {
-  if (out.type == RowType::bf16 && width % 2) row<uint16_t>(out, index)[width] = 0;
 }
 
 }  // namespace

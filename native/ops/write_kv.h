@@ -4,25 +4,29 @@
 #include "ops/kv_cache.h"
 #include "ops/kv_values.h"
 #include "ops/norm.h"
-#include "plan/ops.h"
+#include "ops/rope.h"
+#include "plan/op.h"
 
 namespace quire {
-namespace {
 
-// Pairs (x[i], x[i + half]) turned by the angles.
-inline void rotate(float* x, const float* cos, const float* sin, int64_t half) {
-  int64_t i = 0;
-  for (; i + kLanes <= half; i += kLanes) {
-    const F32x16 a = load(x + i), b = load(x + i + half), c = load(cos + i), s = load(sin + i);
-    store(x + i, a * c - b * s);
-    store(x + i + half, b * c + a * s);
-  }
-  for (; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = a * cos[i] - b * sin[i];
-    x[i + half] = b * cos[i] + a * sin[i];
-  }
-}
+// Queries and keys of each token normalised per head (if norms are given) and rotated in place (if cos is given), by
+// pairs (i, i + half); then keys and values written to the token's slot of the pool.
+struct WriteKvOp {
+  float* q;  // [T, H, D], f32, rows q_stride elements apart; null: nothing to do for queries
+  float* k;  // [T, K, D]
+  float* v;  // [T, K, D]
+  int64_t q_stride, k_stride, v_stride;
+  int32_t num_heads;
+  const float* q_norm;  // [D] or null
+  const float* k_norm;
+  float epsilon;
+  const float* cos;  // [T, half] or null
+  const float* sin;
+  int64_t half;
+  KvLayer kv;
+};
+
+namespace {
 
 // Where a token's key and value of one head go.
 struct Slot {
@@ -124,9 +128,9 @@ inline void write_value_item(const WriteKvOp& op, const Step& step, int64_t toke
   if (pairs && position % 2 == 0 && has_after && position < last) return;
   const bool paired = pairs && position % 2 == 1 && has_before && position > start;
   const Slot slot = slot_of(kv, step, token, head);
-  const float* v = op.v + token * op.stride + head * kv.head_size;
+  const float* v = op.v + token * op.v_stride + head * kv.head_size;
   const float scale = narrow_row(kv, v, rows, 0);
-  const float scale_before = paired ? narrow_row(kv, v - op.stride, rows, 1) : 0.0f;
+  const float scale_before = paired ? narrow_row(kv, v - op.v_stride, rows, 1) : 0.0f;
   write_value(kv, slot, rows, paired);
   if (kv.format != KvFormat::i8) return;
   slot.head.scales[kv.block_size + slot.offset] = scale;
@@ -136,7 +140,7 @@ inline void write_value_item(const WriteKvOp& op, const Step& step, int64_t toke
 inline void write_kv(const WriteKvOp& op, const Context& context) {
   const Step& step = *context.step;
   const KvLayer& kv = op.kv;
-  const int64_t width = kv.head_size, half = width / 2;
+  const int64_t width = kv.head_size;
   const int64_t group = op.q == nullptr ? 0 : op.num_heads / kv.num_kv_heads;
   const int64_t items = (group + 2) * kv.num_kv_heads;  // of a token: each KV head's queries, key and value
   HeadRows rows;
@@ -153,14 +157,17 @@ inline void write_kv(const WriteKvOp& op, const Context& context) {
       continue;
     }
     const bool is_query = kind < group;
-    float* x =
-        is_query ? op.q + token * op.stride + (head * group + kind) * width : op.k + token * op.stride + head * width;
+    float* x = is_query ? op.q + token * op.q_stride + (head * group + kind) * width
+                        : op.k + token * op.k_stride + head * width;
     const float* weight = is_query ? op.q_norm : op.k_norm;
     if (weight != nullptr) normalise(x, weight, nullptr, x, width, op.epsilon, false);
-    if (op.cos != nullptr) rotate(x, op.cos + token * half, op.sin + token * half, half);
+    if (op.cos != nullptr) rotate(x, op.cos + token * op.half, op.sin + token * op.half, op.half);
     if (!is_query) write_key(kv, slot_of(kv, step, token, head), x, rows);
   }
 }
+
+QUIRE_OP(write_kv, WriteKvOp, q, k, v, q_stride, k_stride, v_stride, num_heads, q_norm, k_norm, epsilon, cos, sin, half,
+         kv)
 
 }  // namespace
 }  // namespace quire

@@ -4,6 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "ops/kv_cache.h"
 #include "plan/plan.h"
 
@@ -57,7 +60,8 @@ void bind_values(nb::module_& m) {
       .value("relu", Activation::relu)
       .value("gelu", Activation::gelu)
       .value("gelu_tanh", Activation::gelu_tanh)
-      .value("silu", Activation::silu);
+      .value("silu", Activation::silu)
+      .value("relu2", Activation::relu2);
   nb::class_<Rows>(m, "Rows").def(
       "__init__",
       [](Rows* self, Address address, int64_t stride_bytes, RowType type) {
@@ -83,7 +87,8 @@ void bind_values(nb::module_& m) {
             new (self)
                 KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
           },
-          "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a);
+          "base"_a, "block_stride_bytes"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a, "format"_a, "group"_a)
+      .def_ro("format", &KvLayer::format);
   nb::class_<KvAhead>(m, "KvAhead")
       .def(
           "__init__",
@@ -99,78 +104,66 @@ void bind_values(nb::module_& m) {
   m.def("wanted_rows", &wanted_rows, "format"_a, "The type of rows that a product with such a weight reads.");
 }
 
-void bind_ops(nb::class_<Plan>& plan) {
-  plan.def(
-      "embed",
-      [](Plan& self, const Weight& table, const Rows& out, int64_t offset, bool of_positions, bool add,
-         uint32_t parts) { self.push(EmbedOp{table, out, offset, of_positions, add}, parts); },
-      "table"_a, "out"_a, "offset"_a = 0, "of_positions"_a = false, "add"_a = false, "parts"_a = 1);
-  plan.def(
-      "rotary",
-      [](Plan& self, Address frequencies, Address cos, Address sin, int64_t half, uint32_t parts) {
-        self.push(RotaryOp{at<float>(frequencies), at<float>(cos), at<float>(sin), half}, parts);
-      },
-      "frequencies"_a, "cos"_a, "sin"_a, "half"_a, "parts"_a = 1);
-  plan.def(
-      "norm",
-      [](Plan& self, const Rows& in, const Rows& out, Address weight, Address bias, int64_t width, float epsilon,
-         bool subtract_mean, uint32_t parts) {
-        self.push(NormOp{in, out, at<float>(weight), at<float>(bias), width, epsilon, subtract_mean}, parts);
-      },
-      "in_"_a, "out"_a, "weight"_a, "bias"_a, "width"_a, "epsilon"_a, "subtract_mean"_a = false, "parts"_a = 1);
-  plan.def(
-      "gemm",
-      [](Plan& self, const Weight& weight, Address bias, const Rows& x, const Rows& out, Activation activation,
-         bool gated, bool add, bool of_logit_rows, const KvAhead* ahead, uint32_t parts) {
-        self.push(GemmOp{weight, at<float>(bias), x, out, activation, gated, add, of_logit_rows,
-                         ahead == nullptr ? KvAhead{} : *ahead},
-                  parts);
-      },
-      "weight"_a, "bias"_a, "x"_a, "out"_a, "activation"_a = Activation::none, "gated"_a = false, "add"_a = false,
-      "of_logit_rows"_a = false, "ahead"_a.none() = nb::none(), "parts"_a = 1);
-  plan.def(
-      "write_kv",
-      [](Plan& self, Address q, Address k, Address v, int64_t stride, int32_t num_heads, Address q_norm, Address k_norm,
-         float epsilon, Address cos, Address sin, const KvLayer& kv, uint32_t parts) {
-        self.push(WriteKvOp{at<float>(q), at<float>(k), at<float>(v), stride, num_heads, at<float>(q_norm),
-                            at<float>(k_norm), epsilon, at<float>(cos), at<float>(sin), kv},
-                  parts);
-      },
-      "q"_a, "k"_a, "v"_a, "stride"_a, "num_heads"_a, "q_norm"_a, "k_norm"_a, "epsilon"_a, "cos"_a, "sin"_a, "kv"_a,
-      "parts"_a = 1);
-  plan.def(
-      "attend",
-      [](Plan& self, Address q, int64_t stride, const Rows& out, int32_t num_heads, int64_t window, float scale,
-         const KvLayer& kv,
-         uint32_t parts) { self.push(AttendOp{at<float>(q), stride, out, num_heads, window, scale, kv}, parts); },
-      "q"_a, "stride"_a, "out"_a, "num_heads"_a, "window"_a, "scale"_a, "kv"_a, "parts"_a = 1);
-  plan.def(
-      "activate",
-      [](Plan& self, const Rows& in, const Rows& out, int64_t width, Activation activation, bool gated,
-         bool of_logit_rows, bool from_logit_rows, uint32_t parts) {
-        self.push(ActivateOp{in, out, width, activation, gated, of_logit_rows, from_logit_rows}, parts);
-      },
-      "in_"_a, "out"_a, "width"_a, "activation"_a = Activation::none, "gated"_a = false, "of_logit_rows"_a = false,
-      "from_logit_rows"_a = false, "parts"_a = 1);
-  plan.def(
-      "add",
-      [](Plan& self, const Rows& a, const Rows& b, const Rows& out, int64_t width, uint32_t parts) {
-        self.push(AddOp{a, b, out, width}, parts);
-      },
-      "a"_a, "b"_a, "out"_a, "width"_a, "parts"_a = 1);
-  plan.def(
-      "head",
-      [](Plan& self, const Weight& weight, Address bias, const Rows& x, Address best_values, Address best_ids,
-         int64_t max_rows, uint32_t parts) {
-        self.push(HeadOp{weight, at<float>(bias), x, at<float>(best_values), at<int32_t>(best_ids), max_rows}, parts);
-      },
-      "weight"_a, "bias"_a, "x"_a, "best_values"_a, "best_ids"_a, "max_rows"_a, "parts"_a = 1);
-  plan.def(
-      "argmax",
-      [](Plan& self, Address best_values, Address best_ids, int64_t max_rows, Address token_ids, uint32_t parts) {
-        self.push(ArgmaxOp{at<float>(best_values), at<int32_t>(best_ids), max_rows, at<int32_t>(token_ids)}, parts);
-      },
-      "best_values"_a, "best_ids"_a, "max_rows"_a, "token_ids"_a, "parts"_a = 1);
+template <typename T>
+void put(const T& value, std::byte* to) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::memcpy(to, &value, sizeof value);
+}
+
+// A Python value as the bytes of a field.
+void set_field(const Field& field, nb::handle value, std::byte* params) {
+  std::byte* to = params + field.offset;
+  switch (field.kind) {
+    case FieldKind::address:
+      return put(nb::cast<Address>(value), to);
+    case FieldKind::integer:
+      return field.size == 4 ? put(nb::cast<int32_t>(value), to) : put(nb::cast<int64_t>(value), to);
+    case FieldKind::number:
+      return field.size == 4 ? put(nb::cast<float>(value), to) : put(nb::cast<double>(value), to);
+    case FieldKind::flag:
+      return put(nb::cast<bool>(value), to);
+    case FieldKind::activation:
+      return put(nb::cast<Activation>(value), to);
+    case FieldKind::rows:
+      return put(nb::cast<Rows>(value), to);
+    case FieldKind::weight:
+      return put(nb::cast<Weight>(value), to);
+    case FieldKind::kv_layer:
+      return put(nb::cast<KvLayer>(value), to);
+    case FieldKind::kv_ahead:
+      if (!value.is_none()) put(nb::cast<KvAhead>(value), to);
+  }
+}
+
+// A Python call of an op: its fields by position or by name, and `parts`.
+void push_op(Plan& plan, int32_t index, const nb::args& values, const nb::kwargs& named) {
+  const Op& op = chosen_ops->ops[index];
+  alignas(16) std::byte params[kMaxParams] = {};
+  uint32_t parts = 1;
+  const auto set = [&](const Field& field, nb::handle value) {
+    try {
+      set_field(field, value, params);
+    } catch (const std::bad_cast&) {
+      throw nb::type_error((std::string(op.name) + "() takes no such value as " + field.name).c_str());
+    }
+  };
+  if (values.size() > static_cast<size_t>(op.num_fields)) {
+    throw nb::type_error((std::string(op.name) + "() has " + std::to_string(op.num_fields) + " fields").c_str());
+  }
+  for (size_t i = 0; i < values.size(); ++i) set(op.fields[i], values[i]);
+  for (auto [key, value] : named) {
+    const auto name = nb::cast<std::string>(key);
+    const Field* end = op.fields + op.num_fields;
+    const Field* field = std::find_if(op.fields, end, [&](const Field& one) { return name == one.name; });
+    if (name == "parts") {
+      parts = nb::cast<uint32_t>(value);
+    } else if (field == end) {
+      throw nb::type_error((std::string(op.name) + "() has no field " + name).c_str());
+    } else {
+      set(*field, value);
+    }
+  }
+  plan.push(index, params, parts);
 }
 
 }  // namespace
@@ -188,24 +181,24 @@ void bind_plan(nb::module_& m) {
         new (self) Plan(std::make_shared<ThreadPool>(num_threads), max_tokens, max_requests);
       },
       "num_threads"_a, "max_tokens"_a, "max_requests"_a);
-  bind_ops(plan);
+  for (int32_t i = 0; i < chosen_ops->num_ops; ++i) {
+    plan.def(chosen_ops->ops[i].name,
+             [i](Plan& self, const nb::args& values, const nb::kwargs& named) { push_op(self, i, values, named); });
+  }
   plan.def(
       "run",
       [](Plan& self, uint32_t parts, int64_t num_requests, int64_t num_logit_rows, Address request_rows, Address starts,
          Address counts, Address logit_rows, Address tokens, int64_t tokens_stride, Address block_tables,
-         int64_t table_stride, int64_t group_stride) {
+         int64_t table_stride, int64_t group_stride, Address nanoseconds) {
         const Step step = make_step(num_requests, num_logit_rows, request_rows, starts, counts, logit_rows, tokens,
                                     tokens_stride, block_tables, table_stride, group_stride);
         nb::gil_scoped_release release;
-        self.run(step, parts);
+        self.run(step, parts, at<int64_t>(nanoseconds));
       },
       "parts"_a, "num_requests"_a, "num_logit_rows"_a, "request_rows"_a, "starts"_a, "counts"_a, "logit_rows"_a,
-      "tokens"_a, "tokens_stride"_a, "block_tables"_a, "table_stride"_a, "group_stride"_a,
+      "tokens"_a, "tokens_stride"_a, "block_tables"_a, "table_stride"_a, "group_stride"_a, "nanoseconds"_a = 0,
       "Compute one step: see `Step` in native/plan/types.h for the int32 arrays whose addresses these are.");
   plan.def_prop_ro("num_threads", &Plan::num_threads);
-  plan.def("set_profiling", &Plan::set_profiling, "on"_a, "Time every op from now on, or stop.");
-  plan.def("nanoseconds", &Plan::nanoseconds, "Per op since profiling was switched on.");
-  plan.def("op_names", &Plan::op_names, "Per op its name.");
 }
 
 }  // namespace quire

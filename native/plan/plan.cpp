@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
+#include <string>
 
 namespace quire {
 namespace {
@@ -39,10 +40,9 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_req
   scratch_ = reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
 }
 
-void Plan::push_raw(const char* name, Call call, const void* params, size_t size, uint32_t mask) {
-  if (size > kMaxParams) throw std::length_error("an op's parameters are larger than an entry holds");
-  Entry entry{name, call, mask, {}};
-  std::memcpy(entry.params, params, size);
+void Plan::push(int32_t op, const void* params, uint32_t mask) {
+  Entry entry{op, mask, {}};
+  std::memcpy(entry.params, params, static_cast<size_t>(chosen_ops->ops[op].size));
   entries_.push_back(entry);
 }
 
@@ -68,7 +68,7 @@ void Plan::derive() {
   step_.token_requests = token_requests;
 }
 
-void Plan::run(Step step, uint32_t parts) {
+void Plan::run(Step step, uint32_t parts, int64_t* nanoseconds) {
   int64_t num_tokens = 0;
   for (int64_t r = 0; r < step.num_requests; ++r) num_tokens += step.counts[r];
   if (step.num_requests > max_requests_ || num_tokens > max_tokens_ || step.num_logit_rows > max_requests_) {
@@ -79,6 +79,7 @@ void Plan::run(Step step, uint32_t parts) {
   step_ = step;
   step_.num_tokens = num_tokens;
   parts_ = parts;
+  nanoseconds_ = nanoseconds;
   derive();
   pool_->run([](void* plan, int thread, Barrier& barrier) { static_cast<Plan*>(plan)->run_thread(thread, barrier); },
              this);
@@ -88,27 +89,19 @@ void Plan::run_thread(int thread, Barrier& barrier) {
   const Context context{&step_,   thread,      pool_->num_threads(), scratch_ + thread * kScratchBytes,
                         &barrier, ahead_bytes_};
   const OpTable& table = *chosen_ops;
-  const bool profiles = thread == 0 && !nanoseconds_.empty();
-  int64_t before = profiles ? now() : 0;
+  int64_t* times = thread == 0 ? nanoseconds_ : nullptr;
+  int64_t before = times != nullptr ? now() : 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     if ((entry.mask & parts_) == 0) continue;
-    entry.call(table, entry.params, context);
+    table.ops[entry.op].run(entry.params, context);
     barrier.wait();
-    if (profiles) {
+    if (times != nullptr) {
       const int64_t after = now();
-      nanoseconds_[i] += after - before;
+      times[i] = after - before;
       before = after;
     }
   }
-}
-
-void Plan::set_profiling(bool on) { nanoseconds_.assign(on ? entries_.size() : 0, 0); }
-
-std::vector<std::string> Plan::op_names() const {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries_) names.emplace_back(entry.name);
-  return names;
 }
 
 }  // namespace quire

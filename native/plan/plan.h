@@ -5,12 +5,9 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <type_traits>
 #include <vector>
 
 #include "isa/table.h"
-#include "plan/ops.h"
 #include "threads/pool.h"
 
 namespace quire {
@@ -22,40 +19,22 @@ class Plan {
   // The pool may run other things between steps.
   Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests);
 
-  // `mask`: the op runs when run()'s parts have one of its bits.
-#define QUIRE_PUSH(name, Params)                                          \
-  void push(const Params& params, uint32_t mask) {                        \
-    push_raw(                                                             \
-        #name,                                                            \
-        [](const OpTable& table, const void* p, const Context& context) { \
-          table.name(*static_cast<const Params*>(p), context);            \
-        },                                                                \
-        &params, sizeof params, mask);                                    \
-  }
-  QUIRE_OPS(QUIRE_PUSH)
-#undef QUIRE_PUSH
+  // `op`: its place in OpTable::ops; `params` are of its size. It runs when run()'s parts have one of `mask`'s bits.
+  void push(int32_t op, const void* params, uint32_t mask);
 
-  // Computes one step. The derived arrays of `step` are filled in here.
-  void run(Step step, uint32_t parts);
+  // Computes one step. The derived arrays of `step` are filled in here. `nanoseconds`: null, or where to leave the time
+  // of each op that ran, in the order in which they were added.
+  void run(Step step, uint32_t parts, int64_t* nanoseconds);
 
   int num_threads() const { return pool_->num_threads(); }
 
-  // Nanoseconds per op since profiling was switched on, in the order of the ops; empty when off.
-  void set_profiling(bool on);
-  const std::vector<int64_t>& nanoseconds() const { return nanoseconds_; }
-  std::vector<std::string> op_names() const;
-
  private:
-  using Call = void (*)(const OpTable&, const void*, const Context&);
-  static constexpr size_t kMaxParams = 256;
   struct Entry {
-    const char* name;
-    Call call;
+    int32_t op;
     uint32_t mask;
-    alignas(16) unsigned char params[kMaxParams];
+    alignas(16) std::byte params[kMaxParams];
   };
 
-  void push_raw(const char* name, Call call, const void* params, size_t size, uint32_t mask);
   void derive();
   void run_thread(int thread, Barrier& barrier);
 
@@ -66,9 +45,9 @@ class Plan {
   std::unique_ptr<std::byte[]> scratch_memory_;
   std::byte* scratch_;
   const int64_t ahead_bytes_;
-  std::vector<int64_t> nanoseconds_;
   Step step_{};
   uint32_t parts_ = 0;
+  int64_t* nanoseconds_ = nullptr;
 };
 
 }  // namespace quire

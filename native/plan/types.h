@@ -108,6 +108,16 @@ struct KvLayer {
   int32_t group;  // which block tables
 };
 
+// A part of the keys and values that the next attention reads first: from share `begin` to share `end`, which
+// are from 0 to 1.
+struct KvAhead {
+  KvLayer kv;
+  int64_t window;  // 0: all
+  double begin, end;
+};
+
+enum class Activation : int32_t { none, relu, gelu, gelu_tanh, silu, relu2 };
+
 // --- One step -----------------------------------------------------------------------------------------------------
 
 // Requests with their new tokens, flat and ragged: request r computes positions starts[r] … starts[r] + counts[r] - 1,
@@ -157,6 +167,11 @@ constexpr int64_t kScratchBytes = 1 << 20;
 // Another thread's scratch, for what an op's threads leave for each other before they meet.
 inline std::byte* scratch_of(const Context& context, int64_t thread) {
   return context.scratch + (thread - context.thread) * kScratchBytes;
+}
+
+// The rows of an op: S logit rows, or T tokens.
+static inline int64_t num_rows(const Context& context, bool of_logit_rows) {
+  return of_logit_rows ? context.step->num_logit_rows : context.step->num_tokens;
 }
 
 // The share of `thread` in 0 … count - 1, as [begin, end).

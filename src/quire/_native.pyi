@@ -1,6 +1,7 @@
 """Types of the C++ extension (`native/module.cpp`). Addresses are `tensor.data_ptr()`; the caller keeps the memory."""
 
 import enum
+from collections.abc import Callable
 
 requested_isa_missing: bool
 
@@ -40,6 +41,7 @@ class Activation(enum.Enum):
     gelu = 2
     gelu_tanh = 3
     silu = 4
+    relu2 = 5
 
 class Rows:
     def __init__(self, address: int, stride_bytes: int, type: RowType) -> None: ...
@@ -48,6 +50,7 @@ class Weight:
     def __init__(self, address: int, num_outputs: int, num_inputs: int, format: WeightFormat) -> None: ...
 
 class KvLayer:
+    format: KvFormat
     def __init__(
         self, base: int, block_stride_bytes: int, block_size: int, num_kv_heads: int, head_size: int, format: KvFormat,
         group: int,
@@ -68,47 +71,20 @@ def pack_rows(
     target: WeightFormat, row_order: int = 0,
 ) -> None: ...  # fmt: skip
 
-# --- native/plan/ops.h: one method per op -------------------------------------------------------
+# --- native/plan/plan.h -------------------------------------------------------------------------
 
 class Plan:
+    """Each op of `native/ops/` is a method: its fields by position or by name, and `parts`; see `native/plan/op.h`."""
+
     def __init__(self, pool: ThreadPool | int, max_tokens: int, max_requests: int) -> None: ...
-    def embed(
-        self, table: Weight, out: Rows, offset: int = 0, of_positions: bool = False, add: bool = False, parts: int = 1
-    ) -> None: ...
-    def rotary(self, frequencies: int, cos: int, sin: int, half: int, parts: int = 1) -> None: ...
-    def norm(
-        self, in_: Rows, out: Rows, weight: int, bias: int, width: int, epsilon: float, subtract_mean: bool = False,
-        parts: int = 1,
-    ) -> None: ...  # fmt: skip
-    def gemm(
-        self, weight: Weight, bias: int, x: Rows, out: Rows, activation: Activation = ..., gated: bool = False,
-        add: bool = False, of_logit_rows: bool = False, ahead: KvAhead | None = None, parts: int = 1,
-    ) -> None: ...  # fmt: skip
-    def write_kv(
-        self, q: int, k: int, v: int, stride: int, num_heads: int, q_norm: int, k_norm: int, epsilon: float, cos: int,
-        sin: int, kv: KvLayer, parts: int = 1,
-    ) -> None: ...  # fmt: skip
-    def attend(
-        self, q: int, stride: int, out: Rows, num_heads: int, window: int, scale: float, kv: KvLayer, parts: int = 1
-    ) -> None: ...
-    def activate(
-        self, in_: Rows, out: Rows, width: int, activation: Activation = ..., gated: bool = False,
-        of_logit_rows: bool = False, from_logit_rows: bool = False, parts: int = 1,
-    ) -> None: ...  # fmt: skip
-    def add(self, a: Rows, b: Rows, out: Rows, width: int, parts: int = 1) -> None: ...
-    def head(
-        self, weight: Weight, bias: int, x: Rows, best_values: int, best_ids: int, max_rows: int, parts: int = 1
-    ) -> None: ...
-    def argmax(self, best_values: int, best_ids: int, max_rows: int, token_ids: int, parts: int = 1) -> None: ...
+    def __getattr__(self, op: str) -> Callable[..., None]: ...
     def run(
         self, parts: int, num_requests: int, num_logit_rows: int, request_rows: int, starts: int, counts: int,
         logit_rows: int, tokens: int, tokens_stride: int, block_tables: int, table_stride: int, group_stride: int,
+        nanoseconds: int = 0,
     ) -> None: ...  # fmt: skip
     @property
     def num_threads(self) -> int: ...
-    def set_profiling(self, on: bool) -> None: ...
-    def nanoseconds(self) -> list[int]: ...
-    def op_names(self) -> list[str]: ...
 
 # --- native/threads/pool.h ----------------------------------------------------------------------
 

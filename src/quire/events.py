@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("quire.engine.events")
 
 
 class EventKind(enum.Enum):
-    """What happened. The fields of each kind's `data` are listed beside it."""
+    """Kinds of events. The fields of each kind's `data` are listed beside it."""
 
     ADMIT = "admit"  # num_prompt_tokens, num_cached_tokens
     SCHEDULE = "schedule"  # step_id, num_tokens, num_requests, num_waiting
@@ -30,12 +30,13 @@ class EventKind(enum.Enum):
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
+    OPS = "ops"  # step_id, ops (types.OpTime of each instruction that ran): with QUIRE_TRACE=1 or events
     FINISH = "finish"  # reason, num_output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: seconds of `time.monotonic()`, the request it is about ("" for none), and its data."""
+    """An event: seconds of `time.monotonic()`, the request it is about ("" for none), and its data."""
 
     time_s: float
     kind: EventKind
@@ -65,7 +66,7 @@ class EventLog:
         return self.num_recorded - len(self._events)
 
     def since(self, num_seen: int) -> list[Event]:
-        """What came after the first `num_seen` events, oldest first, without what has fallen out since.
+        """Return the events after the first `num_seen`, oldest first, without what has fallen out since.
 
         For the thread that records: another's count may be one event behind.
         """

@@ -279,6 +279,17 @@ class RequestResult:
 
 
 @dataclass(frozen=True, slots=True)
+class OpTime:
+    """One instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
+
+    name: str
+    microseconds: float
+    flops: int
+    num_bytes: int
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of one step, in the order of `SchedulerOutput.scheduled`; requests without any result are absent."""
 
@@ -288,6 +299,8 @@ class StepResult:
     """The executor raised: this step and all later ones are lost. `results` hold only requests at fault."""
     num_iterations: int = 1
     """Forward passes, for events and `Pace`."""
+    op_times: tuple[OpTime, ...] = ()
+    """Time and work of each instruction that ran, where these are traced."""
 
 
 class SequenceUpdate(NamedTuple):

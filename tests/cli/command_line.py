@@ -93,6 +93,7 @@ class FakeEngine:
             dtype="float32",
             kv_dtype="float32",
             weight_bytes=6_000_000,
+            uses_plan=True,
             device="cpu",
             hardware=SimpleNamespace(num_threads=2, name="a CPU"),
             model=SimpleNamespace(

@@ -10,7 +10,9 @@ from tests.cli.command_line import FakeEngine, call, parsed
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known limits, found without a second of measuring."""
-    monkeypatch.setattr(bench, "_measure_limits", lambda config: MachineLimits(1e9, 1e12))
+    monkeypatch.setattr(
+        bench, "_measure_limits", lambda config: MachineLimits(1e9, {"bf16": 1e12, "fp32": 1e12, "int8": 1e12})
+    )
 
 
 SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
@@ -34,7 +36,7 @@ def test_json(engines: list[FakeEngine]) -> None:
     assert value["schema"] == "quire.bench/1"
     assert {"model", "num_parameters", "dtype", "device", "num_threads", "version", "commit"} <= set(value)
     assert [row["test"] for row in value["results"]] == ["pp4", "tg3", "tg3@2"]
-    assert value["limits"] == {"read_bytes_per_s": 1e9, "flops_per_s": 1e12}
+    assert value["limits"] == {"read_bytes_per_s": 1e9, "flops_per_s": {"bf16": 1e12, "fp32": 1e12, "int8": 1e12}}
     row = value["results"][2]
     assert row["share_of_limit"] == row["mean_tokens_per_s"] / row["limit_tokens_per_s"]
     assert (row["num_prompt_tokens"], row["num_generated_tokens"], row["num_streams"]) == (1, 3, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from quire.cache_spec import PagedKV
 from quire.cli.bench_cases import BenchCase
-from quire.cli.bench_limits import tokens_per_s_limit, work_of
+from quire.cli.bench_limits import arithmetics, tokens_per_s_limit, work_of
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.resolve import resolve
 from quire.runtime.machine_limits import MachineLimits
@@ -31,14 +31,14 @@ def test_decode_step_reads_weights_once_and_the_kv_of_every_stream(smollm2: Engi
     work = work_of(BenchCase(480, 64, 32), smollm2)
     assert work.num_tokens == 32
     assert work.num_bytes == 2 * PARAMETERS + 32 * 512 * 23_040
-    assert work.num_flops == 32 * (2 * PARAMETERS + 4 * 30 * 576 * 512)
+    assert work.num_flops == {"bf16": 32 * (2 * PARAMETERS + 4 * 30 * 576 * 512)}
 
 
 def test_prompt_computes_the_head_once(smollm2: EngineConfig) -> None:
     work = work_of(BenchCase(512, 0), smollm2)
     assert work.num_tokens == 512
     assert work.num_bytes == 2 * PARAMETERS
-    assert work.num_flops == 2 * IN_LAYERS * 512 + 2 * HEAD + 2 * 30 * 576 * 512**2
+    assert work.num_flops == {"bf16": 2 * IN_LAYERS * 512 + 2 * HEAD + 2 * 30 * 576 * 512**2}
 
 
 def test_untied_embedding_is_not_read(smollm2: EngineConfig) -> None:
@@ -49,8 +49,20 @@ def test_untied_embedding_is_not_read(smollm2: EngineConfig) -> None:
 
 def test_slower_of_memory_and_arithmetic_binds(smollm2: EngineConfig) -> None:
     one, prompt = BenchCase(1, 2), BenchCase(512, 0)
-    limits = MachineLimits(read_bytes_per_s=27e9, flops_per_s=1e12)
+    limits = MachineLimits(read_bytes_per_s=27e9, flops_per_s={"bf16": 1e12})
     assert tokens_per_s_limit(one, smollm2, limits) == pytest.approx(100, rel=0.01)
     assert tokens_per_s_limit(prompt, smollm2, limits) == pytest.approx(
-        512 / (work_of(prompt, smollm2).num_flops / 1e12)
+        512 / (work_of(prompt, smollm2).num_flops["bf16"] / 1e12)
     )
+
+
+def test_quantised_weights_and_keys_count_in_the_arithmetic_they_run_in(smollm2: EngineConfig) -> None:
+    quantised = resolve(EngineOptions(quantization="int8", kv_cache_dtype="float16"), smollm2.hardware, smollm2.model)
+    assert arithmetics(quantised) == ("int8", "fp32")
+    work = work_of(BenchCase(480, 64, 32), quantised)
+    assert work.num_flops == {"int8": 32 * 2 * PARAMETERS, "fp32": 32 * 4 * 30 * 576 * 512}
+    limits = MachineLimits(read_bytes_per_s=1e15, flops_per_s={"int8": 4e12, "fp32": 1e12})
+    seconds = 32 * 2 * PARAMETERS / 4e12 + 32 * 4 * 30 * 576 * 512 / 1e12
+    assert tokens_per_s_limit(BenchCase(480, 64, 32), quantised, limits) == pytest.approx(32 / seconds)
+    op_by_op = resolve(EngineOptions(enforce_eager=True, dtype="float16"), smollm2.hardware, smollm2.model)
+    assert arithmetics(op_by_op) == ("fp16", "fp16")

@@ -1,31 +1,38 @@
 """Every version of every kernel on every case of its folder: the one test that a new kernel must pass."""
 
 import importlib
-from pathlib import Path
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-import quire.kernels
 from quire.kernels.case import Arguments, Case, Check, cast
-from quire.kernels.registry import available_versions
+from quire.kernels.registry import KERNELS, available_versions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
+def checks_of(operation: str) -> tuple[Check, ...]:
+    """Of a folder those in `cases.py`; of an operation in a single file its own, if it has kernels."""
+    module = importlib.import_module(f"quire.kernels.{operation}")
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"quire.kernels.{operation}.cases")
+    checks: tuple[Check, ...] = getattr(module, "CHECKS", ())
+    return checks
+
+
+CHECKS = [check for operation in available_versions() for check in checks_of(operation)]
+
+
 def all_checks() -> list[Any]:
-    folder = Path(quire.kernels.__file__).parent
-    found = []
-    for operation in sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "_"):
-        cases = importlib.import_module(f"quire.kernels.{operation}.cases")
-        for check in cases.CHECKS:
-            for version in check.kernel.versions:
-                found += [
-                    pytest.param(check, version, case, id=f"{check.kernel.function}-{version}-{case.name}")
-                    for case in check.cases
-                ]
-    return found
+    return [
+        pytest.param(check, version, case, id=f"{check.kernel.function}-{version}-{case.name}")
+        for check in CHECKS
+        for version in check.kernel.versions
+        for case in check.cases
+    ]
 
 
 def prepare(check: Check, case: Case, dtype: torch.dtype, device: torch.device) -> Arguments:
@@ -55,7 +62,10 @@ def outcome(check: Check, run: Any, arguments: Arguments) -> torch.Tensor:
 def test_version_errs_at_most_twice_as_much_as_plain_pytorch(
     check: Check, version: str, case: Case, dtype: torch.dtype
 ) -> None:
-    verify(check, version, case, dtype, torch.device("cpu"))
+    """And a second run gives the same bits."""
+    found = verify(check, version, case, dtype, torch.device("cpu"))
+    again = outcome(check, check.kernel.versions[version], prepare(check, case, dtype, torch.device("cpu")))
+    assert torch.equal(again.nan_to_num(), found.nan_to_num())
 
 
 @pytest.mark.gpu
@@ -63,22 +73,22 @@ def test_version_errs_at_most_twice_as_much_as_plain_pytorch(
 def test_versions_on_gpu(operation: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    for check in importlib.import_module(f"quire.kernels.{operation}.cases").CHECKS:
+    for check in checks_of(operation):
         for version in check.kernel.versions:
             for case in check.cases:
                 for dtype in DTYPES:
                     verify(check, version, case, dtype, torch.device("cuda"))
 
 
-def verify(check: Check, version: str, case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare one version with the fp64 reference, or exactly where values are only moved."""
+def verify(check: Check, version: str, case: Case, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Compare one version with the fp64 reference, or exactly where values are only moved; returns its result."""
     found = outcome(check, check.kernel.versions[version], prepare(check, case, dtype, device))
     reference = check.kernel.versions["reference"]
     if check.plain is None:
         expected = outcome(check, reference, prepare(check, case, dtype, device))
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.nan_to_num(), expected.nan_to_num())
-        return
+        return found
     rounded = prepare(check, case, dtype, device)
     wide = {
         name: cast(value, torch.float64, device) if isinstance(value, torch.Tensor) else value
@@ -93,28 +103,82 @@ def verify(check: Check, version: str, case: Case, dtype: torch.dtype, device: t
         smallest = 2 * torch.finfo(dtype).eps * truth.abs().max()
         allowed = 2 * (plain.double() - truth).abs().max() + smallest
         assert (found.double() - truth).abs().max() <= allowed
-
-
-@pytest.mark.parametrize(("check", "version", "case"), all_checks())
-def test_repeating_gives_the_same_bits(check: Check, version: str, case: Case) -> None:
-    device = torch.device("cpu")
-    first, second = (
-        outcome(check, check.kernel.versions[version], prepare(check, case, torch.bfloat16, device)) for _ in range(2)
-    )
-    assert torch.equal(first.nan_to_num(), second.nan_to_num())
+    return found
 
 
 @pytest.mark.parametrize("operation", sorted(available_versions()))
 def test_versions_registered_are_the_files_of_the_folder(operation: str) -> None:
-    cases = importlib.import_module(f"quire.kernels.{operation}.cases")
-    for check in cases.CHECKS:
+    for check in checks_of(operation):
         assert check.kernel.operation == operation
         assert tuple(sorted(check.kernel.versions)) == available_versions()[operation]
 
 
-def test_every_folder_is_an_operation_with_a_reference_and_cases() -> None:
-    folder = Path(quire.kernels.__file__).parent
-    for path in folder.iterdir():
-        if path.is_dir() and path.name[0] != "_":
-            assert (path / "reference.py").is_file(), path.name
-            assert (path / "cases.py").is_file(), path.name
+def test_every_kernel_has_cases() -> None:
+    assert {check.kernel.function for check in CHECKS} == {kernel.function for kernel in KERNELS}
+
+
+# --- Shapes in docstrings -----------------------------------------------------------------------
+
+
+@dataclass
+class Shapes:
+    """A `Shapes:` section: the axes of each argument and of the result, and the size of each letter so far."""
+
+    arguments: dict[str, list[str]]
+    result: list[str] | None
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def check(self, name: str, shape: tuple[int, ...], axes: list[str]) -> None:
+        """Axes are letters, numbers, products such as 2F, or at the front "..." for any."""
+        if axes[0] == "...":
+            axes = axes[1:]
+            front = shape[: len(shape) - len(axes)]
+            assert self.sizes.setdefault("...", hash(front)) == hash(front), name
+            shape = shape[len(front) :]
+        assert len(shape) == len(axes), f"{name} {list(shape)} is documented as {axes}"
+        for size, axis in zip(shape, axes, strict=True):
+            factor, letter = re.fullmatch(r"(\d*)([A-Z]?)", axis).groups()  # type: ignore[union-attr]
+            expected = int(factor or 1) * (self.sizes.setdefault(letter, size // int(factor or 1)) if letter else 1)
+            assert size == expected, f"axis {axis} of {name} {list(shape)} is {expected}"
+
+
+def documented_shapes(function: Any) -> Shapes:
+    """The brackets of the function's `Shapes:` section."""
+    section = re.search(r"Shapes: (.*?)(?=\n\s*(?:Dtypes|Units|Mutates|Raises):|\Z| Dtypes:)", function.__doc__, re.S)
+    assert section is not None, f"{function.__name__} documents no shapes"
+    inputs, _, output = section.group(1).partition("->")
+    arguments = {}
+    for names, axes in re.findall(r"((?:\w+, )*\w+) \[([^\]]*)\]", inputs):
+        arguments |= {name: re.split(r",\s*", axes) for name in names.split(", ")}
+    result = re.search(r"\[([^\]]*)\]", output)
+    return Shapes(arguments, re.split(r",\s*", result.group(1)) if result else None)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.kernel.function)
+def test_documented_shapes_are_those_of_every_case(check: Check) -> None:
+    module = importlib.import_module(f"quire.kernels.{check.kernel.operation}")
+    function = getattr(module, check.kernel.function)
+    for case in check.cases:
+        shapes, arguments = documented_shapes(function), prepare(check, case, torch.float32, torch.device("cpu"))
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        assert tensors.keys() <= shapes.arguments.keys()
+        for name, value in tensors.items():
+            shapes.check(name, tuple(value.shape), shapes.arguments[name])
+        with torch.inference_mode():
+            returned = function(**arguments)
+        assert (returned is None) == (shapes.result is None)
+        if returned is not None:
+            shapes.check("the result", tuple(returned.shape), shapes.result)
+
+
+def test_a_wrong_shape_in_a_docstring_is_noticed() -> None:
+    shapes = documented_shapes(_example)
+    shapes.check("x", (3, 4), shapes.arguments["x"])
+    for shape in ((2, 4), (3, 4, 1)):
+        with pytest.raises(AssertionError):
+            shapes.check("the result", shape, shapes.result)
+    shapes.check("the result", (3, 8), shapes.result)
+
+
+def _example() -> None:
+    """Shapes: x [T, E] -> [T, 2E]. Dtypes: any."""

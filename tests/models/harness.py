@@ -7,33 +7,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gguf
 import torch
+from gguf.quants import quantize
 from torch import nn
 
 from quire.cache_spec import make_groups
 from quire.layers.forward_batch import ForwardBatch
-from quire.models.registry import ModelRegistry
+from quire.runtime.loader import make_model, plan_placements
+from quire.weights.weight_tensor import MappedTensor
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedTensor:
+    """A tensor as a file has it; vectors are always fp32."""
+    if format_name in DTYPES or values.ndim == 1:
+        plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
+        raw = plain.view(torch.uint8).numpy().reshape(1 if values.ndim == 1 else len(values), -1)
+        return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
+    raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
+    return MappedTensor(name, tuple(values.shape), format_name, raw)
 
 
 def build_model(hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Our model for a config, with a checkpoint's tensors copied in. Every parameter must be covered."""
-    model_class = ModelRegistry.resolve(hf_config)
-    model = model_class(model_class.Config.from_hf(hf_config)).eval()
-    renamed = {}
-    for name, tensor in state.items():
-        for prefix, replacement in model.renames.items():
-            if name.startswith(prefix):
-                name = replacement + name.removeprefix(prefix)
-                break
-        renamed[name] = tensor
-    for name, parameter in model.named_parameters():
-        module_name, _, leaf = name.rpartition(".")
-        parent, _, stacked = module_name.rpartition(".")
-        parts = model.stacked_params.get(stacked)
-        if parts is None:
-            parameter.data = renamed[name].clone()
-        else:
-            parameter.data = torch.cat([renamed[f"{parent}.{part}.{leaf}"] for part in parts])
+    """Our model for a config, in fp32, with a checkpoint's tensors loaded."""
+    model = make_model(hf_config).eval()
+    tensors = {name: stored(name, values.detach()) for name, values in state.items()}
+    parameters = dict(model.named_parameters())
+    for placement in plan_placements(model, tensors):
+        rows = slice(placement.first_row, placement.first_row + placement.tensor.shape[0])
+        parameters[placement.parameter_name].data[rows] = placement.tensor.to_torch(torch.float32)
     return model
 
 
@@ -66,7 +70,7 @@ class Runner:
         num_kv_heads = max(1, config.num_kv_heads // self.num_ranks)
         shape = (self.num_blocks, config.num_layers, 2, self.block_size, num_kv_heads, config.head_size)
         self.pool = torch.full(shape, torch.nan, dtype=dtype)
-        self.groups = make_groups(config.kv_specs(), self.block_size)
+        self.groups = make_groups(config.kv_specs(), self.block_size) if config.num_layers else ()
         self.free = (
             torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
         ).tolist()

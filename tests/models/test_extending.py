@@ -11,7 +11,8 @@ from torch.nn import functional
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import UnsupportedModelError
 from quire.kernels import registry
-from quire.kernels.activations import relu
+from quire.kernels.activations import gelu_tanh_and_mul, relu, relu2_and_mul, silu
+from quire.kernels.elementwise import soft_cap
 from quire.layers.group import Group
 from quire.layers.linear import Linear, pack_weights
 from quire.layers.rotary import RotaryEmbedding
@@ -112,7 +113,8 @@ def test_another_attention(state: dict[str, torch.Tensor]) -> None:
 
 def test_another_attention_in_one_layer(state: dict[str, torch.Tensor]) -> None:
     removed = {name: value * 0 if "layers.0.self_attn.o_proj" in name else value for name, value in state.items()}
-    found = logits(WithoutFirstAttention, state, LLAMA)
+    others = {name: value for name, value in state.items() if "layers.0.self_attn" not in name}
+    found = logits(WithoutFirstAttention, others, LLAMA)
     torch.testing.assert_close(found, logits(LlamaForCausalLM, removed, LLAMA))
 
 
@@ -152,23 +154,74 @@ def test_a_plan_holds_other_frequencies(directory: Path, caplog: pytest.LogCaptu
     assert found != greedy_tokens(engine_of(directory, LlamaForCausalLM))
 
 
-class SquaredRelu(LlamaForCausalLM):
-    """Of the package's own kernels, but with a product of values."""
+ACTIVATIONS = {
+    "kernels' own gate": gelu_tanh_and_mul,
+    "kernels' own squared gate": relu2_and_mul,
+    "torch's, gate first": gelu_and_mul,
+    "torch's, up first": lambda gate_up: gate_up.chunk(2, -1)[1] * functional.gelu(
+        gate_up.chunk(2, -1)[0], approximate="tanh"
+    ),
+    "product of activated halves": lambda gate_up: relu(gate_up).chunk(2, -1)[0] * gate_up.chunk(2, -1)[1],
+}  # fmt: skip
 
-    class SquaredMLP(LlamaMLP):
-        @staticmethod
-        def activation(gate_up: torch.Tensor) -> torch.Tensor:
-            gate, up = relu(gate_up).chunk(2, -1)
-            return gate * up
 
-    mlp_class = SquaredMLP
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_plan_holds_another_activation(directory: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    class Changed(LlamaForCausalLM):
+        class mlp_class(LlamaMLP):  # a class attribute of this name
+            activation = staticmethod(ACTIVATIONS[name])
+
+    check_planned(directory, Changed, caplog)
+
+
+class PlainMLP(torch.nn.Module):
+    """SiLU without a gate: the checkpoint's up and down projections."""
+
+    def __init__(self, config: LlamaConfig, group: Group) -> None:
+        super().__init__()
+        self.up = Linear(config.hidden_size, config.intermediate_size)
+        self.down = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(silu(self.up(x)))
+
+
+class WithoutGate(LlamaForCausalLM):
+    mlp_class = PlainMLP
+
+
+class WithMultipliers(LlamaForCausalLM):
+    """Multiples of embeddings and logits, and capped logits."""
+
+    def forward(self, token_ids: torch.Tensor, batch: Any) -> torch.Tensor:
+        x = self.embed_tokens(token_ids) * 12.0
+        rotation = self.rotary(batch.positions)
+        for layer in self.layers:
+            x = layer(x, rotation, batch)
+        return self.norm(x)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return soft_cap(super().compute_logits(hidden) / 0.5, 30.0)
+
+
+@pytest.mark.parametrize("model_class", [WithoutGate, WithMultipliers])
+def test_a_plan_holds_other_layers_and_heads(
+    directory: Path, caplog: pytest.LogCaptureFixture, model_class: type[LlamaForCausalLM]
+) -> None:
+    check_planned(directory, model_class, caplog)
+
+
+def check_planned(directory: Path, model_class: type[LlamaForCausalLM], caplog: pytest.LogCaptureFixture) -> None:
+    """Planned without a warning, with the tokens and log-probabilities that it has op by op."""
+    engine = engine_of(directory, model_class)
+    assert isinstance(forward_of(engine), PlannedForward)
+    assert not caplog.records
+    assert greedy_tokens(engine) == greedy_tokens(engine_of(directory, model_class, enforce_eager=True))
 
 
 @pytest.mark.parametrize(
-    ("model_class", "words"),
-    [(WithGelu, "torch's gelu"), (WithGates, ".sigmoid of a value"), (WithoutFirstAttention, "torch's zeros_like"),
-     (SquaredRelu, "unsupported operand")],
-)  # fmt: skip
+    ("model_class", "words"), [(WithGates, ".sigmoid of a value"), (WithoutFirstAttention, "torch's zeros_like")]
+)
 def test_what_a_plan_cannot_hold_runs_op_by_op_and_says_so(
     directory: Path, caplog: pytest.LogCaptureFixture, model_class: type[LlamaForCausalLM], words: str
 ) -> None:
@@ -178,13 +231,12 @@ def test_what_a_plan_cannot_hold_runs_op_by_op_and_says_so(
     assert record.levelname == "WARNING"
     assert "op by op" in record.getMessage()
     assert words in record.getMessage()
-    assert greedy_tokens(engine) == greedy_tokens(engine_of(directory, model_class, enforce_eager=True))
 
 
 @pytest.mark.parametrize("option", [{"kv_cache_dtype": "int8"}, {"quantization": "int4", "dtype": "auto"}])
 def test_options_that_need_a_plan_are_refused_where_there_is_none(directory: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"torch's gelu.*kv_cache_dtype and quantization unset") as raised:
-        engine_of(directory, WithGelu, **option)
+    with pytest.raises(UnsupportedModelError, match=r"\.sigmoid.*kv_cache_dtype and quantization unset") as raised:
+        engine_of(directory, WithGates, **option)
     assert "\n" not in str(raised.value)
     assert isinstance(forward_of(engine_of(directory, StretchedRotary, **option)), PlannedForward)
 

@@ -31,6 +31,8 @@ OPT = {
     "max_position_embeddings": 128,
     "word_embed_proj_dim": 48,
 }
+GPT2 = {"vocab_size": 53, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+NEOX = {**BASE, "num_attention_heads": 4, "rotary_pct": 0.5}
 
 TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -84,6 +86,26 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "no biases": {**OPT, "enable_bias": False},
         "norms without weights": {**OPT, "layer_norm_elementwise_affine": False},
         "no final norm": {**OPT, "_remove_final_layer_norm": True},
+    },
+    "gpt2": {
+        "scores by layer": {**GPT2, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+        "three heads": {**GPT2, "n_head": 3},
+        "untied, relu, inner size": {
+            **GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": 40,
+        },
+    },
+    "gpt_neox": {
+        "side by side": NEOX,
+        "one after the other, three heads": {
+            **NEOX, "use_parallel_residual": False, "num_attention_heads": 3, "rotary_pct": 0.25,
+        },
+        "no biases, tied, tanh": {
+            **NEOX, "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_new", "rotary_pct": 1.0,
+        },
+        "rope parameters of transformers 5": {
+            **BASE, "num_attention_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+        },
     },
 }  # fmt: skip
 

@@ -22,17 +22,15 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.mapped_file import map_file
 from quire.weights.progress import ignore_progress
 from quire.weights.weight_tensor import MappedTensor
-from tests.models.harness import Runner, random_tokens
+from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import (
-    DTYPES,
     SCALE_OFFSETS,
     decoded,
     k_quants,
     make_checkpoint,
     make_config,
     packed,
-    stored,
 )
 
 TOLERANCE = 1e-5
@@ -88,6 +86,8 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., MappedTenso
             shape = (num_rows, *parameter.shape[1:])
             scale = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3
             values = torch.empty(shape).normal_(float(len(shape) == 1), scale, generator=generator)
+            if values.ndim == 2 and set(name.split(".")) & set(getattr(model, "transposed_params", ())):
+                values = values.T
             checkpoint.tensors[name] = make(name, values)  # type: ignore[index]
     return checkpoint
 

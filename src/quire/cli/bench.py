@@ -24,7 +24,7 @@ from quire.cli.bench_cases import (
     measure_interleaved,
     random_prompts,
 )
-from quire.cli.bench_limits import tokens_per_s_limit
+from quire.cli.bench_limits import arithmetics, tokens_per_s_limit
 from quire.cli.command import GroupedOption, VerbCommand, output_of
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_count
@@ -105,7 +105,7 @@ def bench_command(
 def _measure_limits(config: EngineConfig) -> "MachineLimits":
     from quire.runtime.machine_limits import measure_limits
 
-    return measure_limits(config.device, config.dtype)
+    return measure_limits(config.device, set(arithmetics(config)))
 
 
 def _check_lengths(cases: Sequence[BenchCase], config: EngineConfig) -> None:
@@ -192,8 +192,9 @@ class _Report:
         commit = f" ({self._header['commit']})" if self._header["commit"] else ""
         self._output.result(
             f"quire {self._header['version']}{commit} · {self._header['hardware']} · "
-            f"reads {self._limits.read_bytes_per_s / 1e9:.1f} GB/s, multiplies {self._limits.flops_per_s / 1e12:.2f} "
-            f"TFLOP/s in {self._header['dtype']}\n"
+            f"reads {self._limits.read_bytes_per_s / 1e9:.1f} GB/s, multiplies "
+            + ", ".join(f"{rate / 1e12:.2f} TFLOP/s in {name}" for name, rate in self._limits.flops_per_s.items())
+            + "\n"
         )
         self._line(self._titles)
         self._line(["-" * width for width in self._widths])

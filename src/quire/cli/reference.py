@@ -30,7 +30,7 @@ OTHER_VARIABLES = {
     "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
     "QUIRE_DEBUG": "`1` prints the traceback of an error",
     "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG` (as `-vv`), `INFO`, `WARNING`, `ERROR`",
-    "QUIRE_TRACE": "`1` runs the model op by op and logs each kernel's name, shapes and dtypes before it runs",
+    "QUIRE_TRACE": "`1` logs shapes, types and microseconds of each op that ran; `events` records them as events",
     "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
     "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
     "OMP_NUM_THREADS": "number of threads, instead of one per physical core",

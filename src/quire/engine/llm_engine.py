@@ -185,6 +185,8 @@ class LLMEngine:
         num_tokens = schedule.num_tokens * num_iterations
         has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
         self._pace.note(num_tokens, ended - started, num_iterations=num_iterations, has_prompts=has_prompts)
+        if result.op_times:
+            self.events.record(EventKind.OPS, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
             EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
             num_iterations=num_iterations, has_prompts=has_prompts, duration_s=ended - started,

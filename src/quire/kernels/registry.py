@@ -1,13 +1,15 @@
 """Which version of each kernel runs: the preferred one of the device, or what `QUIRE_KERNELS` says.
 
-An operation is a folder here; its `__init__.py` holds the contract and makes one `Kernel` per public function. The
-choice is made once per device type, so that a call costs one dictionary lookup. Two debugging variables are read:
-`QUIRE_KERNELS=reference` (all operations) or `rms_norm:reference,rope:batched`, and `QUIRE_TRACE=1`, which logs
-name, shapes and dtypes before each kernel runs. It must not know what an operation computes.
+An operation is a folder here, whose `__init__.py` holds the contract and makes one `Kernel` per public function, or a
+single file if it has but one version. The choice is made once per device type, so that a call costs one dictionary
+lookup. Two debugging variables are read: `QUIRE_KERNELS=reference` (all operations) or
+`rms_norm:reference,rope:batched`, and `QUIRE_TRACE=1`, which logs name, shapes and dtypes before each kernel runs; a
+plan logs its instructions with their times instead. This module must not know what an operation computes.
 Next to read: `rms_norm/__init__.py`, the smallest operation.
 """
 
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -23,12 +25,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("quire.kernels")
-NOT_VERSIONS = ("__init__", "cases", "step")
+NOT_VERSIONS = ("__init__", "cases", "step", "instructions")
 """Files of an operation's folder that are not a version of it."""
+NOT_OPERATIONS = ("__init__", "case", "instruction", "lowering", "registry", "tracing")
+"""Files here that are no operation."""
 
 
 class Kernel(Generic[P, T]):
-    """One public function of an operation, and its versions by file name.
+    """A public function of an operation, and its versions by file name.
 
     Versions have the same arguments and results. `preferred`: per device type ("cpu", "cuda", "meta") the version that
     runs when nothing else is said; "*" stands for all others.
@@ -60,8 +64,10 @@ class Kernel(Generic[P, T]):
 
     def _choose(self, device_type: str) -> Callable[P, T]:
         name = self.version_on(device_type)
-        chosen = recorder(self.function) if device_type == PLAN_DEVICE else self.versions[name]
-        if is_tracing(os.environ.get("QUIRE_TRACE", "")):
+        chosen = self.versions[name]
+        if device_type == PLAN_DEVICE:
+            chosen = recorder(self.function)
+        elif trace_setting() == "1":
             chosen = _traced(f"{self.function} ({name})", chosen)
         self._chosen[device_type] = chosen
         return chosen
@@ -74,16 +80,24 @@ KERNELS: list[Kernel[Any, Any]] = []
 @functools.cache
 def available_versions() -> dict[str, tuple[str, ...]]:
     """Per operation the names of its versions, from the file names; imports nothing."""
-    folders = [path for path in Path(__file__).parent.iterdir() if (path / "reference.py").is_file()]
-    return {
-        folder.name: tuple(sorted(path.stem for path in folder.glob("*.py") if path.stem not in NOT_VERSIONS))
-        for folder in sorted(folders)
-    }
+    found: dict[str, tuple[str, ...]] = {}
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if (path / "reference.py").is_file():
+            found[path.name] = tuple(sorted(file.stem for file in path.glob("*.py") if file.stem not in NOT_VERSIONS))
+        elif path.suffix == ".py" and path.stem not in NOT_OPERATIONS:
+            found[path.stem] = ("reference",)
+    return found
+
+
+def import_operations() -> None:
+    """Import all operations, so that plans know how to lower them."""
+    for operation in available_versions():
+        importlib.import_module(f"quire.kernels.{operation}")
 
 
 @functools.cache
 def requested_versions(setting: str) -> Mapping[str, str]:
-    """What a value of `QUIRE_KERNELS` asks for: operation to version. Later parts win.
+    """Parse a value of `QUIRE_KERNELS`: operation to version. Later parts win.
 
     Raises: ConfigError naming an unknown operation or version, and the nearest known one.
     """
@@ -111,25 +125,29 @@ def requested_versions(setting: str) -> Mapping[str, str]:
     return chosen
 
 
-def is_tracing(setting: str) -> bool:
-    """Whether this value of `QUIRE_TRACE` switches tracing on. Raises: ConfigError unless it is empty, 0 or 1."""
-    if setting not in ("", "0", "1"):
-        raise ConfigError(f"QUIRE_TRACE={setting!r} is not 0 or 1")
-    return setting == "1"
+def trace_setting() -> str:
+    """`QUIRE_TRACE`: "1" logs kernels and instructions, "events" records an event per step of a plan.
+
+    Raises: ConfigError for other values.
+    """
+    setting = os.environ.get("QUIRE_TRACE", "")
+    if setting not in ("", "0", "1", "events"):
+        raise ConfigError(f"QUIRE_TRACE={setting!r} is not 0, 1 or events")
+    return setting
+
+
+def trace_logger() -> logging.Logger:
+    """The logger of traces, with a handler that writes to stderr unless there is one."""
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+    return logger
 
 
 def check_environment() -> None:
     """Check both variables now, before a model is loaded. Raises: ConfigError."""
     requested_versions(os.environ.get("QUIRE_KERNELS", ""))
-    is_tracing(os.environ.get("QUIRE_TRACE", ""))
-
-
-def debugging_variable() -> str | None:
-    """The debugging variable that is set, with its value. It acts on kernels only where they run one by one."""
-    for name in ("QUIRE_KERNELS", "QUIRE_TRACE"):
-        if os.environ.get(name, "") not in ("", "0"):
-            return f"{name}={os.environ[name]}"
-    return None
+    trace_setting()
 
 
 def forget_choices() -> None:
@@ -139,7 +157,7 @@ def forget_choices() -> None:
 
 
 def describe(value: Any) -> str:
-    """One argument in a trace: a tensor's shape and dtype, else a short text."""
+    """Describe an argument in a trace: a tensor's shape and dtype, else a short text."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout == torch.strided else " packed"
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}{layout}"
@@ -147,14 +165,12 @@ def describe(value: Any) -> str:
 
 
 def _traced(name: str, run: Callable[P, T]) -> Callable[P, T]:
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
-    logger.setLevel(logging.INFO)
+    log = trace_logger()
 
     @functools.wraps(run)
     def traced(*args: P.args, **kwargs: P.kwargs) -> T:
         shown = [describe(value) for value in args] + [f"{key}={describe(value)}" for key, value in kwargs.items()]
-        logger.info("%s: %s", name, ", ".join(shown))
+        log.info("%s: %s", name, ", ".join(shown))
         return run(*args, **kwargs)
 
     return traced

@@ -22,11 +22,11 @@ class NotTraceableError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One recorded operation.
+    """A recorded operation.
 
     Fields:
-        operation: the kernel's function name, or "embedding", "rotation", "add", "shift" (a constant added to ids),
-            "token_ids", "positions", "hidden" (what a trace starts from).
+        operation: the kernel's function name; or "embedding", "rotation", "add", "multiply", "scale", "shift" (a
+            constant added to ids); or what a trace starts from: "token_ids", "positions", "hidden".
         arguments: symbols, parameters and numbers as they were passed.
         sizes: the result's shape after T.
         index: its place in the trace.
@@ -74,7 +74,7 @@ class Symbol:
 
     @property
     def device(self) -> SimpleNamespace:
-        """So that kernels find the version that records."""
+        """A device by which kernels find the version that records."""
         return SimpleNamespace(type=PLAN_DEVICE)
 
     @property
@@ -89,7 +89,7 @@ class Symbol:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all columns of the call's result."""
+        """True for all columns of the call's result."""
         return self.start == 0 and self.num_columns == math.prod(self.call.sizes)
 
     def view(self, *sizes: Any) -> "Symbol":
@@ -144,10 +144,33 @@ class Symbol:
             return self.trace.record("shift", (self, other), self.sizes)
         raise NotTraceableError("a sum of other things than two values of one shape")
 
+    def __mul__(self, other: Any) -> "Symbol":
+        if isinstance(other, Symbol) and other.sizes == self.sizes:
+            for activated, up in ((self, other), (other, self)):
+                if (gate := _gate_of(activated, up)) is not None:
+                    return gate
+            return self.trace.record("multiply", (self, other), self.sizes)
+        if isinstance(other, (int, float)) and self.sizes:
+            return self.trace.record("scale", (self, float(other)), self.sizes)
+        raise NotTraceableError("a product of other things than two values of one shape, or a value and a number")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> "Symbol":
+        if not isinstance(other, (int, float)):
+            raise NotTraceableError("a division by other things than a number")
+        return self * (1 / other)
+
     # What would be allowed, and mean something else than it does for a tensor.
 
     def __iadd__(self, other: Any) -> "Symbol":
         raise NotTraceableError("a sum in place, which other names of the value would see")
+
+    def __imul__(self, other: Any) -> "Symbol":
+        raise NotTraceableError("a product in place, which other names of the value would see")
+
+    def __itruediv__(self, other: Any) -> "Symbol":
+        raise NotTraceableError("a division in place, which other names of the value would see")
 
     def __bool__(self) -> bool:
         raise NotTraceableError("a decision that depends on a value")
@@ -171,16 +194,35 @@ class Symbol:
     ) -> Any:
         """PyTorch's own functions end here when a symbol is among their arguments."""
         name = getattr(function, "__name__", str(function))
-        if name == "embedding" and isinstance(args[0], Symbol) and (kwargs or {}).get("max_norm") is None:
-            return args[0].trace.record("embedding", args[:2], (args[1].shape[1],))
-        raise NotTraceableError(f"torch's {name}")
+        record = TORCH_FUNCTIONS.get(name)
+        if record is None:
+            raise NotTraceableError(f"torch's {name}")
+        return record(*args, **(kwargs or {}))
+
+
+def _gate_of(activated: Symbol, up: Symbol) -> Symbol | None:
+    """activation(gate) · up as one call, where gate and up are the halves of one value; None if they are not."""
+    if activated.call.operation != "activate" or not activated.is_whole:
+        return None
+    gate, name = activated.call.arguments
+    width = up.num_columns
+    if gate.call is not up.call or gate.start + width != up.start or len(gate.sizes) != 1:
+        return None
+    both = Symbol(gate.trace, gate.call, gate.start, (2 * width,))
+    return up.trace.record("gate", (both, name), up.sizes)
+
+
+SIZES: dict[str, Callable[..., tuple[int, ...]]] = {}
+"""By kernel: the sizes of its result for given arguments. Kernels without an entry cannot be in a plan."""
+TORCH_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""By name: what records a call of PyTorch's own function with a symbol."""
 
 
 def recorder(function: str) -> Callable[..., Any]:
-    """The version of a kernel that records. Its result has the sizes that `_SIZES` says."""
+    """The version of a kernel that records."""
 
     def record(*arguments: Any, **options: Any) -> Any:
-        sizes = _SIZES.get(function)
+        sizes = SIZES.get(function)
         if sizes is None or options:
             raise NotTraceableError(f"the kernel {function}")
         symbol = next(argument for argument in arguments if isinstance(argument, Symbol))
@@ -189,36 +231,13 @@ def recorder(function: str) -> Callable[..., Any]:
     return record
 
 
-def _like(x: Symbol, *_: Any) -> tuple[int, ...]:
+def same_sizes(x: Symbol, *_: Any) -> tuple[int, ...]:
+    """Sizes of a result that has those of the first argument."""
     return x.sizes
 
 
-def _of_norm(x: Symbol, weight: Any, *_: Any) -> tuple[int, ...]:
+def norm_sizes(x: Symbol, weight: Any, *_: Any) -> tuple[int, ...]:
+    """Sizes of a norm over the last axis. Raises: NotTraceableError if the weight has another size."""
     if weight is not None and tuple(weight.shape) != x.sizes[-1:]:
         raise NotTraceableError(f"a norm with {list(weight.shape)} weights of {x}")
     return x.sizes
-
-
-def _of_linear(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:
-    if x.sizes != (weight.shape[1],):
-        raise NotTraceableError(f"a linear layer {list(weight.shape)} of {x}")
-    return (weight.shape[0],)
-
-
-def _of_gate(x: Symbol) -> tuple[int, ...]:
-    if len(x.sizes) != 1 or x.sizes[0] % 2:
-        raise NotTraceableError(f"a gate over {x}")
-    return (x.sizes[0] // 2,)
-
-
-_SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
-    "rms_norm": _of_norm,
-    "layer_norm": _of_norm,
-    "rope": _like,
-    "linear": _of_linear,
-    "write_kv": lambda *_: (),
-    "paged_attention": _like,
-    "silu_and_mul": _of_gate,
-    "gelu": _like,
-    "relu": _like,
-}

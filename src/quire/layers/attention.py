@@ -20,17 +20,24 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, layer_index: int, head_size: int, *, scale: float | None = None, window: int | None = None
+        self,
+        layer_index: int,
+        head_size: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         """`scale` of the scores: 1 / sqrt(head_size) unless given."""
         super().__init__()
         self.layer_index = layer_index
         self.scale = head_size**-0.5 if scale is None else scale
         self.window = window
+        self.soft_cap = soft_cap
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """See the class."""
         kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
         group_index = batch.layer_groups[self.layer_index]
         write_kv(k, v, kv_cache, batch.slot_mapping[group_index])
-        return paged_attention(q, kv_cache, batch, group_index, self.scale, self.window)
+        return paged_attention(q, kv_cache, batch, group_index, self.scale, self.window, self.soft_cap)

@@ -15,13 +15,14 @@ from torch import nn
 from quire.kernels.tracing import Symbol
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""cos, sin [T, D] in fp32, as `kernels.rope` reads them."""
+"""cos, sin [T, C] in fp32, as `kernels.rope` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """The angles of a rotation. `kind` is Hugging Face's `rope_type`: "default", "linear" or "llama3".
 
+    `rotated_share`: of each head's dimensions, the first ones.
     Units: original_context_len in tokens.
     """
 
@@ -31,16 +32,18 @@ class RopeConfig:
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context_len: float = 8192.0
+    rotated_share: float = 1.0
 
     def frequencies(self, head_size: int) -> torch.Tensor:
-        """Angle per position of each pair: theta^(-2i / D), then scaled.
+        """Angle per position of each pair: theta^(-2i / C), then scaled, C being the dimensions rotated.
 
         "linear" divides all by `factor` (Chen 2023). "llama3" divides the low frequencies only: those with wavelengths
         above original_context_len / low_frequency_factor fully, those below original_context_len /
         high_frequency_factor not at all, and those between in proportion (Dubey 2024).
-        Shapes: -> [D/2]. Dtypes: fp32.
+        Shapes: -> [C/2]. Dtypes: fp32.
         """
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size
+        rotated_size = int(head_size * self.rotated_share)
+        exponents = torch.arange(0, rotated_size, 2, dtype=torch.float32, device="cpu") / rotated_size
         frequencies = 1.0 / self.theta**exponents
         if self.kind == "default":
             return frequencies
@@ -55,7 +58,7 @@ class RopeConfig:
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of each position. A model with other angles passes other frequencies or overrides `forward`.
 
-    Shapes: frequencies [D/2]; forward: positions [T] -> cos, sin [T, D].
+    Shapes: frequencies [C/2]; forward: positions [T] -> cos, sin [T, C].
     Dtypes: positions int64; the rest fp32, whatever type the model is cast to.
     """
 
@@ -70,7 +73,7 @@ class RotaryEmbedding(nn.Module):
         """See the class; the sign of the first half of `sin` is that of the rope kernel's contract."""
         if isinstance(positions, Symbol):
             return positions.rotation(self.frequencies)
-        angles = positions.float()[:, None] * self.frequencies  # [T, D/2]
+        angles = positions.float()[:, None] * self.frequencies  # [T, C/2]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 

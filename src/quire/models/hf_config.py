@@ -37,6 +37,11 @@ IGNORED_FIELDS = frozenset(
 )  # fmt: skip
 """Fields that cannot change a decoder's hidden states or logits."""
 
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+"""Hugging Face's names of activations, and those of `kernels.activations`."""
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 """A config with more is corrupted; building that many layers would look like a hang."""

@@ -23,14 +23,24 @@ PARAMETERS = {
 """Per supported `rope_type` its parameters, all required, and their names in `RopeConfig`."""
 
 
-def read_rope(reader: HFConfigReader) -> RopeConfig:
+def read_rope(
+    reader: HFConfigReader,
+    *,
+    theta_name: str = "rope_theta",
+    share_name: str = "partial_rotary_factor",
+    share: float | None = None,
+) -> RopeConfig:
     """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5).
 
+    `theta_name`, `share_name`: transformers 4's fields; `share`: the default of the latter, None where whole heads are
+    rotated.
     Raises: UnsupportedModelError for angles that are not computed here; ModelFileError.
     """
-    reader.require("partial_rotary_factor", 1.0)
     reader.require("rope_interleaved", False)
-    values: dict[str, Any] = {"rope_theta": reader.number("rope_theta", 10000.0)}
+    values: dict[str, Any] = {
+        "rope_theta": reader.number(theta_name, 10000.0),
+        "partial_rotary_factor": reader.number(share_name, share or 1.0),
+    }
     for name in ("rope_scaling", "rope_parameters"):
         found = reader.raw(name) or {}
         if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
@@ -44,13 +54,20 @@ def read_rope(reader: HFConfigReader) -> RopeConfig:
             f"rope_type {kind!r} is not supported{nearest(str(kind), PARAMETERS)}; "
             f"supported are {', '.join(PARAMETERS)}"
         )
-    return _rope_config(kind, values)
+    config = _rope_config(kind, values)
+    if share is None and config.rotated_share != 1:
+        raise UnsupportedModelError(
+            f"the model's config has partial_rotary_factor={config.rotated_share}; Quire's {reader.model_type} rotates"
+            " whole heads"
+        )
+    return config
 
 
 def _rope_config(kind: str, values: dict[str, Any]) -> RopeConfig:
     theta = check_positive("rope_theta", values.pop("rope_theta"))
-    if values.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError("the model's config has a partial_rotary_factor other than 1: not supported")
+    share = check_positive("partial_rotary_factor", values.pop("partial_rotary_factor"))
+    if share > 1:
+        raise ModelFileError(f"the model's config has partial_rotary_factor={share}, which is not a number up to 1")
     numbers: dict[str, Any] = {}
     for name, ours in PARAMETERS[kind].items():
         if name not in values:
@@ -60,4 +77,4 @@ def _rope_config(kind: str, values: dict[str, Any]) -> RopeConfig:
     if values:
         name, value = next(iter(values.items()))
         raise UnsupportedModelError(f"rope parameter {name}={value!r} is not supported with rope_type {kind!r}")
-    return RopeConfig(theta=theta, kind=kind, **numbers)
+    return RopeConfig(theta=theta, kind=kind, rotated_share=share, **numbers)

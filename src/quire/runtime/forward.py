@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
+from quire.types import OpTime
 
 
 class Forward(Protocol):
@@ -28,6 +30,10 @@ class Forward(Protocol):
 
     def hidden(self, first: int, last: int) -> torch.Tensor:
         """Hidden states of rows first … last - 1. Shapes: [last - first, E]."""
+        ...
+
+    def take_op_times(self) -> tuple[OpTime, ...]:
+        """What ran since the last call, instruction by instruction, if this is traced."""
         ...
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
@@ -55,6 +61,10 @@ class EagerForward:
         """See `Forward`."""
         return self._hidden[first:last]
 
+    def take_op_times(self) -> tuple[OpTime, ...]:
+        """See `Forward`."""
+        return ()
+
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
         """See `Forward`."""
         index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
@@ -67,17 +77,23 @@ class PlannedForward:
 
     def __init__(self, planned: PlannedModel) -> None:
         self._planned = planned
+        self._gives_likeliest = planned.program.likeliest is not None
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+        setting = trace_setting()
+        self._is_traced, self._is_logged = setting in ("1", "events"), setting == "1"
+        self._op_times: list[OpTime] = []
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """See `Forward`."""
-        fused = only_likeliest and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+        fused = (
+            only_likeliest
+            and self._gives_likeliest
+            and 0 < len(layout.logit_rows) <= self._planned.limits.max_logit_rows
+        )
         self._tables = (states.tokens, states.block_tables)
-        self._planned.run(
-            BODY | GREEDY if fused else BODY, layout.rows, layout.starts, layout.counts,
-            layout.logit_rows if fused else self._none, *self._tables,
-        )  # fmt: skip
+        parts, logit_rows = (BODY | GREEDY, layout.logit_rows) if fused else (BODY, self._none)
+        self._run(parts, layout.rows, layout.starts, layout.counts, logit_rows)
         if not fused:
             return None
         ids = self._planned.best_ids[: len(layout.logit_rows)].tolist()
@@ -96,6 +112,31 @@ class PlannedForward:
         return torch.cat([self._logits(rows[start : start + limit]).clone() for start in range(0, len(rows), limit)])
 
     def _logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
-        assert self._tables is not None
-        self._planned.run(LOGITS, self._none, self._none, self._none, np.ascontiguousarray(rows), *self._tables)
+        self._run(LOGITS, self._none, self._none, self._none, np.ascontiguousarray(rows))
         return self._planned.logits[: len(rows)]
+
+    def take_op_times(self) -> tuple[OpTime, ...]:
+        """See `Forward`."""
+        taken, self._op_times = tuple(self._op_times), []
+        return taken
+
+    def _run(
+        self,
+        parts: int,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+    ) -> None:
+        assert self._tables is not None
+        if not self._is_traced:
+            self._planned.run(parts, rows, starts, counts, logit_rows, *self._tables)
+            return
+        times = self._planned.run_timed(parts, rows, starts, counts, logit_rows, *self._tables)
+        self._op_times += times
+        if self._is_logged:
+            for op in times:
+                trace_logger().info(
+                    "%s: %.1f us, %.1f Mop %s, %.1f kB",
+                    op.name, op.microseconds, op.flops / 1e6, op.arithmetic, op.num_bytes / 1e3,
+                )  # fmt: skip

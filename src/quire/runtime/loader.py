@@ -143,7 +143,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     for name, tensor in tensors.items():
         target, part = target_of(name, model.renames, model.stacked_params)
         if target in parts_of:
-            parts_of[target][part] = tensor
+            parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
             unexpected.append(name)
     missing: list[str] = []
@@ -160,6 +160,19 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     _complain("lacks", missing)
     _complain("has unexpected", unexpected)
     return placements
+
+
+def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
+    """A stored tensor with the rows of its parameter, where the model says that they are stored otherwise.
+
+    `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
+    layer the stored position of each row.
+    """
+    segments = name.split(".")
+    if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
+        return tensor.transposed()
+    orders = getattr(model, "row_orders", {})
+    return next((tensor.with_rows(orders[segment]) for segment in segments if segment in orders), tensor)
 
 
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:

@@ -1,39 +1,65 @@
-"""Measured limits of this machine: speed of reading memory, speed of matrix products.
+"""Limits of this machine, measured: bytes read from memory, and operations in each arithmetic, per second.
 
-Benchmarks quote speeds as shares of these limits: what PyTorch reaches here with the engine's threads, not the
-manufacturer's figures. Must not know models: `cli/bench_limits.py` turns limits into tokens per second.
+A speed is quoted as a share of these. On a CPU they are the engine's own instructions on registers, with the engine's
+threads (`native/ops/peak.h`): no product can be faster. On a GPU they are a large product of PyTorch's. Must not know
+models: `cli/bench_limits.py` turns limits into tokens per second.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from quire.runtime.dtypes import TORCH_DTYPES
+from quire import _native
 
 REPETITIONS = 5
 MATRIX_SIZE = 2048
+ROUNDS = 200_000
+"""Of a native measurement: some milliseconds."""
 READ_BYTES = 256 * 2**20
 """More than any cache of a small machine holds: weights are read from memory, too."""
+NATIVE_KINDS = ("fp32", "bf16", "int8", "read")
+"""In the order of `PeakOp::kind`."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Bytes per second read from memory, and floating-point operations per second of a large matrix product."""
+    """Bytes per second read from memory, and per arithmetic ("int8", "bf16", "fp32") operations per second."""
 
     read_bytes_per_s: float
-    flops_per_s: float
+    flops_per_s: Mapping[str, float]
 
 
-def measure_limits(device: str, dtype: str) -> MachineLimits:
-    """Measure both on a device, the product in a compute dtype: the best of a few repetitions, about a second."""
+def measure_limits(device: str, arithmetics: Collection[str]) -> MachineLimits:
+    """Measure on a device: the best of a few repetitions each, about a second."""
     data = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
-    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=TORCH_DTYPES[dtype], device=device)
+    if device != "cpu":
+        read_s = _best_time(lambda: data.sum(), device)
+        return MachineLimits(READ_BYTES / read_s, {name: _product_rate(device, name) for name in arithmetics})
+    rates = {name: 2 * _native_rate(name, data) for name in arithmetics if name in NATIVE_KINDS}
+    rates |= {name: _product_rate(device, name) for name in arithmetics if name not in NATIVE_KINDS}
+    return MachineLimits(_native_rate("read", data), rates)
+
+
+def _native_rate(kind: str, data: torch.Tensor) -> float:
+    """Multiply-adds, or bytes read, per second of all threads."""
+    plan = _native.Plan(torch.get_num_threads(), 1, 1)
+    operations, times = np.zeros(plan.num_threads, np.int64), np.zeros(1, np.int64)
+    plan.peak(NATIVE_KINDS.index(kind), ROUNDS, data.data_ptr(), data.nbytes, operations.ctypes.data)
+    best = 0.0
+    for _ in range(REPETITIONS + 1):
+        plan.run(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nanoseconds=times.ctypes.data)
+        best = max(best, float(operations.sum()) / float(times[0]) * 1e9)
+    return best
+
+
+def _product_rate(device: str, arithmetic: str) -> float:
+    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=DTYPES[arithmetic], device=device)
     right = torch.ones_like(left)
-    read_s = _best_time(lambda: data.sum(), device)
-    product_s = _best_time(lambda: left @ right, device)
-    return MachineLimits(READ_BYTES / read_s, 2 * MATRIX_SIZE**3 / product_s)
+    return 2 * MATRIX_SIZE**3 / _best_time(lambda: left @ right, device)
 
 
 def _best_time(run: Callable[[], torch.Tensor], device: str) -> float:

@@ -116,7 +116,8 @@ class ModelRunner:
                 results.append(RequestResult(request_id, error=_BAD_EMBEDDING))
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
-        return StepResult(output.step_id, tuple(results), num_iterations=num_iterations)
+        op_times = self.forward.take_op_times()
+        return StepResult(output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times)
 
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
         """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""

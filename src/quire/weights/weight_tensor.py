@@ -3,7 +3,7 @@
 Next to read: `checkpoint.py`, which makes them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -47,6 +47,12 @@ class WeightTensor(Protocol):
         Columns must be whole blocks of the format.
         """
 
+    def transposed(self) -> "WeightTensor":
+        """The matrix that is stored with inputs as rows; nothing is read."""
+
+    def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
+        """The rows, or elements of a vector, in another order; nothing is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
@@ -61,6 +67,7 @@ class MappedTensor:
     stored: np.ndarray
     """Shapes: uint8 `[rows, row_bytes]`."""
     row_order: np.ndarray | None = None
+    is_transposed: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -71,6 +78,9 @@ class MappedTensor:
     @property
     def raw(self) -> np.ndarray:
         """The rows in the order of `shape`: a view of the file, or a copy when they are stored in another order."""
+        if self.is_transposed:
+            values = self.stored.reshape(self.shape[1], self.shape[0], -1)
+            return values.swapaxes(0, 1).reshape(self.shape[0], -1)
         if self.row_order is None:
             return self.stored
         if len(self.shape) == 1:
@@ -85,12 +95,26 @@ class MappedTensor:
             # A vector is small: its part is copied.
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
             return MappedTensor(self.name, (len(elements) * block.block_len,), self.format, elements.reshape(1, -1))
+        if self.is_transposed:
+            top, bottom, _ = rows.indices(self.shape[0])
+            stored = self.stored[columns, row_bytes(block, top) : row_bytes(block, bottom)]
+            return replace(self, shape=(bottom - top, len(stored)), stored=stored)
         first, last, _ = columns.indices(self.shape[1])
         stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
         num_rows = len(range(*rows.indices(self.shape[0])))
         if self.row_order is None:
             return MappedTensor(self.name, (num_rows, last - first), self.format, stored[rows])
         return MappedTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+
+    def transposed(self) -> "MappedTensor":
+        """See `WeightTensor.transposed`. Raises: UnsupportedModelError for blocks of several values."""
+        if self.format not in ("F32", "F16", "BF16"):
+            raise UnsupportedModelError(f"weight '{self.name}' is stored as {self.format}, which cannot be transposed")
+        return replace(self, shape=self.shape[::-1], is_transposed=True)
+
+    def with_rows(self, row_order: np.ndarray) -> "MappedTensor":
+        """See `WeightTensor.with_rows`."""
+        return replace(self, row_order=row_order)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`.

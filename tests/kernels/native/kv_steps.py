@@ -41,6 +41,7 @@ class Extras:
     frequencies: torch.Tensor | None = None
     epsilon: float = 1e-6
     out_type: str = "f32"
+    soft_cap: float = 0.0
 
 
 @dataclass
@@ -106,21 +107,30 @@ class Runner:
         self.pool, self.extras = pool, extras
         self.qkv = allocate(max_tokens * sum(widths) * 4).view(torch.float32).view(max_tokens, -1)
         self.out = allocate(max_tokens * row_bytes(extras.out_type, widths[0])).view(max_tokens, -1)
-        self.angles = torch.zeros(2, max_tokens, shape.head_size // 2)
+        half = shape.head_size // 2 if extras.frequencies is None else len(extras.frequencies)
+        self.angles = torch.zeros(2, max_tokens, half)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
         cos = sin = 0
         if extras.frequencies is not None:
             cos, sin = self.angles[0].data_ptr(), self.angles[1].data_ptr()
-            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, shape.head_size // 2)
+            self.plan.rotary(extras.frequencies.data_ptr(), cos, sin, half)
         q = self.qkv.data_ptr()
         k = q + widths[0] * 4
         self.plan.write_kv(
-            q, k, k + widths[1] * 4, sum(widths), shape.num_heads, address(extras.q_norm), address(extras.k_norm),
-            extras.epsilon, cos, sin, pool.layer(), parts=1,
+            q, k, k + widths[1] * 4, *[sum(widths)] * 3, shape.num_heads, address(extras.q_norm),
+            address(extras.k_norm), extras.epsilon, cos, sin, half, pool.layer(), parts=1,
         )  # fmt: skip
         out = _native.Rows(self.out.data_ptr(), self.out.stride(0), _native.RowType[extras.out_type])
         self.plan.attend(
-            q, sum(widths), out, shape.num_heads, extras.window, shape.head_size**-0.5, pool.layer(), parts=2
+            q,
+            sum(widths),
+            out,
+            shape.num_heads,
+            extras.window,
+            shape.head_size**-0.5,
+            pool.layer(),
+            soft_cap=extras.soft_cap,
+            parts=2,
         )
 
     def run(self, requests: Requests, parts: int = 3) -> None:

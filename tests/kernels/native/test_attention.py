@@ -114,6 +114,31 @@ def test_error_is_at_most_twice_that_of_torch(
     assert error.mean() <= 2 * allowed.mean()
 
 
+@pytest.mark.parametrize(("kv_format", "tolerance"), [("f32", 1e-6), ("f16", 1e-3), ("bf16", 1e-2), ("i8", 2e-2)])
+def test_scores_are_held_within_a_soft_cap(kv_format: str, tolerance: float) -> None:
+    shape, lengths = Shape(6, 2, 64, 32, kv_format), [150, 33]
+    tokens = [rows * 2 for rows in random_tokens(shape, lengths)]
+
+    def attended(soft_cap: float) -> torch.Tensor:
+        extras = Extras(soft_cap=soft_cap)
+        return torch.cat(floats(run_steps(Pool(shape, lengths), tokens, in_chunks(lengths, [7, 50]), extras)))
+
+    expected = []
+    for rows in tokens:
+        q, k, v = split(rows, shape)
+        k, v = as_stored(k, kv_format), as_stored(v, kv_format)
+        scores = 3.0 * torch.tanh(q.double() @ k.transpose(1, 2) / 8.0 / 3.0)
+        weights = scores.masked_fill(~visible(len(rows), 0), -torch.inf).softmax(-1)
+        expected.append((weights @ v).transpose(0, 1).flatten(1))
+    found = []
+    for isa in ISAS:
+        _native.set_isa(isa)
+        found.append(attended(3.0))
+    assert (found[0] - torch.cat(expected)).abs().max() <= tolerance * torch.cat(expected).abs().max()
+    assert all(torch.equal(found[0], other) for other in found)
+    assert not torch.allclose(found[0], attended(0.0), atol=0.1)
+
+
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
     """Weights that vanish, and a first position whose weight is nearly one: an attention sink."""

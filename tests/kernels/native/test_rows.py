@@ -132,3 +132,43 @@ def test_rounding_to_bf16_is_torchs_for_every_kind_of_value() -> None:
     for found in each_isa(narrow):
         np.testing.assert_array_equal(found[~nan], wanted[~nan])
         assert ((found[nan] & 0x7FFF) > 0x7F80).all(), "NaN stays NaN"
+
+
+@pytest.mark.parametrize("width", [1, 16, 33, 600])
+@pytest.mark.parametrize("op", ["scale", "multiply", "soft_cap", "norm of groups"])
+def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: str, width: int) -> None:
+    a, b = normal(4, 3 * width)[:, width : 2 * width], normal(4, width, seed=1) * 3
+    logit_rows = np.array([3, 1], np.int32)
+    arrays = [np.array(values, np.int32) for values in ([0], [0], [4], [[0] * 4])]
+    row, start, count, tokens = (array.ctypes.data for array in arrays)
+    wanted = {
+        "scale": lambda: np.float32(0.3) * a,
+        "multiply": lambda: a * b,
+        "soft_cap": lambda: (2 * np.tanh(a.astype(np.float64) / 2)).astype(np.float32),
+        "norm of groups": lambda: np.sign(a) * np.abs(a) / np.sqrt(a**2 + np.float32(0.1)),  # groups of one value
+    }[op]()
+
+    def compute(kind: str, of_logit_rows: bool) -> np.ndarray:
+        out = empty_rows(kind, 4, width)
+        plan = _native.Plan(2, 4, 4)
+        x = _native.Rows(a.ctypes.data, a.strides[0], _native.RowType.f32)
+        fields: dict[str, object] = {"out": rows_of(out), "width": width, "of_logit_rows": of_logit_rows}
+        if op == "scale":
+            plan.scale(x=x, factor=0.3, **fields)
+        elif op == "multiply":
+            plan.multiply(a=x, b=rows_of(b), **fields)
+        elif op == "soft_cap":
+            plan.soft_cap(x=x, cap=2.0, **fields)
+        else:
+            plan.norm(x=x, **fields | {"width": 1, "groups": width, "epsilon": 0.1})
+        plan.run(1, 1, 2, row, start, count, logit_rows.ctypes.data, tokens, 4, 0, 0, 0)
+        return out
+
+    exact = compute("f32", False)
+    np.testing.assert_allclose(exact[:, :width], wanted, rtol=3e-6, atol=3e-7)
+    for kind in ("f32", "bf16"):
+        for found in each_isa(lambda: compute(kind, False)):  # noqa: B023
+            check_type(found, exact[:, :width], width)
+    of_logits = compute("f32", True)
+    np.testing.assert_array_equal(of_logits[:2], exact[:2])
+    assert (of_logits[2:].view(np.uint8) == 0xFF).all()

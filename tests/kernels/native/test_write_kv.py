@@ -109,11 +109,11 @@ def test_nothing_else_is_written(kv_format: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("head_size", [6, 16, 64, 80])
-def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int) -> None:
+@pytest.mark.parametrize(("head_size", "half"), [(6, 3), (16, 8), (80, 40), (64, 32), (80, 10), (12, 1)])
+def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int, half: int) -> None:
+    """Those of the first 2 · half dimensions; the op `rope` does the same to rows of their own."""
     _native.set_isa(isa)
     shape = Shape(head_size=head_size, format="f32")
-    half = head_size // 2
     extras = Extras(frequencies=torch.linspace(1.0, 0.01, half))
     qkv = new_tokens(shape, MIXED)
     pool, runner = write(shape, MIXED, qkv, extras)
@@ -124,10 +124,24 @@ def test_queries_and_keys_are_rotated_by_pairs(isa: str, head_size: int) -> None
     cos, sin = (part[:, None] for part in runner.angles)
     q, k, v = (part.unflatten(1, (-1, head_size)) for part in qkv.split(shape.widths, 1))
     for x, column in ((q, 0), (k, shape.widths[0])):
-        a, b = x[..., :half], x[..., half:]
-        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1)
+        a, b = x[..., :half], x[..., half : 2 * half]
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1).flatten(1)
         assert torch.equal(runner.qkv[:, column : column + rotated.shape[1]], rotated)
+        assert torch.equal(roped(runner, x), rotated)
     assert torch.equal(runner.qkv[:, -shape.widths[2] :], v.flatten(1))
+
+
+def roped(runner: Runner, x: torch.Tensor) -> torch.Tensor:
+    """Heads [T, heads, D] after the op `rope` with a runner's angles. Shapes: [T, heads * D]."""
+    x = x.contiguous()
+    num_tokens, heads, head_size = x.shape
+    out = torch.full((num_tokens, heads * head_size), torch.nan)
+    plan = _native.Plan(2, num_tokens, 1)
+    rows = [_native.Rows(part.data_ptr(), 4 * heads * head_size, _native.RowType.f32) for part in (x, out)]
+    cos, sin = (part.data_ptr() for part in runner.angles)
+    plan.rope(*rows, heads, head_size, cos, sin, len(runner.extras.frequencies))  # type: ignore[arg-type]
+    run(plan, np.zeros(num_tokens))
+    return out
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -219,7 +233,7 @@ def test_keys_and_values_alone_need_no_queries() -> None:
     other.qkv[:] = qkv
     plan = _native.Plan(1, len(qkv), len(LENGTHS))
     k = other.qkv.data_ptr() + shape.widths[0] * 4
-    plan.write_kv(0, k, k + shape.widths[1] * 4, sum(shape.widths), shape.num_heads, 0, 0, 0.0, 0, 0, alone.layer())
+    plan.write_kv(0, k, k + shape.widths[1] * 4, *[sum(shape.widths)] * 3, shape.num_heads, kv=alone.layer())
     other.plan = plan
     other.run(MIXED, parts=1)
     assert torch.equal(alone.bytes, pool.bytes)

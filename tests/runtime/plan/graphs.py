@@ -20,8 +20,7 @@ from quire.layers.attention import Attention
 from quire.layers.rotary import RotaryEmbedding
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
-from quire.runtime.plan.instructions import Program
-from quire.runtime.plan.lower import lower
+from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.worker import kv_layers

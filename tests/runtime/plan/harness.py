@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
-from gguf.quants import quantize
 from torch import nn
 
 from quire import _native
@@ -27,23 +25,12 @@ from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import MappedTensor
-from tests.models.harness import Stream
+from tests.models.harness import Stream, stored
 from tests.weights.gguf_builder import random_rows
 
 SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Offsets of a block's fp16 factors."""
 NO_ROWS = np.zeros(0, np.int32)
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedTensor:
-    """A tensor as a file has it; vectors are always fp32."""
-    if format_name in DTYPES or values.ndim == 1:
-        plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
-        raw = plain.view(torch.uint8).numpy().reshape(1 if values.ndim == 1 else len(values), -1)
-        return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
-    raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
-    return MappedTensor(name, tuple(values.shape), format_name, raw)
 
 
 def k_quants(name: str, num_rows: int, num_inputs: int, stored_format: str) -> MappedTensor:

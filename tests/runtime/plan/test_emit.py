@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire._native import RowType
+from quire.kernels.elementwise import Add
+from quire.kernels.instruction import Buffer, Columns, Convert, Instruction
+from quire.kernels.linear import Gemm
+from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, Ahead, place_buffers, plan_ahead
-from quire.runtime.plan.instructions import Activate, Add, Attend, Buffer, Columns, Gemm, Instruction, touched
 from tests.kernels.native.packed_weights import ISAS, each_isa
 from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
 
@@ -19,17 +22,29 @@ NONE = np.zeros(0, np.int32)
 MODEL = [Op("rms_norm", (0,)), Op("attention", (1,)), Op("linear", (2,)), Op("add", (0, 3)), Op("gated", (4,))]
 
 
+def whole(buffer: Buffer) -> Columns:
+    return Columns(buffer, 0, buffer.width)
+
+
+def convert(x: Buffer, out: Buffer) -> Convert:
+    return Convert(whole(x), out)
+
+
+def add(a: Buffer, b: Buffer, out: Buffer) -> Add:
+    return Add(whole(a), whole(b), out)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list[Instruction], Buffer]:
     """Sums and conversions of buffers of any size made before, some of them never read; the result may be any."""
     buffers = [Buffer(draw(st.integers(1, 100)), draw(st.sampled_from(list(RowType))))]
-    body: list[Instruction] = [Activate(buffers[0], buffers[0])]
+    body: list[Instruction] = [convert(buffers[0], buffers[0])]
     for _ in range(draw(st.integers(0, 20))):
         made = Buffer(draw(st.integers(1, 100)), draw(st.sampled_from(list(RowType))))
         first, second = (draw(st.sampled_from(buffers)) for _ in range(2))
         # In place as a fused sum is, or into new memory.
-        body.append(draw(st.sampled_from([Add(first, second, made), Activate(first, made), Add(first, second, first)])))
-        if made in touched(body[-1]):
+        body.append(draw(st.sampled_from([add(first, second, made), convert(first, made), add(first, second, first)])))
+        if made in body[-1].buffers:
             buffers.append(made)
     return body, draw(st.sampled_from(buffers))
 
@@ -41,37 +56,37 @@ def test_places_are_large_enough_and_belong_to_one_living_buffer(program: tuple[
     lives: dict[int, list[tuple[int, int]]] = {}
     for buffer, place in placement.places.items():
         assert placement.row_bytes[place] >= buffer.row_bytes
-        uses = [index for index, instruction in enumerate(body) if buffer in touched(instruction)]
+        uses = [index for index, instruction in enumerate(body) if buffer in instruction.buffers]
         last = len(body) if buffer is result else uses[-1]
         lives.setdefault(place, []).append((uses[0], last))
     for spans in lives.values():
         ordered = sorted(spans)
         # Also within one instruction: what it reads and what it writes are apart.
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(ordered))
-    assert set(placement.places) == {buffer for instruction in body for buffer in touched(instruction)}
+    assert set(placement.places) == {buffer for instruction in body for buffer in instruction.buffers}
 
 
 def test_products_share_what_the_next_attention_reads() -> None:
     wide, narrow = Buffer(64), Buffer(32)
-    gemms = [Gemm(torch.zeros(n, 32), None, narrow, wide) for n in (64, 16, 48, 32)]
-    attends = [Attend(Columns(wide, 0), narrow, 1, 1.0, 0, layer) for layer in range(2)]
-    body = [gemms[0], attends[0], gemms[1], Activate(wide, narrow), gemms[2], attends[1], gemms[3]]
+    gemms = [Gemm(torch.zeros(n, 32), None, Format.f32, whole(narrow), wide) for n in (64, 16, 48, 32)]
+    attends = [Attend(whole(wide), narrow, 1, 1.0, 0, layer, 1, 0.0) for layer in range(2)]
+    body = [gemms[0], attends[0], gemms[1], convert(wide, narrow), gemms[2], attends[1], gemms[3]]
     assert plan_ahead(body) == {
-        0: Ahead(attends[0], 0.0, 1.0),
-        2: Ahead(attends[1], 0.0, 0.25),
-        4: Ahead(attends[1], 0.25, 1.0),
+        gemms[0]: Ahead(attends[0], 0.0, 1.0),
+        gemms[1]: Ahead(attends[1], 0.0, 0.25),
+        gemms[2]: Ahead(attends[1], 0.25, 1.0),
     }
 
 
 def test_a_chain_needs_two_places() -> None:
     buffers = [Buffer(64) for _ in range(30)]
-    body = [Activate(a, b) for a, b in itertools.pairwise(buffers)]
+    body = [convert(a, b) for a, b in itertools.pairwise(buffers)]
     assert len(place_buffers(body, buffers[-1]).row_bytes) == 2
 
 
 def test_the_smallest_place_that_fits_is_taken() -> None:
     large, small, other, tiny = Buffer(64), Buffer(16), Buffer(64), Buffer(16)
-    body = [Activate(large, small), Activate(other, other), Activate(tiny, tiny)]
+    body = [convert(large, small), convert(other, other), convert(tiny, tiny)]
     placement = place_buffers(body, other)
     assert placement.places[other] == placement.places[large]
     assert placement.places[tiny] == placement.places[small]

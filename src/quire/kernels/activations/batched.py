@@ -1,20 +1,25 @@
-"""Activations by PyTorch's vectorised operators: SwiGLU in two calls and one temporary."""
+"""Activations by PyTorch's vectorised operators: a gate in two calls and one temporary."""
+
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
-
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See `kernels.activations.silu_and_mul`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """See `kernels.activations.gelu`."""
-    return functional.gelu(x)
+OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
 
 
-def relu(x: torch.Tensor) -> torch.Tensor:
-    """See `kernels.activations.relu`."""
-    return functional.relu(x)
+def activate(x: torch.Tensor, name: str) -> torch.Tensor:
+    """See `kernels.activations.activate`."""
+    return OPERATORS[name](x)
+
+
+def gate(gate_up: torch.Tensor, name: str) -> torch.Tensor:
+    """See `kernels.activations.gate`."""
+    first, up = gate_up.chunk(2, dim=-1)
+    return OPERATORS[name](first).mul_(up)

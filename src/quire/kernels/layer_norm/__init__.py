@@ -3,7 +3,10 @@
 import torch
 
 from quire.kernels.layer_norm import batched, reference
+from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import Kernel
+from quire.kernels.rms_norm import Norm
+from quire.kernels.tracing import SIZES, Call, norm_sizes
 
 KERNEL = Kernel(
     "layer_norm",
@@ -11,6 +14,7 @@ KERNEL = Kernel(
     {"reference": reference.layer_norm, "batched": batched.layer_norm},
     preferred={"*": "batched"},
 )
+SIZES["layer_norm"] = norm_sizes
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -22,3 +26,10 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
     Dtypes: all bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
     return KERNEL.on(x.device.type)(x, weight, bias, epsilon)
+
+
+@lowers("layer_norm")
+def _lower(to: Lowering, call: Call) -> None:
+    x, weight, bias, epsilon = call.arguments
+    out = to.result(call, takes_type=True)
+    to.append(Norm(to.columns(x), out, weight, bias, epsilon, True, x.num_columns // x.sizes[-1]))

@@ -29,6 +29,7 @@ def make_arguments(
     window: int | None = None,
     block_size: int = 8,
     padding: int = 0,
+    soft_cap: float | None = None,
 ) -> Arguments:
     """Make a step of `requests`, each (new tokens, tokens before), decodes first.
 
@@ -64,11 +65,18 @@ def make_arguments(
         "group_index": 0,
         "scale": head_size**-0.5,
         "window": window,
+        "soft_cap": soft_cap,
     }
 
 
 def plain(
-    q: torch.Tensor, kv_cache: torch.Tensor, step: AttentionStep, group_index: int, scale: float, window: int | None
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    step: AttentionStep,
+    group_index: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """Softmax attention per request with all keys of the request gathered and repeated, in q's own dtype."""
     block_size, kv_heads = kv_cache.shape[2:4]
@@ -80,6 +88,8 @@ def plain(
         k, v = kv.repeat_interleave(q.shape[1] // kv_heads, 2).permute(1, 2, 0, 3)  # [H, S, D]
         done = sum(out.shape[0] for out in outs)
         scores = q[done : done + query_len].transpose(0, 1) @ k.transpose(1, 2) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = positions[seq_len - query_len :, None] - positions
         hidden = (distance < 0) | (distance >= (window or seq_len + 1))
         outs.append((functional.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v).transpose(0, 1))
@@ -102,6 +112,7 @@ CASES = (
     Case("sliding window of one", lambda: make_arguments(MIXED, window=1)),
     Case("sliding window shorter than a tile", lambda: make_arguments([(300, 20), (1, 300)], window=50)),
     Case("sliding window longer than a tile", lambda: make_arguments([(300, 100), (1, 400)], window=280)),
+    Case("scores capped", lambda: make_arguments(MIXED, soft_cap=0.7)),
     Case("pages that are not whole rows", lambda: make_arguments(MIXED, padding=10)),
     Case("block size 1", lambda: make_arguments(MIXED, block_size=1)),
     *(

@@ -1,6 +1,6 @@
 """Attention request by request in fp32 (fp64 for fp64 input): the definition, and what runs op by op.
 
-Plans have native attention, several times as fast. Next to read: `native/ops/attention.h`.
+Plans have native attention, several times as fast. Next to read: `native/ops/attend.h`.
 """
 
 import torch
@@ -12,7 +12,13 @@ QUERY_TILE = 256
 
 
 def paged_attention(
-    q: torch.Tensor, kv_cache: torch.Tensor, step: AttentionStep, group_index: int, scale: float, window: int | None
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    step: AttentionStep,
+    group_index: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """See `kernels.paged_attention.paged_attention`."""
     block_size, num_kv_heads = kv_cache.shape[2:4]
@@ -30,6 +36,8 @@ def paged_attention(
             k, v = kv_cache[blocks, :, keys % block_size].to(wide).unbind(1)  # [P, K, D]
             rows = slice(token, token + end - tile)
             scores = scale * torch.einsum("tkgd,pkd->kgtp", queries[rows].to(wide), k)
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             distance = torch.arange(tile, end, device=q.device)[:, None] - keys
             hidden = (distance < 0) | (distance >= (window or end + 1))
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -1,21 +1,103 @@
 """Rotary position embedding, rotate-half form. Next to read: `reference.py`, the definition."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import Kernel
 from quire.kernels.rope import batched, reference
+from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
 KERNEL = Kernel("rope", "rope", {"reference": reference.rope, "batched": batched.rope}, preferred={"*": "batched"})
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pair (i, i + D/2) of each head by its token's angle of frequency i.
+    """Rotate the pair (i, i + C/2) of each head by its token's angle of frequency i; values from C on stay.
 
-    out[t, h, i]       = x[t, h, i] · cos[t, i] - x[t, h, i + D/2] · sin[t, i]
-    out[t, h, i + D/2] = x[t, h, i + D/2] · cos[t, i] + x[t, h, i] · sin[t, i]     for i < D/2     (Su 2021, eq. 34)
+    out[t, h, i]       = x[t, h, i] · cos[t, i] - x[t, h, i + C/2] · sin[t, i]
+    out[t, h, i + C/2] = x[t, h, i + C/2] · cos[t, i] + x[t, h, i] · sin[t, i]     for i < C/2     (Su 2021, eq. 34)
 
-    Shapes: x [T, H, D] (may be strided over T); cos, sin [T, D], which hold the D/2 angles twice, and in the first
-        half of `sin` with the sign of the formula: sin[t, i] is stored as -sin, sin[t, i + D/2] as +sin.
+    Shapes: x [T, H, D] (may be strided over T); cos, sin [T, C] with C ≤ D -> [T, H, D].
+        cos and sin hold the C/2 angles twice, and in the first half of `sin` with the sign of the formula: sin[t, i] is
+        stored as -sin, sin[t, i + C/2] as +sin.
     Dtypes: x bf16, fp16 or fp32; cos, sin fp32; computed in fp32; returns x.dtype.
     """
     return KERNEL.on(x.device.type)(x, cos, sin)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Rotary(Instruction):
+    """Cosines and sines [T, C/2] of the step's positions."""
+
+    frequencies: Any
+    cos: Buffer
+    sin: Buffer
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        frequencies, half = to.constant(self.frequencies), self.cos.width
+        to.push("rotary", frequencies=frequencies, cos=to.address(self.cos), sin=to.address(self.sin), half=half)
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`. A cosine and a sine count as 40 operations."""
+        return Cost(40 * step.num_tokens * self.cos.width)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Rope(Instruction):
+    """Heads rotated, where attention does not do it in place."""
+
+    x: Columns
+    out: Buffer
+    num_heads: int
+    rotation: tuple[Buffer, Buffer]
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        cos, sin = self.rotation
+        to.push(
+            "rope", x=to.rows(self.x), out=to.rows(self.out), num_heads=self.num_heads,
+            head_size=self.out.width // self.num_heads, cos=to.address(cos), sin=to.address(sin), half=cos.width,
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`."""
+        return Cost(6 * step.num_tokens * self.num_heads * self.rotation[0].width)
+
+
+def rotation_of(to: Lowering, call: Call) -> tuple[Buffer, Buffer]:
+    """Cosines and sines of a call of `rope`. Raises: NotTraceableError if they are not those of the model."""
+    _, cos, sin = call.arguments
+    rotation: tuple[Buffer, Buffer] | None = to.notes.get(cos.call)
+    if rotation is None or sin.call is not cos.call or cos.start >= sin.start:
+        raise NotTraceableError("a rotation by other angles than the model's")
+    return rotation
+
+
+@lowers("rotation")
+def _lower_rotation(to: Lowering, call: Call) -> None:
+    positions, frequencies = call.arguments
+    if positions.call.operation != "positions":
+        raise NotTraceableError("a rotation by other things than positions")
+    half = frequencies.shape[0]
+    to.notes[call] = Buffer(half), Buffer(half)
+    to.append(Rotary(frequencies, *to.notes[call]))
+
+
+@lowers("rope")
+def _lower_rope(to: Lowering, call: Call) -> None:
+    x = call.arguments[0]
+    if not to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention")):
+        to.append(Rope(to.columns(x), to.result(call), x.sizes[0], rotation_of(to, call)))
+
+
+def _sizes(x: Symbol, cos: Symbol, sin: Symbol) -> tuple[int, ...]:
+    if len(x.sizes) != 2 or cos.sizes != sin.sizes or cos.sizes[0] > x.sizes[1]:
+        raise NotTraceableError(f"a rotation of {x} by angles {cos}")
+    return x.sizes
+
+
+SIZES["rope"] = _sizes

@@ -9,6 +9,8 @@ import torch
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """See `kernels.rope.rope`."""
-    wide = x.float()
-    partner = wide.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(wide * cos[:, None], partner, sin[:, None]).to(x.dtype)
+    rotated_size = cos.shape[-1]
+    wide = x[..., :rotated_size].float()
+    partner = wide.roll(rotated_size // 2, -1)
+    rotated = torch.addcmul(wide * cos[:, None], partner, sin[:, None]).to(x.dtype)
+    return rotated if rotated_size == x.shape[-1] else torch.cat((rotated, x[..., rotated_size:]), -1)

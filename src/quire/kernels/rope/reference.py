@@ -5,9 +5,9 @@ import torch
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """See `kernels.rope.rope`."""
-    half = x.shape[-1] // 2
+    half = cos.shape[-1] // 2
     wide = x if x.dtype == torch.float64 else x.float()
-    out = torch.empty_like(wide)
+    out = wide.clone()
     for i in range(half):
         cosine, sine = cos[:, i, None].to(wide.dtype), sin[:, half + i, None].to(wide.dtype)  # [T, 1]
         first, second = wide[:, :, i], wide[:, :, half + i]  # [T, H]

@@ -4,31 +4,22 @@ Buffers share memory when they are not alive at the same time. Nothing is alloca
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire import _native
-from quire._native import RowType
-from quire.runtime.plan.instructions import (
-    Activate,
-    Add,
-    Attend,
-    Buffer,
-    Columns,
-    Embed,
-    Gemm,
-    Instruction,
-    Norm,
-    Program,
-    Rotary,
-    WriteKv,
-    touched,
-)
+from quire._native import KvFormat
+from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
+from quire.kernels.linear import Gemm
+from quire.kernels.paged_attention.instructions import Attend
+from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
+from quire.types import OpTime
 
 BODY, LOGITS, GREEDY = 1, 2, 4
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
@@ -51,17 +42,17 @@ class Placement:
     row_bytes: list[int]
 
 
-def place_buffers(body: Sequence[Instruction], result: Buffer) -> Placement:
-    """Give each buffer a place from its first to its last use; `result` keeps its own to the end.
+def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection[Buffer] = ()) -> Placement:
+    """Give each buffer but those `given` a place from its first to its last use; `result` keeps its own to the end.
 
     An instruction's inputs and outputs never share one: its threads read and write at the same time.
     """
-    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in touched(instruction)}
+    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in instruction.buffers}
     last_use[result] = len(body)
     placement = Placement({}, [])
     free: set[int] = set()
     for index, instruction in enumerate(body):
-        buffers = list(dict.fromkeys(touched(instruction)))
+        buffers = [buffer for buffer in dict.fromkeys(instruction.buffers) if buffer not in given]
         for buffer in buffers:
             if buffer not in placement.places:
                 placement.places[buffer] = _take_place(placement.row_bytes, free, buffer.row_bytes)
@@ -82,32 +73,32 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What a product fetches for the attention after it: from share `begin` to share `end` of its keys and values."""
+    """Keys and values that a product fetches for the attention after it: from share `begin` to share `end`."""
 
     attend: Attend
     begin: float
     end: float
 
 
-def plan_ahead(body: Sequence[Instruction]) -> dict[int, Ahead]:
-    """Per index of a product before an attention its part, in proportion to its weights."""
-    parts: dict[int, Ahead] = {}
-    waiting: list[tuple[int, int]] = []
-    for index, instruction in enumerate(body):
-        match instruction:
-            case Gemm(weight):
-                waiting.append((index, weight.numel()))
-            case Attend():
-                total, before = sum(size for _, size in waiting), 0
-                for gemm, size in waiting:
-                    parts[gemm] = Ahead(instruction, before / total, (before + size) / total)
-                    before += size
-                waiting = []
+def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
+    """Per product before an attention its part, in proportion to its weights."""
+    parts: dict[Instruction, Ahead] = {}
+    waiting: list[Gemm] = []
+    for instruction in body:
+        if isinstance(instruction, Gemm):
+            waiting.append(instruction)
+        elif isinstance(instruction, Attend):
+            total, before = sum(gemm.weight.numel() for gemm in waiting), 0
+            for gemm in waiting:
+                size = gemm.weight.numel()
+                parts[gemm] = Ahead(instruction, before / total, (before + size) / total)
+                before += size
+            waiting = []
     return parts
 
 
 class PlannedModel:
-    """One model's plan and the memory it works in.
+    """A model's plan and the memory it works in.
 
     Attributes:
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
@@ -127,20 +118,24 @@ class PlannedModel:
         self.program = program
         self.limits = limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
+        self.ops: list[Instruction] = []
+        """The instruction of each native op, in order."""
         self._weights = weights
         self._kv_layers = kv_layers
         self._memory: list[torch.Tensor] = []
         self._addresses: dict[Buffer, int] = {}
-        self._place_buffers()
-        self.hidden = self._float_rows(program.hidden, limits.max_tokens)
-        self.logits = torch.empty(limits.max_logit_rows, program.vocab_size)
+        self._ahead = plan_ahead(program.body)
+        self._options: dict[str, Any] = {}
+        self._emitting = program.body[0]
+        self.logits = torch.empty(limits.max_logit_rows, program.logits.width)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
-        ahead = plan_ahead(program.body)
-        for index, instruction in enumerate(program.body):
-            if isinstance(instruction, Gemm):
-                self._emit_gemm(instruction, ahead.get(index))
-            else:
-                self._emit(instruction)
+        self._place(place_buffers(program.body, program.hidden), limits.max_tokens)
+        self.hidden = self._float_rows(program.hidden, limits.max_tokens)
+        self._emit(program.body, BODY)
+        self._num_body_ops = len(self.ops)
+        self._addresses[program.logits] = self.logits.data_ptr()
+        given = (program.hidden, program.logits)
+        self._place(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
         self._emit_head()
 
     def run(
@@ -152,27 +147,50 @@ class PlannedModel:
         logit_rows: NDArray[np.int32],
         tokens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        nanoseconds: NDArray[np.int64] | None = None,
     ) -> None:
         """Compute parts of one step; the GIL is released meanwhile.
 
         Shapes: rows, starts, counts [R]: each request's row in the tables, its first new position and its number of
-            new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …].
+            new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …];
+            nanoseconds: per native op the time it took, written where it ran.
         """
         group_stride, table_stride = block_tables.strides[0] // 4, block_tables.strides[1] // 4
         self.native.run(
             parts, len(rows), len(logit_rows), rows.ctypes.data, starts.ctypes.data, counts.ctypes.data,
             logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
-            table_stride, group_stride,
+            table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
+
+    def run_timed(
+        self,
+        parts: int,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+    ) -> list[OpTime]:
+        """`run`, which also gives the time and work of each native op that ran, in order."""
+        nanoseconds = np.zeros(len(self.ops), np.int64)
+        self.run(parts, rows, starts, counts, logit_rows, tokens, block_tables, nanoseconds)
+        requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
+        whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
+        times = []
+        for index in np.flatnonzero(nanoseconds).tolist():
+            instruction = self.ops[index]
+            step = whole if index < self._num_body_ops else whole.of_logit_rows()
+            cost = instruction.cost(step)
+            name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
+            times.append(OpTime(name, int(nanoseconds[index]) / 1e3, cost.flops, num_bytes, cost.arithmetic))
+        return times
 
     # --- Memory ---------------------------------------------------------------------------
 
-    def _place_buffers(self) -> None:
-        program, limits = self.program, self.limits
-        placement = place_buffers(program.body, program.hidden)
-        memory = [self._allocate(row_bytes * limits.max_tokens) for row_bytes in placement.row_bytes]
-        self._addresses = {buffer: memory[place] for buffer, place in placement.places.items()}
-        self._addresses[program.head_input] = self._allocate(program.head_input.row_bytes * limits.max_logit_rows)
+    def _place(self, placement: Placement, num_rows: int) -> None:
+        memory = [self._allocate(row_bytes * num_rows) for row_bytes in placement.row_bytes]
+        self._addresses |= {buffer: memory[place] for buffer, place in placement.places.items()}
 
     def _allocate(self, num_bytes: int) -> int:
         self._memory.append(torch.empty(num_bytes + 64, dtype=torch.uint8))
@@ -188,69 +206,65 @@ class PlannedModel:
         whole = owner[address - owner.data_ptr() :][:size].view(torch.float32)
         return whole.view(num_rows, buffer.row_bytes // 4)[:, : buffer.width]
 
-    # --- Ops ------------------------------------------------------------------------------
+    # --- Ops: see `kernels.instruction.Emitter` -------------------------------------------
 
-    def _rows(self, buffer: Buffer) -> _native.Rows:
-        return _native.Rows(self._addresses[buffer], buffer.row_bytes, buffer.type)
+    def push(self, op: str, **values: Any) -> None:
+        """Add a native op."""
+        getattr(self.native, op)(**values, **self._options)
+        self.ops.append(self._emitting)
 
-    def _columns(self, columns: Columns) -> int:
-        return self._addresses[columns.buffer] + 4 * columns.start
+    def rows(self, value: Buffer | Columns) -> _native.Rows:
+        """The `Rows` of a value."""
+        buffer = value.buffer if isinstance(value, Columns) else value
+        stride = 4 * buffer.width if buffer is self.program.logits else buffer.row_bytes
+        return _native.Rows(self.address(value), stride, buffer.type)
 
-    def _emit(self, instruction: Instruction) -> None:
-        native, weights = self.native, self._weights
-        match instruction:
-            case Embed(table, out, offset, of_positions):
-                native.embed(weights.weight(table), self._rows(out), offset, of_positions)
-            case Rotary(frequencies, cos, sin):
-                self._memory.append(frequencies.detach().float().contiguous())
-                address = self._memory[-1].data_ptr()
-                native.rotary(address, self._addresses[cos], self._addresses[sin], frequencies.shape[0])
-            case Norm(x, out, weight, bias, epsilon, subtract_mean):
-                weight_at, bias_at = weights.vector_address(weight), weights.vector_address(bias)
-                native.norm(self._rows(x), self._rows(out), weight_at, bias_at, x.width, epsilon, subtract_mean)
-            case WriteKv():
-                self._emit_write_kv(instruction)
-            case Attend(q, out, num_heads, scale, window, layer_index):
-                kv = self._kv_layers[layer_index]
-                stride = q.buffer.row_bytes // 4
-                native.attend(self._columns(q), stride, self._rows(out), num_heads, window, scale, kv)
-            case Activate(x, out, activation, gated):
-                native.activate(self._rows(x), self._rows(out), out.width, activation, gated)
-            case Add(a, b, out):
-                native.add(self._rows(a), self._rows(b), self._rows(out), out.width)
+    def address(self, value: Buffer | Columns) -> int:
+        """Address of the first row."""
+        if isinstance(value, Columns):
+            return self._addresses[value.buffer] + 4 * value.start
+        return self._addresses[value]
 
-    def _emit_gemm(self, op: Gemm, ahead: Ahead | None) -> None:
-        fetched = None
-        if ahead is not None:
-            kv = self._kv_layers[ahead.attend.layer_index]
-            fetched = _native.KvAhead(kv, ahead.attend.window, ahead.begin, ahead.end)
-        self.native.gemm(
-            self._weights.weight(op.weight), self._weights.vector_address(op.bias), self._rows(op.x),
-            self._rows(op.out), op.activation, op.gated, op.add, ahead=fetched,
-        )  # fmt: skip
+    def weight(self, parameter: Any) -> _native.Weight:
+        """The `Weight` of a matrix."""
+        return self._weights.weight(parameter)
 
-    def _emit_write_kv(self, op: WriteKv) -> None:
-        cos, sin = (0, 0) if op.rotation is None else (self._addresses[buffer] for buffer in op.rotation)
-        self.native.write_kv(
-            self._columns(op.q), self._columns(op.k), self._columns(op.v), op.q.buffer.row_bytes // 4, op.num_heads,
-            self._weights.vector_address(op.q_norm), self._weights.vector_address(op.k_norm), op.epsilon, cos, sin,
-            self._kv_layers[op.layer_index],
-        )  # fmt: skip
+    def vector(self, parameter: Any) -> int:
+        """Address of a vector's fp32 values; 0 for None."""
+        return self._weights.vector_address(parameter)
+
+    def constant(self, values: torch.Tensor) -> int:
+        """Address of a copy of a tensor in fp32."""
+        self._memory.append(values.detach().float().contiguous())
+        return self._memory[-1].data_ptr()
+
+    def kv_layer(self, layer_index: int) -> _native.KvLayer:
+        """The `KvLayer` of one layer."""
+        return self._kv_layers[layer_index]
+
+    def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
+        """The keys and values that a product may fetch; None if there are none."""
+        part = self._ahead.get(instruction)
+        if part is None:
+            return None
+        return _native.KvAhead(self.kv_layer(part.attend.layer_index), part.attend.window, part.begin, part.end)
+
+    def _emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
+        self._options = {"parts": parts, **options}
+        for instruction in instructions:
+            self._emitting = instruction
+            instruction.emit(self)
 
     def _emit_head(self) -> None:
         """Rows of the hidden states in the head's type, then either the logits or the likeliest tokens."""
-        native, program = self.native, self.program
-        weight = self._weights.weight(program.head_weight)
-        bias = self._weights.vector_address(program.head_bias)
-        x = self._rows(program.head_input)
-        native.activate(
-            self._rows(program.hidden), x, program.hidden.width, of_logit_rows=True, from_logit_rows=True,
-            parts=LOGITS | GREEDY,
-        )  # fmt: skip
-        logits = _native.Rows(self.logits.data_ptr(), 4 * program.vocab_size, RowType.f32)
-        native.gemm(weight, bias, x, logits, of_logit_rows=True, parts=LOGITS)
+        likeliest = self.program.likeliest
+        first, *others = self.program.head
+        self._emit([first], LOGITS | GREEDY if likeliest else LOGITS, of_logit_rows=True)
+        self._emit(others, LOGITS, of_logit_rows=True)
+        if likeliest is None:
+            return
         max_rows = self.limits.max_logit_rows
-        values = self._allocate(4 * max_rows * native.num_threads)
-        ids = self._allocate(4 * max_rows * native.num_threads)
-        native.head(weight, bias, x, values, ids, max_rows, parts=GREEDY)
-        native.argmax(values, ids, max_rows, self.best_ids.ctypes.data, parts=GREEDY)
+        values, ids = (self._allocate(4 * max_rows * self.native.num_threads) for _ in range(2))
+        best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
+        self._emit([likeliest], GREEDY, **best)
+        self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data)

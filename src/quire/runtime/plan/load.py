@@ -4,6 +4,7 @@ The model's code is traced with parameters on the meta device; stored weights go
 Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -11,12 +12,11 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.config import EngineConfig
-from quire.kernels.registry import check_environment, debugging_variable
+from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition
 from quire.runtime.loader import Placement, check_split, fill_with_random, make_model, partitions_of, plan_placements
-from quire.runtime.plan.instructions import Program
-from quire.runtime.plan.lower import lower
+from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
@@ -37,8 +37,8 @@ def plan_model(
     """
     check_environment()
     check_split(config, checkpoint, group)
-    if (variable := debugging_variable()) is not None:
-        raise NotTraceableError(variable)
+    if os.environ.get("QUIRE_KERNELS"):
+        raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
     with torch.device("meta"):
         model = make_model(config.model.hf_config, group)
     traced = trace_model(model, layer_groups)

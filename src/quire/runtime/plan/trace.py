@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quire.errors import QuireError
+from quire.kernels.registry import import_operations
 from quire.kernels.tracing import NotTraceableError, Symbol, Trace
 
 
@@ -51,6 +52,7 @@ def trace_model(model: nn.Module, layer_groups: tuple[int, ...]) -> TracedModel:
 
     Raises: NotTraceableError for what a plan cannot hold.
     """
+    import_operations()
     try:
         traced = _trace(model, layer_groups)
     except (NotTraceableError, QuireError):

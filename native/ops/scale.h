@@ -1,0 +1,30 @@
+// Rows times a constant: the multipliers of embeddings, residuals and logits.
+#pragma once
+#include "ops/rows.h"
+#include "plan/op.h"
+
+namespace quire {
+
+// out = factor * x.
+struct ScaleOp {
+  Rows x;  // f32
+  Rows out;
+  int64_t width;
+  float factor;
+  bool of_logit_rows;
+};
+
+namespace {
+
+inline void scale(const ScaleOp& op, const Context& context) {
+  write_chunks(op.out, num_rows(context, op.of_logit_rows), op.width, context,
+               [&](int64_t t, int64_t first, int64_t columns, float* values) {
+                 const float* x = row<float>(op.x, t) + first;
+                 for (int64_t i = 0; i < columns; ++i) values[i] = op.factor * x[i];
+               });
+}
+
+QUIRE_OP(scale, ScaleOp, x, out, width, factor, of_logit_rows)
+
+}  // namespace
+}  // namespace quire

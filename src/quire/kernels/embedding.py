@@ -1,0 +1,59 @@
+"""Rows of a table for token ids or positions. Op by op this is PyTorch's `functional.embedding`.
+
+Next to read: `layers/embedding.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire._native import WeightFormat, packed_bytes
+from quire.kernels.instruction import Buffer, Cost, Emitter, Instruction, StepShape
+from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.tracing import TORCH_FUNCTIONS, Call, NotTraceableError, Symbol
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Embed(Instruction):
+    """out[t] = weight[id + offset], the ids being the step's tokens or its positions."""
+
+    weight: Any
+    format: WeightFormat
+    out: Buffer
+    offset: int
+    of_positions: bool
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        table, out = to.weight(self.weight), to.rows(self.out)
+        to.push("embed", table=table, out=out, offset=self.offset, of_positions=self.of_positions)
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`. Rows are packed 16 to a tile, which share what they are read with."""
+        return Cost(bytes_read=step.num_tokens * packed_bytes(self.format, 16, self.weight.shape[1]) // 16)
+
+
+def _record(ids: Any, table: Any, *_: Any, **options: Any) -> Symbol:
+    if not isinstance(ids, Symbol) or options.get("max_norm") is not None:
+        raise NotTraceableError("torch's embedding with options")
+    return ids.trace.record("embedding", (ids, table), (table.shape[1],))
+
+
+TORCH_FUNCTIONS["embedding"] = _record
+
+
+@lowers("token_ids", "positions", "shift")
+def _lower_ids(to: Lowering, call: Call) -> None:
+    """Ids are part of the embedding that reads them."""
+
+
+@lowers("embedding")
+def _lower(to: Lowering, call: Call) -> None:
+    ids, table = call.arguments
+    offset = 0
+    while ids.call.operation == "shift":
+        ids, constant = ids.call.arguments
+        offset += constant
+    of_positions = ids.call.operation == "positions"
+    if not of_positions and ids.call.operation != "token_ids":
+        raise NotTraceableError("an embedding of other things than token ids and positions")
+    to.append(Embed(table, to.format_of(table), to.result(call), offset, of_positions))

@@ -1,0 +1,183 @@
+"""Buffers, instructions on them, and their costs: a plan before it has addresses.
+
+An operation's instruction is declared beside the operation (`rms_norm/__init__.py`). Its fields are buffers, parameters
+(`torch.nn.Parameter`, by identity) and numbers; `emit` gives them addresses and calls the native op. Must not know
+models. Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+from quire._native import KvFormat, RowType, WeightFormat, packed_bytes, wanted_rows
+
+ROW_ALIGNMENT = 64
+KV_BYTES = {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2, KvFormat.i8: 1}
+KV_ARITHMETIC = {KvFormat.f32: "fp32", KvFormat.f16: "fp32", KvFormat.bf16: "bf16", KvFormat.i8: "int8"}
+ROW_ARITHMETIC = {RowType.f32: "fp32", RowType.bf16: "bf16", RowType.q8: "int8"}
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """[T, width] values that live from the instruction that writes them to the last that reads them."""
+
+    width: int
+    type: RowType = RowType.f32
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per row; rows start at multiples of 64."""
+        if self.type == RowType.q8:
+            used = self.width // 32 * 48
+        else:
+            used = 4 * self.width if self.type == RowType.f32 else 2 * (self.width + self.width % 2)
+        return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """`width` columns of a buffer from `start` on: an fp32 buffer's, or all of any buffer."""
+
+    buffer: Buffer
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one instruction in one step.
+
+    Fields:
+        flops: multiplications and additions, in `arithmetic`: "int8", "bf16" or "fp32".
+        bytes_read, bytes_written: weights and the KV cache. Values that pass from one instruction to the next stay in
+            the processor's caches and do not count.
+    """
+
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    arithmetic: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The size of one step.
+
+    Fields:
+        requests: per request its first new position and its number of new tokens.
+        num_logit_rows: S.
+        kv_format: of the KV cache.
+    """
+
+    requests: tuple[tuple[int, int], ...]
+    num_logit_rows: int = 0
+    kv_format: KvFormat = KvFormat.f32
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(count for _, count in self.requests)
+
+    def num_scores(self, window: int) -> int:
+        """Positions attended to, added up over the new tokens. `window` 0: all earlier positions."""
+        ends = (range(start + 1, start + count + 1) for start, count in self.requests)
+        return sum(min(end, window or end) for tokens in ends for end in tokens)
+
+    def num_positions(self, window: int) -> int:
+        """Positions whose keys and values are read, added up over the requests."""
+        return sum(start + count - max(0, start - window + 1) * (window > 0) for start, count in self.requests)
+
+    def of_logit_rows(self) -> "StepShape":
+        """The step as the head sees it: its tokens are the rows that need logits."""
+        return replace(self, requests=((0, self.num_logit_rows),))
+
+
+class Emitter(Protocol):
+    """Adds native ops to a plan; gives buffers, parameters and KV layers their addresses."""
+
+    def push(self, op: str, **values: Any) -> None:
+        """Add a native op with these fields (`native/ops/`)."""
+
+    def rows(self, value: Buffer | Columns) -> Any:
+        """The `Rows` of a value."""
+
+    def address(self, value: Buffer | Columns) -> int:
+        """Address of the first row."""
+
+    def weight(self, parameter: Any) -> Any:
+        """The `Weight` of a matrix."""
+
+    def vector(self, parameter: Any) -> int:
+        """Address of a vector's fp32 values; 0 for None."""
+
+    def constant(self, values: Any) -> int:
+        """Address of a copy of a tensor in fp32."""
+
+    def kv_layer(self, layer_index: int) -> Any:
+        """The `KvLayer` of one layer."""
+
+    def ahead(self, instruction: "Instruction") -> Any:
+        """The `KvAhead` that a product may fetch; None if there is none."""
+
+
+class Instruction:
+    """Base of all instructions: frozen dataclasses, compared by identity."""
+
+    __slots__ = ()
+
+    def emit(self, to: Emitter) -> None:
+        """Add the native op."""
+        raise NotImplementedError
+
+    def cost(self, step: StepShape) -> Cost:
+        """FLOPs and bytes in one step."""
+        raise NotImplementedError
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The buffers that it reads or writes."""
+        return [value.buffer if isinstance(value, Columns) else value for _, value in self._values()]
+
+    def describe(self, num_rows: int) -> str:
+        """Name, shapes and types for one step, as traces show them."""
+        shown = []
+        for name, value in self._values():
+            buffer = value.buffer if isinstance(value, Columns) else value
+            shown.append(f"{name} [{num_rows}, {value.width}] {buffer.type.name}")
+        weight, weight_format = getattr(self, "weight", None), getattr(self, "format", None)
+        if weight is not None:
+            shown.append(f"weight {list(weight.shape)}{f' {weight_format.name}' if weight_format else ''}")
+        return f"{type(self).__name__}: {', '.join(shown)}"
+
+    def _values(self) -> Iterator[tuple[str, Buffer | Columns]]:
+        for field in fields(self):  # type: ignore[arg-type]  # all subclasses are dataclasses
+            value = getattr(self, field.name)
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Buffer | Columns):
+                    yield field.name, item
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Convert(Instruction):
+    """The same values in another type; with `takes_logit_rows` only those of the rows that need logits."""
+
+    x: Columns
+    out: Buffer
+    takes_logit_rows: bool = False
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        options = {"from_logit_rows": True} if self.takes_logit_rows else {}
+        to.push("activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, **options)
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`."""
+        return Cost()
+
+
+def product_cost(num_rows: int, shape: tuple[int, ...], weight_format: WeightFormat, bias: Any) -> Cost:
+    """The cost of a linear layer [N, I]: 2 · rows · N · I operations, its weight and bias read once."""
+    num_outputs, num_inputs = shape
+    num_bytes = packed_bytes(weight_format, num_outputs, num_inputs) + (0 if bias is None else 4 * num_outputs)
+    arithmetic = ROW_ARITHMETIC[wanted_rows(weight_format)]
+    return Cost(2 * num_rows * num_outputs * num_inputs, num_bytes, 0, arithmetic)

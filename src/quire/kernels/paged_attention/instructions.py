@@ -1,0 +1,179 @@
+"""`WriteKv` and `Attend`: attention in plans, with norms of heads and rotation done where keys are written.
+
+Next to read: `native/ops/write_kv.h`, then `native/ops/attend.h`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.kernels.instruction import KV_ARITHMETIC, KV_BYTES, Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.rope import rotation_of
+from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
+
+BLOCK = 32
+SIZES.update(paged_attention=same_sizes, write_kv=lambda *_: ())
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class WriteKv(Instruction):
+    """Norms of heads, rotation in place, keys and values to the cache."""
+
+    q: Columns
+    k: Columns
+    v: Columns
+    num_heads: int
+    q_norm: Any
+    k_norm: Any
+    epsilon: float
+    rotation: tuple[Buffer, Buffer] | None
+    layer_index: int
+    num_kv_heads: int
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        cos, sin, half = 0, 0, 0
+        if self.rotation is not None:
+            cos, sin, half = *map(to.address, self.rotation), self.rotation[0].width
+        q_stride, k_stride, v_stride = (part.buffer.row_bytes // 4 for part in (self.q, self.k, self.v))
+        to.push(
+            "write_kv", q=to.address(self.q), k=to.address(self.k), v=to.address(self.v), q_stride=q_stride,
+            k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=to.vector(self.q_norm),
+            k_norm=to.vector(self.k_norm), epsilon=self.epsilon, cos=cos, sin=sin, half=half,
+            kv=to.kv_layer(self.layer_index),
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`."""
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        heads = self.q.width + self.k.width
+        flops = 4 * heads * (len(norms) > 0)
+        if self.rotation is not None:
+            flops += 6 * self.rotation[0].width * heads * self.num_kv_heads // self.k.width
+        num_bytes = step.num_tokens * kv_bytes(step, self.num_kv_heads, self.k.width // self.num_kv_heads)
+        return Cost(step.num_tokens * flops, sum(4 * int(norm.shape[0]) for norm in norms), num_bytes)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Attend(Instruction):
+    """Attention of queries to the cache. `window` 0: to all earlier tokens; `soft_cap` 0: none."""
+
+    q: Columns
+    out: Buffer
+    num_heads: int
+    scale: float
+    window: int
+    layer_index: int
+    num_kv_heads: int
+    soft_cap: float
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        to.push(
+            "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
+            num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
+            soft_cap=self.soft_cap,
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`. A score and a weighted value are 2 · D operations each for every query head."""
+        num_bytes = step.num_positions(self.window) * kv_bytes(step, self.num_kv_heads, self.q.width // self.num_heads)
+        flops = 4 * self.q.width * step.num_scores(self.window)
+        return Cost(flops, num_bytes, 0, KV_ARITHMETIC[step.kv_format])
+
+
+def kv_bytes(step: StepShape, num_kv_heads: int, head_size: int) -> int:
+    """Bytes of one token's keys and values in one layer; int8 has an fp32 scale for each head's."""
+    size = KV_BYTES[step.kv_format]
+    return 2 * num_kv_heads * (head_size * size + (4 if size == 1 else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Queries, keys or values as attention wants them: where they are, and what is still to be done in place.
+
+    `calls`: those that are part of this; of all of them `columns` is the source's value.
+    """
+
+    columns: Columns
+    norm: Any = None
+    epsilon: float = 0.0
+    rotation: tuple[Buffer, Buffer] | None = None
+    calls: tuple[Call, ...] = ()
+
+
+@lowers("write_kv")
+def _lower_write(to: Lowering, call: Call) -> None:
+    cache = call.arguments[2]
+    if ("write", cache.layer_index) in to.notes:
+        raise NotTraceableError("a second write to a layer's cache")
+    to.notes["write", cache.layer_index] = call
+
+
+@lowers("paged_attention")
+def _lower(to: Lowering, call: Call) -> None:
+    q, cache, _, group_index, scale, window, soft_cap = call.arguments
+    write: Call | None = to.notes.get(("write", cache.layer_index))
+    if write is None or group_index != cache.group_index:
+        raise NotTraceableError("attention to another cache than its own layer's, or to a cache not written")
+    if ("attend", cache.layer_index) in to.notes:
+        raise NotTraceableError("a second attention to one cache")
+    to.notes["attend", cache.layer_index] = call
+    k, v = write.arguments[:2]
+    if len(q.sizes) != 2 or k.sizes != v.sizes or k.sizes[1:] != q.sizes[1:] or q.sizes[0] % k.sizes[0]:
+        raise NotTraceableError(f"attention of queries {q} to keys {k} and values {v}")
+    (num_heads, head_size), num_kv_heads = q.sizes, k.sizes[0]
+    parts = _prepared_in_place(to, (q, k, v), {write, call})
+    is_shared = parts is None
+    queries, keys, values = parts or [_Heads(to.columns(symbol)) for symbol in (q, k, v)]
+    # The memory of queries may be used for results that are int8 blocks across heads (native/ops/attend_rows.h).
+    out = to.result(call, takes_type=not is_shared or head_size % BLOCK == 0)
+    to.append(
+        WriteKv(
+            queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
+            queries.rotation, cache.layer_index, num_kv_heads,
+        )
+    )  # fmt: skip
+    attend = Attend(queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0)
+    to.append(attend)
+
+
+def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]) -> list[_Heads] | None:
+    """Queries, keys and values before their norms and rotation; None where these cannot be done in place."""
+    parts = [_unprepared(to, symbol) for symbol in symbols]
+    queries, keys, values = parts
+    if values.norm is not None or values.rotation is not None or queries.rotation != keys.rotation:
+        return None
+    if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
+        return None
+    # Only this attention may read the changed columns, and no column may be changed twice.
+    calls = {call for part in parts for call in part.calls}
+    if any(user not in calls | users for call in calls for user in to.users(call)):
+        return None
+    spans = sorted((id(part.columns.buffer), part.columns.start, part.columns.width) for part in parts)
+    if any(a[0] == b[0] and a[1] + a[2] > b[1] for a, b in itertools.pairwise(spans)):
+        return None
+    return parts
+
+
+def _unprepared(to: Lowering, symbol: Symbol) -> _Heads:
+    """Follow a [T, heads, D] value back through rotation and norm, as far as these have waited."""
+    heads = _Heads(Columns(Buffer(0), 0, 0))
+    calls = [symbol.call]
+    if symbol.call.operation == "rope" and to.is_waiting(symbol.call):
+        heads = replace(heads, rotation=rotation_of(to, symbol.call))
+        symbol = _inside(symbol, symbol.call.arguments[0])
+        calls.append(symbol.call)
+    if symbol.call.operation == "rms_norm" and to.is_waiting(symbol.call):
+        x, norm, epsilon = symbol.call.arguments
+        heads = replace(heads, norm=norm, epsilon=epsilon)
+        symbol = _inside(symbol, x)
+        calls.append(symbol.call)
+    return replace(heads, columns=to.columns(symbol), calls=tuple(calls))
+
+
+def _inside(symbol: Symbol, source: Symbol) -> Symbol:
+    """The part of `source` that an elementwise call turned into `symbol`."""
+    return Symbol(symbol.trace, source.call, source.start + symbol.start, symbol.sizes)

@@ -1,0 +1,161 @@
+"""GPT-2: learned positions, layer norms before each block, one projection for queries, keys and values, tied head.
+
+Checkpoints store the matrices of all linear layers transposed. Next to read: `layers/attention.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quire.cache_spec import CacheSpec
+from quire.kernels.activations import activate
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import SINGLE, Group, share
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
+from quire.layers.norms import LayerNorm
+from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+
+HARMLESS_FIELDS = (
+    "n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
+    "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+)  # fmt: skip
+"""Dropout, classification heads, and an order of operations that fp32 sums do not need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """Sizes and variants. `scales`: of each layer's attention scores."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    activation: str
+    layer_norm_epsilon: float
+    scales: tuple[float, ...]
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> "GPT2Config":
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config)
+        hidden_size, num_heads = reader.integer("n_embd"), reader.integer("n_head")
+        num_layers = reader.integer("n_layer", maximum=MAX_LAYERS)
+        check_divides("n_head", num_heads, "n_embd", hidden_size)
+        for name in HARMLESS_FIELDS:
+            reader.raw(name)
+        scale = (hidden_size // num_heads) ** -0.5 if reader.flag("scale_attn_weights", True) else 1.0
+        by_layer = reader.flag("scale_attn_by_inverse_layer_idx", False)
+        config = cls(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=reader.integer("n_inner", 4 * hidden_size),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_size=hidden_size // num_heads,
+            context_len=reader.integer("n_positions"),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+            activation=ACTIVATIONS[reader.choice("activation_function", "gelu_new", tuple(ACTIVATIONS))],
+            layer_norm_epsilon=reader.number("layer_norm_epsilon", 1e-5),
+            scales=tuple(scale / (index + 1) if by_layer else scale for index in range(num_layers)),
+        )
+        reader.finish()
+        return config
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """Return the kind of cache of each layer."""
+        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
+
+
+class GPT2Attention(nn.Module):
+    """Attention with one KV head per query head, and no rotation."""
+
+    def __init__(self, config: GPT2Config, layer_index: int, group: Group) -> None:
+        super().__init__()
+        heads = share("attention heads", config.num_heads, group)
+        self.num_heads, self.head_size = heads.size, config.head_size
+        q = heads * config.head_size
+        self.c_attn = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=True)
+        self.c_proj = RowParallelLinear(q, config.hidden_size, group, bias=True)
+        self.attention = Attention(layer_index, config.head_size, scale=config.scales[layer_index])
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        qkv = self.c_attn(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
+        q, k, v = qkv.split(self.num_heads, dim=1)  # each [T, H, D]
+        return self.c_proj(self.attention(q, k, v, batch).flatten(1))  # [T, E]
+
+
+class GPT2MLP(nn.Module):
+    """c_proj(activation(c_fc(x)))."""
+
+    def __init__(self, config: GPT2Config, group: Group) -> None:
+        super().__init__()
+        inner = share("MLP columns", config.intermediate_size, group)
+        self.activation = config.activation
+        self.c_fc = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
+        self.c_proj = RowParallelLinear(inner, config.hidden_size, group, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        return self.c_proj(activate(self.c_fc(x), self.activation))  # [T, E]
+
+
+class GPT2Layer(nn.Module):
+    """Attention, then MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, config: GPT2Config, layer_index: int, group: Group) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.attn = GPT2Attention(config, layer_index, group)
+        self.ln_2 = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mlp = GPT2MLP(config, group)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        x = x + self.attn(self.ln_1(x), batch)  # [T, E]
+        return x + self.mlp(self.ln_2(x))  # [T, E]
+
+
+class GPT2LMHeadModel(nn.Module):
+    """The whole model, or one rank's share. Parameter names are the checkpoint's, without `transformer.`."""
+
+    Config: ClassVar[type[GPT2Config]] = GPT2Config
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    renames: ClassVar[Mapping[str, str]] = {"transformer.": ""}
+    transposed_params: ClassVar[tuple[str, ...]] = ("c_attn", "c_proj", "c_fc")
+
+    def __init__(self, config: GPT2Config, group: Group = SINGLE) -> None:
+        super().__init__()
+        self.config = config
+        self.ignored_tensors = (r"attn\.(masked_)?bias$", *([r"^lm_head\."] if config.tie_word_embeddings else []))
+        self.wte = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
+        self.wpe = Embedding(config.context_len, config.hidden_size)
+        self.h = nn.ModuleList(GPT2Layer(config, index, group) for index in range(config.num_layers))
+        self.ln_f = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        table_size = config.vocab_size, config.hidden_size
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
+        x = self.wte(token_ids) + self.wpe(batch.positions)  # [T, E]
+        for layer in self.h:
+            x = layer(x, batch)  # [T, E]
+        return self.ln_f(x)  # [T, E]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shapes: hidden [S, E] -> [S, V]."""
+        return self.wte.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+
+ARCHITECTURES = {"GPT2LMHeadModel": GPT2LMHeadModel}

@@ -1,0 +1,180 @@
+"""GPT-NeoX and Pythia: rotation of a part of each head, attention and MLP side by side, layer norms, biases.
+
+Next to read: `layers/attention.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.cache_spec import CacheSpec
+from quire.errors import ModelFileError
+from quire.kernels.activations import activate
+from quire.kernels.rope import rope
+from quire.layers.attention import Attention
+from quire.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import SINGLE, Group, share
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
+from quire.layers.norms import LayerNorm
+from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+from quire.models.hf_rope import read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTNeoXConfig:
+    """Sizes and variants. `parallel`: attention and MLP read the same residual."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    activation: str
+    layer_norm_epsilon: float
+    rope: RopeConfig
+    parallel: bool
+    attention_bias: bool
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> "GPTNeoXConfig":
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config)
+        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+        check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+        reader.raw("classifier_dropout")
+        rope_config = read_rope(reader, theta_name="rotary_emb_base", share_name="rotary_pct", share=0.25)
+        head_size = hidden_size // num_heads
+        if int(head_size * rope_config.rotated_share) % 2:
+            raise ModelFileError(
+                f"the model's config has rotary_pct={rope_config.rotated_share}, an odd number of the {head_size} "
+                "dimensions of a head: they are rotated in pairs"
+            )
+        config = cls(
+            vocab_size=reader.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=reader.integer("intermediate_size"),
+            num_layers=reader.integer("num_hidden_layers", maximum=MAX_LAYERS),
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_size=head_size,
+            context_len=reader.integer("max_position_embeddings"),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+            activation=ACTIVATIONS[reader.choice("hidden_act", "gelu", tuple(ACTIVATIONS))],
+            layer_norm_epsilon=reader.number("layer_norm_eps", 1e-5),
+            rope=rope_config,
+            parallel=reader.flag("use_parallel_residual", True),
+            attention_bias=reader.flag("attention_bias", True),
+        )
+        reader.finish()
+        return config
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """Return the kind of cache of each layer."""
+        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
+
+
+class GPTNeoXAttention(nn.Module):
+    """Attention with one KV head per query head."""
+
+    def __init__(self, config: GPTNeoXConfig, layer_index: int, group: Group) -> None:
+        super().__init__()
+        heads = share("attention heads", config.num_heads, group)
+        self.num_heads, self.head_size = heads.size, config.head_size
+        q = heads * config.head_size
+        self.query_key_value = ColumnParallelLinear(config.hidden_size, (q, q, q), bias=config.attention_bias)
+        self.dense = RowParallelLinear(q, config.hidden_size, group, bias=config.attention_bias)
+        self.attention = Attention(layer_index, config.head_size)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
+        qkv = self.query_key_value(x).view(-1, 3 * self.num_heads, self.head_size)  # [T, 3H, D]
+        qk, v = qkv.split((2 * self.num_heads, self.num_heads), dim=1)
+        q, k = rope(qk, *rotation).split(self.num_heads, dim=1)  # each [T, H, D]
+        return self.dense(self.attention(q, k, v, batch).flatten(1))  # [T, E]
+
+
+class GPTNeoXMLP(nn.Module):
+    """dense_4h_to_h(activation(dense_h_to_4h(x)))."""
+
+    def __init__(self, config: GPTNeoXConfig, group: Group) -> None:
+        super().__init__()
+        inner = share("MLP columns", config.intermediate_size, group)
+        self.activation = config.activation
+        self.dense_h_to_4h = ColumnParallelLinear(config.hidden_size, (inner,), bias=True)
+        self.dense_4h_to_h = RowParallelLinear(inner, config.hidden_size, group, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        return self.dense_4h_to_h(activate(self.dense_h_to_4h(x), self.activation))  # [T, E]
+
+
+class GPTNeoXLayer(nn.Module):
+    """Attention and MLP, each behind a norm: side by side, or one after the other."""
+
+    def __init__(self, config: GPTNeoXConfig, layer_index: int, group: Group) -> None:
+        super().__init__()
+        self.parallel = config.parallel
+        self.input_layernorm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.attention = GPTNeoXAttention(config, layer_index, group)
+        self.post_attention_layernorm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mlp = GPTNeoXMLP(config, group)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
+        attended = self.input_layernorm(x)  # [T, E]
+        if self.parallel:
+            normed = self.post_attention_layernorm(x)  # [T, E]
+            x = x + self.attention(attended, rotation, batch)  # [T, E]
+            return x + self.mlp(normed)  # [T, E]
+        x = x + self.attention(attended, rotation, batch)  # [T, E]
+        return x + self.mlp(self.post_attention_layernorm(x))  # [T, E]
+
+
+class GPTNeoXForCausalLM(nn.Module):
+    """The whole model, or one rank's share. Parameter names are the checkpoint's, without `gpt_neox.`."""
+
+    Config: ClassVar[type[GPTNeoXConfig]] = GPTNeoXConfig
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    renames: ClassVar[Mapping[str, str]] = {"gpt_neox.": "", "embed_out.": "lm_head."}
+
+    def __init__(self, config: GPTNeoXConfig, group: Group = SINGLE) -> None:
+        super().__init__()
+        self.config = config
+        self.ignored_tensors = (
+            r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$",
+            *([r"^(embed_out|lm_head)\."] if config.tie_word_embeddings else []),
+        )
+        # Stored head by head, each with its query, key and value; here all queries come first, as attention wants it.
+        rows = np.arange(3 * config.hidden_size).reshape(config.num_heads, 3, config.head_size)
+        self.row_orders = {"query_key_value": rows.swapaxes(0, 1).reshape(-1)}
+        self.embed_in = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
+        self.rotary = RotaryEmbedding(config.rope.frequencies(config.head_size))
+        self.layers = nn.ModuleList(GPTNeoXLayer(config, index, group) for index in range(config.num_layers))
+        self.final_layer_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        table_size = config.vocab_size, config.hidden_size
+        self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
+
+    def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
+        x = self.embed_in(token_ids)  # [T, E]
+        rotation = self.rotary(batch.positions)  # cos, sin [T, C]
+        for layer in self.layers:
+            x = layer(x, rotation, batch)  # [T, E]
+        return self.final_layer_norm(x)  # [T, E]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shapes: hidden [S, E] -> [S, V]."""
+        return self.embed_in.as_head(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+
+ARCHITECTURES = {"GPTNeoXForCausalLM": GPTNeoXForCausalLM}
