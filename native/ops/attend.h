@@ -1,7 +1,8 @@
 // Attention over paged keys and values (Vaswani 2017, eq. 1) with an online softmax (Milakov & Gimelshein 2018): each
 // row's result is that of tiles of 128 positions at fixed places, merged in order.
 //
-// Next to read: attend_work.h (who computes what), attend_tile.h (the kernels), attend_formats.h (orders of sums).
+// Next to read: attend_work.h (how threads share the work), attend_tile.h (the kernels), attend_formats.h (orders of
+// sums).
 #pragma once
 #include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"

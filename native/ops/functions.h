@@ -47,7 +47,7 @@ inline F32x16 exp2_scaled(F32x16 x, F32x16 scale) {
 
 // 2^x for x <= 1, to 1.9 ulp: the minimax polynomial of degree 5 with 2^0 = 1 on |x - n| <= 1/2, n added to its
 // exponent. Adding 1.5 * 2^23 rounds x to n and leaves n in the lowest bits. Below -125 it is 0. A NaN stays one if its
-// lowest nine bits are zero, as they are in all that arithmetic makes and in those of bf16 and fp16.
+// lowest nine bits are zero, as they are in results of arithmetic and in bf16 and fp16.
 // N vectors step by step: two take a third less time than one after the other, since the processor looks too few
 // operations ahead to overlap whole chains.
 template <int N>

@@ -22,7 +22,7 @@ inline void quantise_block(const float* values, ActBlock* out) {
   out->unused = 0;
 }
 
-// The bytes that so many columns of a row take; q8 wants multiples of 32.
+// Bytes of `count` columns of a row; q8 wants multiples of 32.
 inline int64_t bytes_of_columns(RowType type, int64_t count) {
   if (type == RowType::q8) return count / kBlock * static_cast<int64_t>(sizeof(ActBlock));
   return count * (type == RowType::f32 ? 4 : 2);

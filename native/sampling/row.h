@@ -27,7 +27,7 @@ struct RowOptions {
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
   bool wants_logprobs = false;
-  int64_t num_top = 0;  // so many likeliest tokens are reported; at most the vocabulary
+  int64_t num_top = 0;  // likeliest tokens to report; at most the vocabulary
   Ids allowed;          // ascending; if there are any, nothing else may be chosen
   Ids banned;
   Ids bias;       // values are added

@@ -10,7 +10,7 @@
 namespace quire {
 
 // Rows of logits and where their results go. Shapes: logits [S, V] at `stride` elements, token_ids [S], logprobs [S],
-// ranks [S], top_ids and top_logprobs [S, top_stride]. What nobody wants may be null.
+// ranks [S], top_ids and top_logprobs [S, top_stride]. An address may be null.
 struct LogitRows {
   float* logits;
   int64_t stride;
@@ -25,8 +25,8 @@ struct LogitRows {
 
 class Sampler {
  public:
-  // Without a pool everything runs on the calling thread, as does a single row: handing out a part of 20 µs pays for
-  // nobody.
+  // Without a pool everything runs on the calling thread, as does a single row: handing out a part of 20 µs costs more
+  // than it saves.
   Sampler(int64_t vocab_size, std::shared_ptr<ThreadPool> pool);
 
   // One token per row: options has one per row.

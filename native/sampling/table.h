@@ -58,7 +58,7 @@ struct SamplingKernels {
   int64_t (*count_at_least)(const float* x, int64_t count, float bound);
 };
 
-// Not shared: some of those who include this are compiled for one instruction set (isa/simd.h).
+// Not shared: some files that include this are compiled for one instruction set (isa/simd.h).
 namespace {
 
 inline int64_t num_chunks(int64_t count) { return (count + kChunk - 1) / kChunk; }

@@ -77,7 +77,7 @@ class Cores {
   }
 
   // Moves the calling thread to its CPU and leaves it free to be moved again: when other processes are busy there, a
-  // thread that may not leave waits for them, and all others for it. Nothing happens to one that somebody has bound.
+  // thread that may not leave waits for them, and all others for it. A thread that is bound already stays where it is.
   void settle(int thread) const {
     if (cpus_.empty() || sched_getcpu() == cpus_[thread]) return;
     cpu_set_t now, one;

@@ -1,7 +1,7 @@
 // The engine's own threads: they run a whole step together, meeting at a barrier after each op.
 //
 // The caller is thread 0. Between steps and in a barrier a thread spins (in a barrier for some 20 µs), then offers its
-// core to others, then sleeps: where another process wants the cores, nobody burns them.
+// core to others, then sleeps: where another process wants the cores, it gets them.
 //
 // Where the process may use as many CPUs as there are threads, each thread has one of its own while tasks run: woken
 // beside a busy server, two of them would often be put on one CPU, and a step is as slow as its slowest thread.
@@ -19,7 +19,7 @@ class Barrier {
 
  private:
   const uint32_t num_threads_;
-  // On cache lines of their own: arriving must not disturb those who wait.
+  // On cache lines of their own: arriving must not disturb waiting threads.
   alignas(128) uint32_t arrived_ = 0;
   alignas(128) uint32_t round_ = 0;
   uint32_t sleepers_ = 0;

@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("quire.engine.events")
 
 
 class EventKind(enum.Enum):
-    """What happened. The fields of each kind's `data` are listed beside it."""
+    """Kinds of events. The fields of each kind's `data` are listed beside it."""
 
     ADMIT = "admit"  # num_prompt_tokens, num_cached_tokens
     SCHEDULE = "schedule"  # step_id, num_tokens, num_requests, num_waiting
@@ -36,7 +36,7 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: seconds of `time.monotonic()`, the request it is about ("" for none), and its data."""
+    """An event: seconds of `time.monotonic()`, the request it is about ("" for none), and its data."""
 
     time_s: float
     kind: EventKind
@@ -66,7 +66,7 @@ class EventLog:
         return self.num_recorded - len(self._events)
 
     def since(self, num_seen: int) -> list[Event]:
-        """What came after the first `num_seen` events, oldest first, without what has fallen out since.
+        """Return the events after the first `num_seen`, oldest first, without what has fallen out since.
 
         For the thread that records: another's count may be one event behind.
         """

@@ -300,7 +300,7 @@ class StepResult:
     num_iterations: int = 1
     """Forward passes, for events and `Pace`."""
     op_times: tuple[OpTime, ...] = ()
-    """Per instruction that ran, if these are traced."""
+    """Time and work of each instruction that ran, where these are traced."""
 
 
 class SequenceUpdate(NamedTuple):

@@ -24,7 +24,7 @@ OP_BY_OP = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work of one step of a case. `num_tokens`: tokens that it computes; `num_flops`: by arithmetic."""
+    """The least work of one step of a case. `num_tokens`: tokens it computes; `num_flops`: by arithmetic."""
 
     num_tokens: int
     num_bytes: float

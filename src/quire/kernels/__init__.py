@@ -1,1 +1,1 @@
-"""One folder per operation: contract, reference and fast versions, and the cases that all versions are tested on."""
+"""A folder or a module per operation: contract, reference, fast versions, and the cases that test all versions."""

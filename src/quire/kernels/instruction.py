@@ -1,4 +1,4 @@
-"""What plans are made of before they have addresses: buffers, instructions on them, and their costs.
+"""Buffers, instructions on them, and their costs: a plan before it has addresses.
 
 An operation's instruction is declared beside the operation (`rms_norm/__init__.py`). Its fields are buffers, parameters
 (`torch.nn.Parameter`, by identity) and numbers; `emit` gives them addresses and calls the native op. Must not know
@@ -102,7 +102,7 @@ class Emitter(Protocol):
         """The `Rows` of a value."""
 
     def address(self, value: Buffer | Columns) -> int:
-        """Where the first row begins."""
+        """Address of the first row."""
 
     def weight(self, parameter: Any) -> Any:
         """The `Weight` of a matrix."""

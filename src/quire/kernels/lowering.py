@@ -1,7 +1,8 @@
 """`Lowering`: the state while a trace becomes instructions. Operations say how in a function marked `@lowers`.
 
-The residual stream and all that no linear layer reads is fp32; what a linear layer reads is written in its type by the
-instruction before it. Must not know operations. Next to read: `linear/__init__.py`, then `runtime/plan/lower.py`.
+The residual stream and every value that no linear layer reads is fp32; the input of a linear layer is written in its
+type by the instruction before it. Must not know operations.
+Next to read: `linear/__init__.py`, then `runtime/plan/lower.py`.
 """
 
 import math
@@ -88,7 +89,7 @@ class Lowering:
         return buffer
 
     def columns(self, symbol: Symbol) -> Columns:
-        """Where the fp32 values of a symbol are. Raises: NotTraceableError if they are nowhere."""
+        """Return where the fp32 values of a symbol are. Raises: NotTraceableError if they are nowhere."""
         if symbol.call in self._waiting:
             self._lower(symbol.call)
         buffer = self._buffers.get(symbol.call)
@@ -136,9 +137,9 @@ class Lowering:
     # --- Calls that attention takes in --------------------------------------------------------
 
     def waits(self, call: Call, users: tuple[str, ...]) -> bool:
-        """Whether a call of a part of one buffer waits until one of its users takes it in or needs its value.
+        """Return whether a call of a part of one buffer waits until a user takes it in or needs its value.
 
-        Only where nothing but calls of `users` reads the buffer: nobody else may change it meanwhile.
+        Only where nothing but calls of `users` reads the buffer: no other instruction may change it meanwhile.
         """
         if call in self._waiting:
             self._waiting.remove(call)
@@ -151,7 +152,7 @@ class Lowering:
         return waits
 
     def is_waiting(self, call: Call) -> bool:
-        """Whether a call has not been computed, because its users may take it in."""
+        """Return whether a call has not been computed, because its users may take it in."""
         return call in self._waiting
 
     def _lower(self, call: Call) -> None:

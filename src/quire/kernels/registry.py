@@ -32,7 +32,7 @@ NOT_OPERATIONS = ("__init__", "case", "instruction", "lowering", "registry", "tr
 
 
 class Kernel(Generic[P, T]):
-    """One public function of an operation, and its versions by file name.
+    """A public function of an operation, and its versions by file name.
 
     Versions have the same arguments and results. `preferred`: per device type ("cpu", "cuda", "meta") the version that
     runs when nothing else is said; "*" stands for all others.
@@ -97,7 +97,7 @@ def import_operations() -> None:
 
 @functools.cache
 def requested_versions(setting: str) -> Mapping[str, str]:
-    """What a value of `QUIRE_KERNELS` asks for: operation to version. Later parts win.
+    """Parse a value of `QUIRE_KERNELS`: operation to version. Later parts win.
 
     Raises: ConfigError naming an unknown operation or version, and the nearest known one.
     """
@@ -137,7 +137,7 @@ def trace_setting() -> str:
 
 
 def trace_logger() -> logging.Logger:
-    """The logger of traces, with a handler that writes to stderr where nobody has set one."""
+    """The logger of traces, with a handler that writes to stderr unless there is one."""
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
@@ -157,7 +157,7 @@ def forget_choices() -> None:
 
 
 def describe(value: Any) -> str:
-    """One argument in a trace: a tensor's shape and dtype, else a short text."""
+    """Describe an argument in a trace: a tensor's shape and dtype, else a short text."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout == torch.strided else " packed"
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}{layout}"

@@ -22,7 +22,7 @@ class NotTraceableError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One recorded operation.
+    """A recorded operation.
 
     Fields:
         operation: the kernel's function name; or "embedding", "rotation", "add", "multiply", "scale", "shift" (a
@@ -74,7 +74,7 @@ class Symbol:
 
     @property
     def device(self) -> SimpleNamespace:
-        """So that kernels find the version that records."""
+        """A device by which kernels find the version that records."""
         return SimpleNamespace(type=PLAN_DEVICE)
 
     @property
@@ -89,7 +89,7 @@ class Symbol:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all columns of the call's result."""
+        """True for all columns of the call's result."""
         return self.start == 0 and self.num_columns == math.prod(self.call.sizes)
 
     def view(self, *sizes: Any) -> "Symbol":

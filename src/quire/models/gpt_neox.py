@@ -79,7 +79,7 @@ class GPTNeoXConfig:
         return config
 
     def kv_specs(self) -> list[CacheSpec]:
-        """What each layer keeps in the KV cache."""
+        """Return the kind of cache of each layer."""
         return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
 
 

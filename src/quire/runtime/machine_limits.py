@@ -1,8 +1,8 @@
-"""Measured limits of this machine: speed of reading memory, and speed of products in each arithmetic.
+"""Limits of this machine, measured: bytes read from memory, and operations in each arithmetic, per second.
 
-Benchmarks quote speeds as shares of these. On a CPU they are the engine's own instructions on registers, with the
-engine's threads (`native/ops/peak.h`): no product can be faster. On a GPU they are a large product of PyTorch's.
-Must not know models: `cli/bench_limits.py` turns limits into tokens per second.
+A speed is quoted as a share of these. On a CPU they are the engine's own instructions on registers, with the engine's
+threads (`native/ops/peak.h`): no product can be faster. On a GPU they are a large product of PyTorch's. Must not know
+models: `cli/bench_limits.py` turns limits into tokens per second.
 """
 
 import time

@@ -164,7 +164,7 @@ def test_not_a_number_and_infinity_reach_their_own_rows_and_outputs_only(weight_
 
 @pytest.mark.parametrize("weight_format", ["f32", "bf16"])
 def test_denormals_are_zero_on_every_instruction_set(weight_format: str) -> None:
-    """VDPBF16PS always flushes them; the threads of a plan therefore do too, the one that calls included."""
+    """VDPBF16PS always flushes them; the threads of a plan, the calling one included, do too."""
     generator = torch.Generator().manual_seed(7)
     shape = (9, 66)
     exponents = torch.randint(-4, 5, shape, generator=generator) - torch.arange(58, 76, 2)[:, None]

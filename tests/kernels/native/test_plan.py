@@ -10,7 +10,7 @@ from tests.kernels.native.packed_weights import rows_of
 
 
 def step(plan: _native.Plan, counts: list[int], num_logit_rows: int = 0, parts: int = 1, nanoseconds: int = 0) -> None:
-    """Requests with so many tokens each, from position 0 on."""
+    """Run requests with `counts` tokens each, from position 0 on."""
     rows, starts = np.arange(len(counts), dtype=np.int32), np.zeros(len(counts), np.int32)
     lengths, tokens = np.array(counts, np.int32), np.zeros((len(counts), max(counts, default=1)), np.int32)
     logit_rows = np.zeros(num_logit_rows, np.int32)

@@ -89,7 +89,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 def failures(script: str) -> str:
-    """What a script `expect`ed in vain, or died of; empty if all was as it should be."""
+    """Return the first line a script `expect`ed and did not print, or its error; empty on success."""
     code, out, errors = finish(start(script))
     return "" if code == 0 else f"exit code {code}: {out}{errors}"
 
@@ -317,7 +317,7 @@ def test_faulthandler_and_small_signal_stacks() -> None:
 
 
 def test_busy_processes_beside() -> None:
-    """More threads and processes than cores: nobody waits for ever, and nothing changes."""
+    """More threads and processes than cores: no thread waits for ever, and nothing changes."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     neighbours = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
     try:

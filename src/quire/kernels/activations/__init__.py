@@ -92,7 +92,7 @@ SIZES.update(activate=same_sizes, gate=_gate_sizes)
 
 
 def _record(name: str) -> Callable[..., Any]:
-    """What records PyTorch's own function of a symbol."""
+    """Return the recorder of PyTorch's own function."""
 
     def record(x: Any, *, approximate: str = "none", inplace: bool = False) -> Any:
         if inplace or approximate not in ("none", "tanh"):

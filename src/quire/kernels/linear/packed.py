@@ -31,5 +31,5 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 def can_pack() -> bool:
-    """Whether this PyTorch has the operators."""
+    """Return whether this PyTorch has the operators."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -148,7 +148,7 @@ def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]
         return None
     if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
         return None
-    # Nobody but this attention may read what is changed, and no column may be changed twice.
+    # Only this attention may read the changed columns, and no column may be changed twice.
     calls = {call for part in parts for call in part.calls}
     if any(user not in calls | users for call in calls for user in to.users(call)):
         return None

@@ -73,7 +73,7 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What a product fetches for the attention after it: from share `begin` to share `end` of its keys and values."""
+    """Keys and values that a product fetches for the attention after it: from share `begin` to share `end`."""
 
     attend: Attend
     begin: float
@@ -98,7 +98,7 @@ def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
 
 
 class PlannedModel:
-    """One model's plan and the memory it works in.
+    """A model's plan and the memory it works in.
 
     Attributes:
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
@@ -220,7 +220,7 @@ class PlannedModel:
         return _native.Rows(self.address(value), stride, buffer.type)
 
     def address(self, value: Buffer | Columns) -> int:
-        """Where the first row begins."""
+        """Address of the first row."""
         if isinstance(value, Columns):
             return self._addresses[value.buffer] + 4 * value.start
         return self._addresses[value]

@@ -37,7 +37,7 @@ class Program:
 
     @property
     def likeliest(self) -> "Likeliest | None":
-        """What gives the likeliest tokens in place of the last of `head`; None unless a product is all of the head."""
+        """The instruction that gives the likeliest tokens in place of the last of `head`; None unless that is a lone product."""
         gemm = self.head[-1]
         if len(self.head) != 2 or not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
             return None
