@@ -26,7 +26,7 @@ def test_only_finished_statuses_have_a_reason(status: RequestStatus) -> None:
 
 
 def test_a_step_survives_serialisation() -> None:
-    item = ScheduledRequest("r", 5, 2, True, (7,), (BlockTableUpdate(0, (3, 4)),))
+    item = ScheduledRequest("r", 5, 2, 1, (7,), (BlockTableUpdate(0, (3, 4)),))
     output = SchedulerOutput(1, (), (item,), (device_copy(0, 3, 4),), ("p",), ("f",))
     assert output.num_tokens == 2
     assert msgspec.json.decode(msgspec.json.encode(output), type=SchedulerOutput) == output

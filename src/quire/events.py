@@ -30,8 +30,19 @@ class EventKind(enum.Enum):
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"
     LOST = "lost"  # step_id, num_requests, error (its type): the executor raised
-    OPS = "ops"  # step_id, ops (types.OpTime of each instruction that ran): with QUIRE_TRACE=1 or events
+    OPS = "ops"  # step_id, ops (OpTime of each instruction that ran): with QUIRE_TRACE=1 or events
     FINISH = "finish"  # reason, num_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
+
+    name: str
+    microseconds: float
+    flops: int
+    num_bytes: int
+    arithmetic: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.events import OpTime
 from quire.sampling_params import PoolingParams, SamplingParams
 
 NULL_BLOCK_ID = 0
 """Block 0 holds no request's keys: block tables point to it where a sliding window left a block."""
-
-
-# --- Requests ---------------------------------------------------------------------------------
 
 
 class RequestStatus(enum.Enum):
@@ -279,17 +277,6 @@ class RequestResult:
 
 
 @dataclass(frozen=True, slots=True)
-class OpTime:
-    """One instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
-
-    name: str
-    microseconds: float
-    flops: int
-    num_bytes: int
-    arithmetic: str
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of one step, in the order of `SchedulerOutput.scheduled`; requests without any result are absent."""
 
@@ -304,8 +291,7 @@ class StepResult:
 
 
 class SequenceUpdate(NamedTuple):
-    """A request's progress by one step: its result, the tokens that `Scheduler.update` appended, and the position up
-    to which the step computed."""
+    """A request's progress by one step: result, appended tokens, and the position up to which the step computed."""
 
     request: Request
     result: RequestResult

@@ -181,15 +181,14 @@ class LLMEngine:
             self._give_up_steps()
             raise
         ended = self._clock()
-        num_iterations = result.num_iterations
-        num_tokens = schedule.num_tokens * num_iterations
+        num_tokens = schedule.num_tokens * result.num_iterations
         has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
-        self._pace.note(num_tokens, ended - started, num_iterations=num_iterations, has_prompts=has_prompts)
+        self._pace.note(num_tokens, ended - started, num_iterations=result.num_iterations, has_prompts=has_prompts)
         if result.op_times:
             self.events.record(EventKind.OPS, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
             EventKind.STEP, step_id=schedule.step_id, num_tokens=num_tokens, num_requests=len(schedule.scheduled),
-            num_iterations=num_iterations, has_prompts=has_prompts, duration_s=ended - started,
+            num_iterations=result.num_iterations, has_prompts=has_prompts, duration_s=ended - started,
             schedule_s=scheduled - started, execute_s=executed - scheduled, output_s=ended - executed,
         )  # fmt: skip
         return outputs
@@ -205,8 +204,7 @@ class LLMEngine:
             schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens)
             if not schedule.scheduled:
                 break
-            if schedule.new_requests:
-                self._output_processor.note_scheduled(schedule.new_requests, self._clock())
+            self._output_processor.note_scheduled(schedule.new_requests, self._clock())
             self._executor.submit(schedule)
             self._in_flight.append(schedule)
         self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.events import OpTime
 from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
-from quire.types import OpTime
 
 
 class Forward(Protocol):

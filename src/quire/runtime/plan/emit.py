@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire._native import KvFormat
+from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
-from quire.types import OpTime
 
 BODY, LOGITS, GREEDY = 1, 2, 4
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
