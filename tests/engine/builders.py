@@ -15,11 +15,11 @@ from quire.engine.llm_engine import LLMEngine
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.parallel.executor import Executor
 from quire.sampling_params import SamplingParams
-from quire.scheduler.recording import RecordingScheduler
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import TokenLogprobs
 from tests.fakes import FakeExecutor, FakeSequence
+from tests.scheduler.recording import RecordingScheduler
 
 EOS = 256
 VOCAB_SIZE = 260

@@ -19,7 +19,6 @@ from quire.errors import EngineDeadError
 from quire.events import EventKind
 from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.scheduler.recording import RecordingScheduler, read_outputs, replay
 from quire.types import SchedulerOutput, StepResult
 from tests.engine.builders import (
     ScriptedExecutor,
@@ -31,6 +30,7 @@ from tests.engine.builders import (
     mixing,
     run,
 )
+from tests.scheduler.recording import RecordingScheduler, read_outputs, replay
 
 MARK = 255
 """No script generates this token: it stands in prompts only."""

@@ -18,7 +18,6 @@ from quire.errors import (
 from quire.events import EventKind
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.scheduler.recording import replay
 from tests.engine.builders import (
     EOS,
     assert_all_home,
@@ -30,6 +29,7 @@ from tests.engine.builders import (
     run,
     saying,
 )
+from tests.scheduler.recording import replay
 
 
 def test_one_request_from_prompt_to_end() -> None:

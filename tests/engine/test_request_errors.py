@@ -9,7 +9,6 @@ from quire.engine.llm import LLM
 from quire.events import EventKind
 from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.scheduler.recording import replay
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,
@@ -19,6 +18,7 @@ from tests.engine.builders import (
     recorded_engine,
     run,
 )
+from tests.scheduler.recording import replay
 
 TEN = SamplingParams(temperature=1.0, max_tokens=10, seed=3)
 

@@ -17,10 +17,10 @@ from quire.errors import CapacityError, EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager, OwnedBlocks
 from quire.scheduler.integrity import check_blocks
-from quire.scheduler.recording import RecordingScheduler, replay
 from quire.scheduler.scheduler import Scheduler
 from quire.types import NewRequest, Request, RequestResult, SchedulerOutput, StepResult, Transfer
 from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.recording import RecordingScheduler, replay
 
 VOCAB_SIZE = 6
 MAX_MODEL_LEN = 48

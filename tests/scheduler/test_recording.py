@@ -7,10 +7,10 @@ import pytest
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError, EngineError
-from quire.scheduler.recording import RecordingScheduler, read_outputs, read_recording, replay
 from quire.types import RequestStatus, SchedulerOutput
 from tests.fakes import FakeExecutor
 from tests.scheduler.builders import VOCAB_SIZE, Driver, make_beam, make_config, make_pooling_request, make_request
+from tests.scheduler.recording import RecordingScheduler, read_outputs, read_recording, replay
 
 
 def record(path: Path, config: SchedulerConfig) -> list[SchedulerOutput]:

@@ -1,8 +1,8 @@
 """Joins scheduler, executor and text: `LLMEngine.step`. Start at `llm_engine.py`.
 
 GNU OpenMP's threads spin for about a millisecond while they wait for each other. If another process wants the same
-cores, a spinning thread keeps the thread it waits for from running, and a step takes up to 40 times as long. Spinning for
-about 20 µs costs nothing on an idle machine (2 cores, 32 streams: 600 tokens/s, 557 with the default).
+cores, a spinning thread keeps the thread it waits for from running, and a step takes up to 40 times as long. Spinning
+for about 20 µs costs nothing on an idle machine (2 cores, 32 streams: 600 tokens/s, 557 with the default).
 """
 
 import os

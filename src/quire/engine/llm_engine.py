@@ -53,7 +53,7 @@ class LLMEngine:
         grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`scheduler`: a `RecordingScheduler`, say, with the same events; `grammars`: the executor's compiler."""
+        """`scheduler`: made by the caller, with the same events; `grammars`: the executor's compiler."""
         if config.scheduler.max_in_flight != executor.max_in_flight:
             config = replace(config, scheduler=replace(config.scheduler, max_in_flight=executor.max_in_flight))
         self.config = config

@@ -2,7 +2,7 @@
 
 One line per call: the config, then each request added, aborted, finished, forked, each external token, each schedule,
 and each update with the tokens sampled. So each decision of a scheduler can be examined without the model.
-Next to read: `scheduler.py`.
+Next to read: `../../src/quire/scheduler/scheduler.py`.
 """
 
 import time
