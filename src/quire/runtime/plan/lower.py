@@ -37,7 +37,7 @@ class Program:
 
     @property
     def likeliest(self) -> "Likeliest | None":
-        """The instruction that gives the likeliest tokens in place of the last of `head`; None unless that is a lone product."""
+        """The instruction that finds the likeliest tokens without logits; None unless the head is one product."""
         gemm = self.head[-1]
         if len(self.head) != 2 or not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
             return None
