@@ -37,7 +37,7 @@ class Program:
 
     @property
     def likeliest(self) -> "Likeliest | None":
-        """Instruction that replaces the last of `head` to give the likeliest tokens; None unless that is a product."""
+        """The instruction that finds the likeliest tokens without logits; None unless the head is one product."""
         gemm = self.head[-1]
         if len(self.head) != 2 or not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
             return None
