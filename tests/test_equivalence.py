@@ -38,7 +38,7 @@ def base(request: pytest.FixtureRequest, directory: Path) -> LLMEngine:
 
 
 def blocks(engine: LLMEngine, num_tokens: int) -> int:
-    """Blocks that hold so many tokens."""
+    """Return the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // engine.config.scheduler.block_size)
 
 

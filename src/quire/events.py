@@ -36,7 +36,7 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """One instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
+    """An instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
 
     name: str
     microseconds: float

@@ -55,7 +55,7 @@ class Gate:
         await asyncio.to_thread(self._is_reached.wait, LIMIT_S)
 
     async def open_after(self, llm: AsyncLLM, num_commands: int) -> None:
-        """Open once so many commands wait for the engine."""
+        """Open once `num_commands` commands wait for the engine."""
         await wait_until(lambda: llm._driver.num_commands >= num_commands)
         self._is_open.set()
 

@@ -1,4 +1,4 @@
-"""What breaks, or goes away, while `AsyncLLM` works: nobody is left waiting, and nobody else is disturbed."""
+"""Failures and disconnects while `AsyncLLM` works: every caller gets an end, and other requests go on."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md): parsed from the source, lazy and type-only imports included."""
+"""Allowed imports between folders (docs/architecture.md), lazy and type-only ones included."""
 
 import ast
 import re
@@ -41,7 +41,7 @@ MAY_IMPORT = {
 
 def test_the_table_is_that_of_the_docs() -> None:
     text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
-    section = text.split("## Folders, and who may import whom")[1].split("\n## ")[0]
+    section = text.split("## Folders and allowed imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| .* \| (.*) \|$", section, flags=re.MULTILINE)[1:]
     (root_files, others), *folders = rows
     assert set(re.findall(r"`(\w+)\.py`", root_files)) == ROOT_MODULES

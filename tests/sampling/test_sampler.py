@@ -233,7 +233,7 @@ def test_options_change_the_greedy_choice(
 
 
 def test_all_edits_together_in_the_documented_order() -> None:
-    # allowed {0, 1, 2}; 0 is a bad word; bias lifts 2 to 4 (and 3, in vain); repetition halves it to 2;
+    # allowed {0, 1, 2}; 0 is a bad word; bias lifts 2 to 4 (and 3, without effect); repetition halves it to 2;
     # frequency 2 x 0.5 and presence 0.5 leave 0.5, below the 0.75 of token 1.
     fields = {"repetition_penalty": 2.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}
     wanted = params(**GREEDY, **fields, logit_bias={2: 3.0, 3: 100.0}, allowed_token_ids=[0, 1, 2])

@@ -25,7 +25,7 @@ class Serving(ServerProcess):
         super().__init__(quire_serve(str(model), *arguments, name=name), environment)
 
     def get(self, path: str) -> int:
-        """The status of a GET; 0 where nobody answers."""
+        """Return the status of a GET; 0 without an answer."""
         return self.request(path)[0]
 
     def request(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -41,7 +41,7 @@ class Serving(ServerProcess):
             return 0, {}
 
     def chat(self, max_tokens: int) -> tuple[int, dict[str, Any]]:
-        """One chat completion of exactly so many tokens."""
+        """Ask for a chat completion of exactly `max_tokens` tokens."""
         return self.request("/v1/chat/completions", {**CHAT, "max_tokens": max_tokens})
 
     def wait_until(self, path: str, status: int) -> None:

@@ -33,7 +33,7 @@ class Forward(Protocol):
         ...
 
     def take_op_times(self) -> tuple[OpTime, ...]:
-        """What ran since the last call, instruction by instruction, if this is traced."""
+        """Return time and work of each instruction since the last call, if they are traced."""
         ...
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:

@@ -99,7 +99,7 @@ class NativeRowSampler:
 
 
 class _Row:
-    """One request's options, and the arrays whose addresses they hold."""
+    """Options of a request, and the arrays whose addresses they hold."""
 
     def __init__(self, state: SamplingState, vocab_size: int) -> None:
         params = state.params
