@@ -1,5 +1,6 @@
 """Fixtures shared by all tests. The real model is fetched once per machine and only by tests marked `model`."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+# Two test processes with two threads each would wait for each other; results do not depend on the number of threads.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A slow machine is not a failure.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")

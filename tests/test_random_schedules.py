@@ -233,6 +233,6 @@ def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[st
         seen["iterations"] += max(event.data["num_iterations"] for event in steps) > 1
         seen["cached"] += any(event.data["num_cached_tokens"] for event in engine.events.of(EventKind.ADMIT))
         seen["copied"] += bool(engine.events.of(EventKind.COPY))
-    assert min(seen["accepted"], seen["rejected"]) > 100, seen
+    assert min(seen["accepted"], seen["rejected"]) > 60, seen
     names = ("stop", "length", "abort", "error", "preempted", "iterations", "cached")
     assert min(seen[name] for name in names) >= 5, seen
