@@ -59,7 +59,7 @@ class Runner:
 
     model: nn.Module
     block_size: int = 4
-    num_blocks: int = 64
+    num_blocks: int = 128
     scatter: int = 0
     num_ranks: int = 1
     sequences: list[Stream] = field(default_factory=list)

@@ -84,11 +84,10 @@ def test_logits_are_those_of_transformers(pair: Any, length: int) -> None:
 
 @pytest.mark.parametrize("pair", CASES, indirect=True)
 def test_chunked_prompt_gives_the_logits_of_the_whole(pair: Any) -> None:
-    """Chunks of one token are also prefill-then-decode."""
     _, model = pair
     token_ids = random_tokens(PROMPT_LEN, 53)
     expected = whole(model, token_ids)
-    for chunk in (*range(1, 10), 16, 31, 33, 64):
+    for chunk in (1, 3, 4, 5, 8, 31, 64):
         runner = Runner(model)
         assert_close(runner.run(runner.add(token_ids), chunk), expected)
 

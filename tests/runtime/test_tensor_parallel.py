@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,15 @@ CASES = [
 FORMATS = (*DTYPES, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *SCALE_OFFSETS)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Ranks have a thread each; tiny models compute no faster on several."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 class ThreadGroup:
     """A rank in a thread of its own. `slots` and `barrier` are those of all ranks."""
 
@@ -67,7 +76,7 @@ class ThreadGroup:
 
 
 def on_ranks(size: int, run: Callable[[Group], Any]) -> list[Any]:
-    """Run a function once per rank, all at the same time."""
+    """Run a function once per rank, each in a thread, at the same time."""
     slots, barrier = [torch.empty(0)] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: run(ThreadGroup(rank, slots, barrier)), range(size)))
