@@ -472,14 +472,16 @@ def run_drafted(
 def test_drafts_right_and_wrong_change_no_bit(groups: tuple[CacheGroup, ...]) -> None:
     plain, steps = run_multi_step(1, *requests_of_all_kinds())
     expected = tokens(plain)
+    num_drafts = 0
     for seed in range(12):
         rng = random.Random(seed)
         config: dict[str, Any] = {"num_blocks": rng.choice([15, 64]), "max_num_batched_tokens": rng.choice([7, 20, 64])}
         found, counts = run_drafted(expected, rng, groups, max_num_seqs=6, **config)
         assert found == plain, seed
-        assert counts["drafts"] > 20
+        num_drafts += counts["drafts"]
         if config == {"num_blocks": 64, "max_num_batched_tokens": 64}:
             assert counts["steps"] < len(steps) * 0.8
+    assert num_drafts > 500
 
 
 def test_right_drafts_take_one_step_for_all_their_tokens() -> None:

@@ -127,7 +127,8 @@ class StepPlan:
         """Give a request its tokens."""
         self.shares[share.request.request_id] = share
         self.budget -= share.num_tokens
-        self._prefill_budget -= share.num_prefill_tokens
+        if share.num_tokens > 1:
+            self._prefill_budget -= share.num_prefill_tokens
 
     def remove(self, request_id: str) -> None:
         """Take a preempted request out, with its tokens and transfers, if it was in."""
@@ -218,7 +219,9 @@ class StepPlanner:
                     continue
                 self._leaving = None
             num_left = request.num_uncomputed_tokens
-            num_tokens = self._blocks.chunk_limit(request, plan.chunk_len(num_left))
+            num_tokens = plan.chunk_len(num_left)
+            if num_tokens > 1:
+                num_tokens = self._blocks.chunk_limit(request, num_tokens)
             if num_tokens == 0:  # its next token is not decided yet, or the prefill budget is spent
                 continue
             drafts: tuple[int, ...] = ()
@@ -280,10 +283,8 @@ class StepPlanner:
         request.status = RequestStatus.RUNNING
         self._requests.running.append(request)
         plan.free_places -= 1 + len(request.siblings)
-        num_prompt, num_cached = request.num_prompt_tokens, hit.num_tokens
-        self._events.record(
-            EventKind.ADMIT, request.request_id, num_prompt_tokens=num_prompt, num_cached_tokens=num_cached
-        )
+        data = {"num_prompt_tokens": request.num_prompt_tokens, "num_cached_tokens": hit.num_tokens}
+        self._events.record(EventKind.ADMIT, request.request_id, **data)
         self._blocks.admit(request, hit)
         transfers = self._blocks.allocate(request, num_tokens)
         if transfers is None:
@@ -368,13 +369,12 @@ class ExecutorView:
         """Turn the plan into the message to the executor. Mutates: its requests, which are now in flight."""
         if not plan.shares:
             return SchedulerOutput(step_id, (), (), (), (), ())
-        new = [share.request for share in plan.shares.values() if share.request.num_sent_tokens is None]
-        new_requests = tuple([_announce(request) for request in new])
-        scheduled = [_schedule(share, plan, blocks) for share in plan.shares.values()]
-        transfers = tuple([item for share in plan.shares.values() for item in share.transfers])
-        preempted, finished = tuple(self._preempted), tuple(self._finished)
-        self._preempted, self._finished = [], []
-        forgets_all, self._forgets_all = self._forgets_all, False
+        shares = plan.shares.values()
+        new_requests = tuple([_announce(it.request) for it in shares if it.request.num_sent_tokens is None])
+        scheduled = [_schedule(share, plan, blocks) for share in shares]
+        transfers = tuple([item for share in shares if share.transfers for item in share.transfers])
+        preempted, finished, forgets_all = tuple(self._preempted), tuple(self._finished), self._forgets_all
+        self._preempted, self._finished, self._forgets_all = [], [], False
         return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, preempted, finished, forgets_all)
 
 
