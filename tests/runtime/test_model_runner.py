@@ -481,7 +481,7 @@ def test_drafts_right_and_wrong_change_no_bit(groups: tuple[CacheGroup, ...]) ->
         num_drafts += counts["drafts"]
         if config == {"num_blocks": 64, "max_num_batched_tokens": 64}:
             assert counts["steps"] < len(steps) * 0.8
-    assert num_drafts > 500
+    assert num_drafts > 150
 
 
 def test_right_drafts_take_one_step_for_all_their_tokens() -> None:
