@@ -183,14 +183,11 @@ async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
         assert_error(await client.post(PATH, json=CHAT), 503, "engine_dead")
     app, engine = make_server()
 
-    class Everyone(dict[str, str]):
-        def __contains__(self, key: object) -> bool:
-            return True
-
-        def __missing__(self, key: str) -> str:
+    class EveryRequest(dict[str, str]):
+        def get(self, key: str, default: object = None) -> str:  # type: ignore[override]
             return "the logits of this request are not finite"
 
-    engine.executor.errors = Everyone()
+    engine.executor.errors = EveryRequest()
     async with requests_to(app) as client:
         message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
     assert "not finite" in message
