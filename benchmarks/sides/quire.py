@@ -3,7 +3,6 @@
 It can also say how fast this machine could run its model at best. Next to read: `protocol.py`.
 """
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -80,7 +79,8 @@ class QuireSide:
         config = self._engine.config
         machine = measure_limits(config.device, set(arithmetics(config)))
         limits = [tokens_per_s_limit(BenchCase(*case), config, machine) for case in cases]
-        return {"machine": dataclasses.asdict(machine), "tokens_per_s": limits}
+        rates = {f"{name}_flops_per_s": rate for name, rate in machine.flops_per_s.items()}
+        return {"machine": {"read_bytes_per_s": machine.read_bytes_per_s, **rates}, "tokens_per_s": limits}
 
 
 def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
