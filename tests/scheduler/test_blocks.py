@@ -79,8 +79,8 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
     while request.num_computed_tokens < 60:
         computed(blocks, request, min(chunk, 60 - request.num_computed_tokens))
         most = max(most, 100 - blocks.num_free)
-    assert most <= blocks.peak_blocks(60)
-    assert blocks.peak_blocks(60) <= most + 1
+    assert most <= blocks.shape.peak_blocks(60)
+    assert blocks.shape.peak_blocks(60) <= most + 1
 
 
 def test_groups_draw_from_one_pool() -> None:
@@ -91,7 +91,7 @@ def test_groups_draw_from_one_pool() -> None:
     assert blocks.num_free == 100 - 9
     tables = blocks.owned["a"].tables
     assert len({block_id for table in tables for block_id in table}) == 9
-    assert blocks.peak_blocks(10) == 9
+    assert blocks.shape.peak_blocks(10) == 9
 
 
 def test_a_hit_in_a_window_group_needs_the_windows_blocks_only() -> None:
@@ -182,9 +182,9 @@ def test_the_first_writer_of_a_shared_block_gets_a_copy() -> None:
 def test_the_longest_sequence_is_the_longest_that_fits() -> None:
     for windows in ((None,), (7,), (None, 7)):
         blocks = BlockManager(make_config(windows=windows, num_blocks=20, max_num_batched_tokens=8))
-        longest = blocks.longest_sequence()
-        assert blocks.peak_blocks(longest) <= 19
-        assert longest == 256 or blocks.peak_blocks(longest + 1) > 19
+        longest = blocks.shape.longest_sequence(19, 256)
+        assert blocks.shape.peak_blocks(longest) <= 19
+        assert longest == 256 or blocks.shape.peak_blocks(longest + 1) > 19
 
 
 @pytest.mark.parametrize("block_size", [16, 32])

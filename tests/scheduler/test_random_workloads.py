@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from quire.config import SchedulerConfig
-from quire.errors import CapacityError, InvalidParameterError
+from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import step_plan
@@ -47,6 +47,7 @@ class Job:
         """Generated tokens when no further one can be chosen."""
         self.prompt = BASES[rng.randrange(3)][: rng.randint(0, 22)]
         self.prompt = self.prompt + rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 6))
+        self.max_tokens = min(self.max_tokens, MAX_MODEL_LEN - len(self.prompt))
         self._fields = {
             "arrival_time_s": float(self.arrival),
             "priority": rng.randint(0, 2),
@@ -201,12 +202,12 @@ class Workload:
 
     def _arrivals(self, tick: int) -> None:
         for job in self.jobs:
-            if job.arrival == tick:
+            if job.arrival == tick and job.n <= self.config.max_num_seqs:
                 request = job.request()
                 members = [request, *request.siblings]
                 try:
                     self.driver.add(request)
-                except (CapacityError, InvalidParameterError):
+                except CapacityError:
                     continue
                 self.accepted |= {item.request_id: item for item in members}
                 if job.kind == "beam":

@@ -239,8 +239,6 @@ def test_finish_by_a_stop_string() -> None:
     assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED, "END") == [request]
     assert (request.status, request.stop_reason) == (RequestStatus.FINISHED_STOPPED, "END")
     assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED) == []
-    with pytest.raises(EngineError, match="RUNNING"):
-        driver.scheduler.finish("a", RequestStatus.RUNNING)
 
 
 def test_schedule_and_update_alternate() -> None:

@@ -67,11 +67,11 @@ def test_partial_prompts_are_counted_and_long_ones_apart() -> None:
     )
     short, long = make_request("s", 4), make_request("l", 5)
     assert plan.allows_partial()
-    plan.add_partial(long, 3)
+    plan.add(Share(long, 1, catches_up=False), 3)
     assert plan.allows_partial()
     assert not plan.allows_long_partial(long)
     assert plan.allows_long_partial(short)
-    plan.add_partial(short, 2)
+    plan.add(Share(short, 1, catches_up=False), 2)
     assert not plan.allows_partial()
     assert plan.num_reserved_blocks == 5
 

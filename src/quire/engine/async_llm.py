@@ -8,11 +8,10 @@ import asyncio
 import atexit
 import threading
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from quire.engine.driver import EngineDriver
 from quire.engine.input_processor import PreparedRequest
@@ -25,7 +24,6 @@ from quire.text.tokenizer import Tokenizer
 
 EXIT_TIMEOUT_S = 10.0
 """Longest wait at the end of the process for the running step."""
-_Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
 
 class OutputStream:
@@ -38,39 +36,38 @@ class OutputStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_ended = False
         self._loop = loop
-        self._latest: deque[Output] = deque(maxlen=1)
+        self._latest: Output | None = None
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
 
-    def put(self, output: Output) -> bool:
-        """Offer an output, from any thread. Returns False if the reader's event loop is closed."""
-        self._latest.append(output)
-        return self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error, from any thread."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> bool:
+    def put(self, item: Output | BaseException) -> bool:
+        """Offer an output, or the error that ends the request, from any thread. Returns False if the reader's event
+        loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(self._ready.set)
+            self._loop.call_soon_threadsafe(self._take, item)
         except RuntimeError:
             return False
         return True
 
+    def _take(self, item: Output | BaseException) -> None:
+        if isinstance(item, BaseException):
+            self._error = item
+        else:
+            self._latest = item
+        self._ready.set()
+
     async def next(self) -> Output:
         """Return the next output, waiting for it. Raises: the error that ended the request."""
-        while True:
+        await self._ready.wait()
+        output, self._latest = self._latest, None
+        if output is None:
+            self.has_ended = True
+            assert self._error is not None
+            raise self._error
+        self.has_ended = output.finished
+        if self._error is None:
             self._ready.clear()
-            if self._latest:
-                output = self._latest.popleft()
-                self.has_ended = output.finished
-                return output
-            if self._error is not None:
-                self.has_ended = True
-                raise self._error
-            await self._ready.wait()
+        return output
 
 
 class AsyncLLM:
@@ -102,7 +99,7 @@ class AsyncLLM:
 
     # --- Requests -------------------------------------------------------------------------
 
-    async def generate(
+    def generate(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
@@ -118,15 +115,11 @@ class AsyncLLM:
         With `streams=False` only the last one. Outputs that came while the caller was busy are merged.
         Raises: RequestError, CapacityError, EngineDeadError.
         """
-        default = self._engine.input_processor.default_sampling_params
-        params = _checked("sampling_params", default if sampling_params is None else sampling_params, SamplingParams)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        async with aclosing(self._follow(prompt, params, request_id, streams=streams, **identity)) as outputs:
-            async for output in outputs:
-                assert isinstance(output, RequestOutput)
-                yield output
+        return self._follow(prompt, params, SamplingParams, request_id, streams=streams, **identity)
 
-    async def encode(
+    def encode(
         self,
         prompt: Any,
         pooling_params: PoolingParams | None = None,
@@ -138,12 +131,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield one output: the prompt's vector. Raises: RequestError, CapacityError, EngineDeadError."""
         params = PoolingParams() if pooling_params is None else pooling_params
-        params = _checked("pooling_params", params, PoolingParams)
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        async with aclosing(self._follow(prompt, params, request_id, streams=False, **identity)) as outputs:
-            async for output in outputs:
-                assert isinstance(output, PoolingRequestOutput)
-                yield output
+        return self._follow(prompt, params, PoolingParams, request_id, streams=False, **identity)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their generators yield a final output with `finish_reason` "abort". Unknown ids are ignored."""
@@ -153,8 +142,17 @@ class AsyncLLM:
                 await asyncio.wrap_future(self._driver.call(lambda: self._engine.abort_request(request_ids)))
 
     async def _follow(
-        self, prompt: Any, params: SamplingParams | PoolingParams, request_id: str | None, **options: Any
-    ) -> AsyncGenerator[Output, None]:
+        self,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        kind: type[SamplingParams] | type[PoolingParams],
+        request_id: str | None,
+        **options: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Add a request of this kind and yield its outputs; abort it if the caller leaves early."""
+        if not isinstance(params, kind):
+            name = "sampling_params" if kind is SamplingParams else "pooling_params"
+            raise RequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}")
         self._check_running()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         # Tokenising a long prompt takes milliseconds, so it happens off the event loop.
@@ -247,7 +245,7 @@ class AsyncLLM:
         try:
             self._engine.submit(prepared)
         except Exception as error:
-            stream.fail(error)
+            stream.put(error)
             if not isinstance(error, QuireError):
                 raise
         else:
@@ -279,7 +277,7 @@ class AsyncLLM:
             if output.finished:
                 del self._streams[output.request_id]
             if self._engine.errored and _failed(output):
-                stream.fail(self._engine.death())
+                stream.put(self._engine.death())
             elif not stream.put(output) and not output.finished:
                 del self._streams[output.request_id]
                 self._engine.abort_request(output.request_id)
@@ -287,14 +285,8 @@ class AsyncLLM:
     def _fail_remaining(self) -> None:
         """End the streams whose outputs were lost in a step that raised while it made them."""
         for stream in self._streams.values():
-            stream.fail(self._engine.death() if self._engine.errored else EngineDeadError("the engine was shut down"))
+            stream.put(self._engine.death() if self._engine.errored else EngineDeadError("the engine was shut down"))
         self._streams.clear()
-
-
-def _checked(name: str, params: Any, kind: type[_Params]) -> _Params:
-    if not isinstance(params, kind):
-        raise RequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}")
-    return params
 
 
 def _failed(output: Output) -> bool:
