@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire import LLM as PUBLIC_LLM
-from quire.engine.llm import LLM
+from quire.engine.llm import LLM, open_progress_bar
 from quire.errors import (
     ChatTemplateError,
     ConfigError,
@@ -221,6 +221,16 @@ def test_a_progress_bar_of_ones_own() -> None:
 
     make()[0].generate(["a", "b", "c"], use_tqdm=Bar)
     assert calls == [3, 1, 1, 1, "closed"]
+
+
+def test_the_bar_is_tqdms_on_stderr_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for use_tqdm in (False, True):
+        with open_progress_bar(use_tqdm, 2) as advance:
+            advance(10, 20)
+            advance(1, 2)
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert ("Prompts" in captured.err, "2/2" in captured.err) == (use_tqdm, use_tqdm)
 
 
 def test_ctrl_c_ends_everything_between_steps_and_leaves_the_model_usable() -> None:
