@@ -1,9 +1,7 @@
 """An engine without a model: a scripted executor, a byte tokenizer, small configs."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
@@ -133,25 +131,16 @@ def make_engine(
     has_tokenizer: bool = True,
     options: dict[str, Any] | None = None,
     wrap: Callable[[ScriptedExecutor], Executor] = lambda executor: executor,
-    record_to: Path | None = None,
+    records: bool = False,
     **scheduler: Any,
 ) -> tuple[LLMEngine, ScriptedExecutor]:
-    """An engine and its executor. `wrap`: what stands between the two; `record_to`: the file of recorded steps."""
+    """An engine and its executor. `wrap`: what stands between the two; `records`: its scheduler records its calls."""
     config = make_config(options, **scheduler)
     executor = ScriptedExecutor(config.scheduler, next_token, logprobs)
     if has_tokenizer and tokenizer is None:
         tokenizer = byte_tokenizer()
-    recording = None if record_to is None else RecordingScheduler(config.scheduler, record_to)
+    recording = RecordingScheduler(config.scheduler) if records else None
     return LLMEngine(config, wrap(executor), tokenizer, scheduler=recording), executor
-
-
-@contextmanager
-def recorded_engine(path: Path, **scheduler: Any) -> Iterator[tuple[LLMEngine, ScriptedExecutor]]:
-    """An engine with a scheduler that writes its calls to a file, which is complete at the end."""
-    engine, executor = make_engine(record_to=path, **scheduler)
-    assert isinstance(engine.scheduler, RecordingScheduler)
-    with engine.scheduler:
-        yield engine, executor
 
 
 def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:

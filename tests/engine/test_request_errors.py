@@ -1,7 +1,6 @@
 """A request ends alone if its result is an error: the engine and all other requests go on."""
 
 import asyncio
-from pathlib import Path
 
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
@@ -15,10 +14,8 @@ from tests.engine.builders import (
     assert_forgotten,
     finals,
     make_engine,
-    recorded_engine,
     run,
 )
-from tests.scheduler.recording import replay
 
 TEN = SamplingParams(temperature=1.0, max_tokens=10, seed=3)
 
@@ -127,18 +124,3 @@ def test_async() -> None:
 
     with AsyncLLM.from_engine(engine) as llm:
         asyncio.run(asyncio.wait_for(scenario(llm), 60))
-
-
-def test_replay(tmp_path: Path) -> None:
-    with recorded_engine(tmp_path / "steps.jsonl") as (engine, executor):
-        fail_at(executor, 4, "bad")
-        for request_id in ("good", "bad"):
-            engine.add_request(request_id, "hello", TEN)
-        run(engine)
-    assert len([output for output in replay(tmp_path / "steps.jsonl") if output.scheduled]) == 10
-
-
-def test_a_salt_that_is_not_unicode() -> None:
-    engine, _ = make_engine()
-    engine.add_request("a", "hello, hello", TEN, cache_salt="\ud800")
-    assert finals(run(engine))["a"].outputs[0].finish_reason == "length"

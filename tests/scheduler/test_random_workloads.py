@@ -1,4 +1,4 @@
-"""Thousands of random schedules: in each, tokens are those of the request alone, and all blocks come home.
+"""Random schedules: in each, tokens are those of the request alone, and all blocks come home.
 
 Requests of every kind come, fork, fail and are aborted at random moments, with up to three steps in flight, several
 tokens a step, right and wrong drafts, and lost steps. The integrity of blocks and requests is checked after every move.
@@ -21,7 +21,7 @@ from quire.types import Request, RequestStatus, SequenceUpdate
 from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import Driver, make_groups, run_alone
 
-NUM_WORKLOADS = 300
+NUM_WORKLOADS = 200
 VOCAB_SIZE = 12
 MAX_MODEL_LEN = 40
 _RANDOM = random.Random(5)
