@@ -1,6 +1,5 @@
 """A request that makes the model raise fails alone; other requests get what they would have got without it."""
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -10,13 +9,11 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
 from quire.engine.isolation import MAX_FAILED_ALONE, MAX_UNEXPLAINED
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError
 from quire.events import EventKind
-from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from quire.types import SchedulerOutput, StepResult
 from tests.engine.builders import (
@@ -286,21 +283,6 @@ def test_beams() -> None:
     failed = search(make()[0], [1, MARK]).output
     assert failed is not None
     assert {sequence.finish_reason for sequence in failed.sequences} == {"error"}
-
-
-def test_async() -> None:
-    engine, _ = make()
-
-    async def last(llm: AsyncLLM, name: str, prompt: list[int]) -> RequestOutput:
-        return [output async for output in llm.generate(prompt, sampled(), name)][-1]
-
-    async def scenario(llm: AsyncLLM) -> None:
-        good, bad = await asyncio.gather(last(llm, "good", [1, 2]), last(llm, "bad", [1, MARK]))
-        assert (reasons(good), reasons(bad)) == (["length"], ["error"])
-        assert llm.is_running
-
-    with AsyncLLM.from_engine(engine) as llm:
-        asyncio.run(asyncio.wait_for(scenario(llm), 60))
 
 
 # --- Fault of a request or of the engine ------------------------------------------------------------------------

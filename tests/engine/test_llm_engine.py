@@ -46,28 +46,6 @@ def test_one_request_from_prompt_to_end() -> None:
     assert_all_home(engine)
 
 
-def test_requests_join_and_leave_and_keep_their_own_text() -> None:
-    engine, _ = make_engine()
-    alone = {}
-    for i in range(5):
-        engine.add_request(str(i), f"prompt {i}", SamplingParams(max_tokens=3 + i, seed=i))
-        alone |= finals(run(engine))
-    for i in range(5):
-        engine.add_request(f"again {i}", f"prompt {i}", SamplingParams(max_tokens=3 + i, seed=i))
-        engine.step()
-    together = finals(run(engine))
-    for i in range(3, 5):
-        assert together[f"again {i}"].outputs[0].text == alone[str(i)].outputs[0].text
-
-
-def test_max_tokens_beyond_the_context_ends_with_length() -> None:
-    engine, _ = make_engine(max_model_len=32)
-    engine.add_request("a", [1] * 20, SamplingParams(max_tokens=100))
-    output = finals(run(engine))["a"]
-    assert output.outputs[0].finish_reason == "length"
-    assert len(output.outputs[0].token_ids) == 12
-
-
 def test_n_completions_in_one_output() -> None:
     engine, _ = make_engine()
     engine.add_request("a", "prompt", SamplingParams(n=4, seed=3, max_tokens=6))
@@ -117,14 +95,6 @@ def test_pooling() -> None:
     assert output.outputs.embedding == [20.0, 7.0]
     assert output.finish_reason == "stop"
     assert_all_home(engine)
-
-
-def test_num_cached_tokens() -> None:
-    engine, _ = make_engine()
-    engine.add_request("a", [5] * 13, SamplingParams(max_tokens=1))
-    assert finals(run(engine))["a"].num_cached_tokens == 0
-    engine.add_request("b", [5] * 13, SamplingParams(max_tokens=1))
-    assert finals(run(engine))["b"].num_cached_tokens == 12
 
 
 def test_metrics_are_times_in_order() -> None:
@@ -209,13 +179,6 @@ def test_prompts_get_more_of_a_step_where_the_machine_is_fast(ms_per_token: int,
     engine.add_request("prompt", [2] * 60, SamplingParams(max_tokens=1))
     engine.step()
     assert engine.events.of(EventKind.STEP)[-1].data["num_tokens"] == expected
-
-
-def test_a_step_without_work_is_harmless() -> None:
-    engine, executor = make_engine()
-    assert engine.step() == []
-    assert executor.num_steps == 0
-    assert not engine.has_unfinished_requests()
 
 
 def test_what_an_engine_scheduled_can_be_replayed() -> None:

@@ -124,13 +124,6 @@ def test_logprobs_and_their_sum() -> None:
     assert taken.logprobs[0][97].rank == 2
 
 
-def test_no_logprobs_unless_asked_for() -> None:
-    sequence = make()
-    feed(sequence, "a")
-    assert sequence.snapshot().logprobs is None
-    assert sequence.snapshot().cumulative_logprob is None
-
-
 @settings(deadline=None)
 @given(st.text("abé€", max_size=20), st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
 def test_text_is_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:

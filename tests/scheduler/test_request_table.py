@@ -35,24 +35,6 @@ def test_a_request_leaves_from_wherever_it_is() -> None:
     assert (len(table.waiting), table.running, table.parked) == (0, [], {})
 
 
-def test_a_sibling_leaves_its_leader() -> None:
-    leader = make_request("a", n=3)
-    table = table_with(leader)
-    assert [item.request_id for item in table.leave(leader.siblings[0])] == ["a.1"]
-    assert [item.request_id for item in leader.siblings] == ["a.2"]
-    table.check(set())
-
-
-def test_seats_are_kept_for_siblings() -> None:
-    table = table_with(make_request("a", n=3), make_request("b"))
-    assert table.num_free_places() == 8
-    leader = run_first(table)
-    assert table.num_free_places() == 5
-    table.running += table.release_siblings(leader)
-    assert table.num_free_places() == 5
-    assert leader.siblings == []
-
-
 def test_a_fork_queues_where_its_parent_would() -> None:
     first, second = make_request("a"), make_request("b")
     table = table_with(first, second)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from quire.engine.beam_search import BeamSearch
+from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.interrupts import interrupts_between_steps
 from quire.engine.llm_engine import LLMEngine
@@ -23,7 +23,6 @@ from quire.engine.prompts import split_prompts
 from quire.errors import PromptError, QueueFullError, RequestError
 from quire.outputs import BeamSearchOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.text.tokenizer import Tokenizer
 
 RESERVED_TEMPLATE_NAMES = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
@@ -35,7 +34,7 @@ TokenCounts = tuple[int, int]
 """Prompt tokens and generated tokens of a finished request."""
 
 
-class LLM:
+class LLM(EngineHandle):
     """A model that answers prompts.
 
     Example: `LLM("smollm2").generate("The capital of France is")[0].outputs[0].text`
@@ -45,19 +44,8 @@ class LLM:
     Calls from several threads at once are an error: use `AsyncLLM`.
     """
 
-    def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
-        """Loads the model. Raises: ConfigError, ModelError, CapacityError."""
-        self._attach(LLMEngine.from_options(model, **kwargs))
-
-    @classmethod
-    def from_engine(cls, engine: LLMEngine) -> Self:
-        """Wrap an existing engine."""
-        llm = cls.__new__(cls)
-        llm._attach(engine)
-        return llm
-
     def _attach(self, engine: LLMEngine) -> None:
-        self.llm_engine = engine
+        super()._attach(engine)
         self._ids = itertools.count()
         self._is_driven = threading.Lock()
 
@@ -191,29 +179,9 @@ class LLM:
 
     # --- The model ------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self.llm_engine.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of the model's generation_config.json."""
-        return self.llm_engine.input_processor.default_sampling_params
-
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         return self.llm_engine.reset_prefix_cache()
-
-    def shutdown(self) -> None:
-        """Free the model's memory. Also done at the end of a `with` block."""
-        self.llm_engine.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
 
     def __repr__(self) -> str:
         config = self.llm_engine.config
