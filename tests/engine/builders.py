@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -11,13 +11,15 @@ from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.outputs import PoolingRequestOutput, RequestOutput
-from quire.parallel.executor import Executor
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import TokenLogprobs
 from tests.fakes import FakeExecutor, FakeSequence
 from tests.scheduler.recording import RecordingScheduler
+
+if TYPE_CHECKING:
+    from quire.parallel.executor import Executor
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -130,7 +132,7 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     has_tokenizer: bool = True,
     options: dict[str, Any] | None = None,
-    wrap: Callable[[ScriptedExecutor], Executor] = lambda executor: executor,
+    wrap: "Callable[[ScriptedExecutor], Executor]" = lambda executor: executor,
     records: bool = False,
     **scheduler: Any,
 ) -> tuple[LLMEngine, ScriptedExecutor]:
