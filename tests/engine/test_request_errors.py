@@ -1,12 +1,8 @@
 """A request ends alone if its result is an error: the engine and all other requests go on."""
 
-import asyncio
-
-from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
 from quire.events import EventKind
-from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from tests.engine.builders import (
     ScriptedExecutor,
@@ -107,20 +103,3 @@ def test_a_beam_that_never_had_a_token() -> None:
     assert search.output is not None
     assert [(item.token_ids, item.finish_reason) for item in search.output.sequences] == [([], "error")]
     assert_all_home(engine)
-
-
-def test_async() -> None:
-    engine, executor = make_engine()
-    executor.errors["bad"] = "no token"
-
-    async def last(llm: AsyncLLM, request_id: str) -> RequestOutput:
-        return [output async for output in llm.generate("hello", TEN, request_id)][-1]
-
-    async def scenario(llm: AsyncLLM) -> None:
-        good, bad = await asyncio.gather(last(llm, "good"), last(llm, "bad"))
-        assert good.outputs[0].finish_reason == "length"
-        assert (bad.outputs[0].finish_reason, bad.outputs[0].error) == ("error", "no token")
-        assert llm.is_running
-
-    with AsyncLLM.from_engine(engine) as llm:
-        asyncio.run(asyncio.wait_for(scenario(llm), 60))

@@ -66,17 +66,6 @@ def test_a_long_prompt_does_not_starve_under_sjf_with_ageing(threshold: int) -> 
     assert steps > 50
 
 
-def test_long_prompt_starves_without_ageing() -> None:
-    config = make_config(max_num_seqs=2, policy="sjf", sjf_ageing_tokens_per_s=0.0)
-    rivals = [make_request("s0", 30, 4), make_request("s00", 30, 4)]
-    driver = Driver(config)
-    driver.add(*rivals, make_request("long", 100, 4))
-    for step in range(1, 200):
-        driver.add(make_request(f"s{step}", 30, 4), make_request(f"t{step}", 30, 4))
-        driver.step()
-    assert "long" not in {item.request_id for output in driver.outputs for item in output.scheduled}
-
-
 def test_nothing_starves_among_equal_priorities() -> None:
     config = make_config(max_num_seqs=2, policy="priority", num_blocks=31)
     steps = steps_until_done(

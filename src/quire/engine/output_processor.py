@@ -70,7 +70,7 @@ class SequenceOutput:
                 self._matcher = StopStringMatcher(params.stop_strings, params.include_stop_str_in_output)
 
     def add(self, result: RequestResult, token_ids: tuple[int, ...], status: RequestStatus) -> None:
-        """Append the tokens of one step, up to the one that completes a stop string.
+        """Append the tokens of one step, up to the token that completes a stop string.
 
         `status`: of the request after the last token. If the scheduler has ended it there (EOS, stop token, length),
         that end is taken over, unless a stop string ends it at an earlier token.
