@@ -15,7 +15,8 @@ TORCH_INDEX ?=
 
 # Test processes that run at once; files stay whole, so that fixtures of a module are made once.
 JOBS ?= 2
-FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py
+FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py \
+	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports sizes)
 
 # What a failed step has made is no reason to pass over it the next time.
 .DELETE_ON_ERROR:

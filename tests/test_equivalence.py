@@ -86,7 +86,7 @@ def case(request: pytest.FixtureRequest, base: LLMEngine) -> tuple[SamplingParam
     return request.param, alone
 
 
-@pytest.mark.parametrize("chunk", [*range(1, 20), 24, 31, 32, 33, 47, 63, 64])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64])
 def test_chunked_equals_whole(base: LLMEngine, case: tuple[SamplingParams, list[Any]], chunk: int) -> None:
     params, alone = case
     engine = engine_with(base, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16), enable_prefix_caching=False)
@@ -189,36 +189,32 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4, KV int8": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 WITH_LOGPROBS = [dataclasses.replace(params, logprobs=3) for params in (GREEDY, DRAWN)]
-Alone = tuple[dict[str, Any], list[list[Any]]]
+Alone = tuple[LLMEngine, LLMEngine, list[list[Any]]]
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
-    """Options, and what each prompt gives alone, whole, on one thread: per parameters, tokens and logprobs."""
-    options = {**FORMATS[request.param], "block_size": 16}
-    engine = engine_with(build(directory, **options), enable_prefix_caching=False)
-    return options, [[tokens_of(engine, [p], params)[0] for p in PROMPTS] for params in WITH_LOGPROBS]
+    """Engines on one thread and on two, and what each prompt gives alone, whole, on one thread: per parameters, tokens
+    and logprobs."""
+    engines = [build(directory, num_threads=n, block_size=16, **FORMATS[request.param]) for n in (1, 2)]
+    assert [engine.config.hardware.num_threads for engine in engines] == [1, 2]
+    assert all(engine.config.uses_plan for engine in engines)
+    engine = engine_with(engines[0], enable_prefix_caching=False)
+    expected = [[tokens_of(engine, [p], params)[0] for p in PROMPTS] for params in WITH_LOGPROBS]
+    return engines[0], engines[1], expected
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1 thread", "2 threads"])
-def planned(request: pytest.FixtureRequest, directory: Path, alone: Alone) -> LLMEngine:
-    engine = build(directory, num_threads=request.param, **alone[0])
-    assert engine.config.uses_plan
-    assert engine.config.hardware.num_threads == request.param
-    return engine
-
-
-def test_logprobs_of_a_plan_have_the_bits_they_have_alone(planned: LLMEngine, alone: Alone) -> None:
+def test_logprobs_of_a_plan_have_the_bits_they_have_alone(alone: Alone) -> None:
     """In batches that requests join and leave, in chunks, with cached prefixes and after preemption."""
-    settings: list[tuple[dict[str, Any], int]] = [
-        ({}, 1),
-        ({"max_num_batched_tokens": 48}, 2),
-        ({"max_num_batched_tokens": 17}, 1),
-        ({"max_num_batched_tokens": 7, "max_num_seqs": 7}, 1),
+    single, planned, all_expected = alone
+    settings: list[tuple[LLMEngine, dict[str, Any], int]] = [
+        (single, {"max_num_batched_tokens": 48}, 2),
+        (planned, {"max_num_batched_tokens": 48}, 1),
+        (planned, {"max_num_batched_tokens": 7, "max_num_seqs": 7}, 1),
     ]
-    for params, expected in zip(WITH_LOGPROBS, alone[1], strict=True):
-        for changes, every in settings:
-            engine = engine_with(planned, **{"enable_prefix_caching": False, **changes})
+    for params, expected in zip(WITH_LOGPROBS, all_expected, strict=True):
+        for base, changes, every in settings:
+            engine = engine_with(base, **{"enable_prefix_caching": False, **changes})
             assert tokens_of(engine, PROMPTS, params, every=every) == expected, (changes, every)
         cached = engine_with(planned, enable_prefix_caching=True)
         for _ in range(2):
@@ -230,10 +226,10 @@ def test_logprobs_of_a_plan_have_the_bits_they_have_alone(planned: LLMEngine, al
         assert crowded.events.of(EventKind.PREEMPT)
 
 
-def test_the_likeliest_token_without_its_logprob_is_the_same(planned: LLMEngine, alone: Alone) -> None:
+def test_the_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> None:
     """Where nothing else is wanted the head compares logits without writing them."""
-    tokens = [[token_ids for token_ids, _ in completions] for completions in alone[1][0]]
-    assert tokens_of(engine_with(planned, max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
+    tokens = [[token_ids for token_ids, _ in completions] for completions in alone[2][0]]
+    assert tokens_of(engine_with(alone[1], max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
 
 
 def test_quantised_weights_are_others(directory: Path) -> None:

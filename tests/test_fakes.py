@@ -7,7 +7,7 @@ import pytest
 from quire.sampling_params import SamplingParams
 from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput
 from tests.fakes import FakeExecutor, FakeExecutorError, chain_all, device_copy, token_after
-from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request
+from tests.scheduler.builders import make_config
 
 
 def new_request(name: str, tokens: tuple[int, ...], **fields: object) -> NewRequest:
@@ -79,35 +79,3 @@ def test_wrong_steps_are_refused(step: SchedulerOutput, message: str) -> None:
 def test_a_full_shared_block_may_be_read() -> None:
     step = output(item("b", 4, 1, (0, (1, 4))), new_requests=(OTHER,))
     assert executor().execute(step).results[0].token_ids[0] == token_after(chain_all(PROMPT), 0, 1000)
-
-
-def test_results_of_every_kind() -> None:
-    driver = Driver(make_config(max_num_batched_tokens=6))
-    driver.add(
-        make_request("a", range(8), 2, params={"logprobs": 2, "prompt_logprobs": 1}), make_pooling_request("e", 9)
-    )
-    results = []
-    while driver.scheduler.has_unfinished:
-        results += [update.result for update in driver.step()]
-    prompt_logprobs = [logprobs for result in results for logprobs in result.prompt_logprobs]
-    prompt = driver.outputs[0].new_requests[0].token_ids
-    assert [logprobs.token_ids[0] for logprobs in prompt_logprobs] == list(prompt[1:])
-    assert {len(logprobs.token_ids) for logprobs in prompt_logprobs} == {2}
-    sampled = [result for result in results if result.token_ids]
-    assert [result.logprobs[0].token_ids[0] for result in sampled] == [result.token_ids[0] for result in sampled]
-    assert [len(result.embedding) for result in results if result.embedding] == [4]
-
-
-def test_tokens_may_be_scripted() -> None:
-    driver = Driver(make_config(), next_token=lambda request_id, tokens: len(tokens))
-    request = make_request("a", 5, 3)
-    driver.add(request)
-    driver.run()
-    assert request.output_token_ids == [5, 6, 7]
-
-
-def test_nothing_runs_after_shutdown() -> None:
-    fake = executor()
-    fake.shutdown()
-    with pytest.raises(FakeExecutorError, match="after shutdown"):
-        fake.execute(SECOND)

@@ -216,7 +216,7 @@ def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[st
     alone_settings = {"enable_prefix_caching": False, "multi_step_decode": 1, "policy": "priority"}
     plain = engine_with(base, max_model_len=MAX_MODEL_LEN, **alone_settings)
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(20):
         rng = random.Random(seed)
         engine = random_engine(rng, base, seen)
         jobs = [random_job(rng) for _ in range(rng.randrange(1, 12))]
@@ -233,6 +233,6 @@ def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[st
         seen["iterations"] += max(event.data["num_iterations"] for event in steps) > 1
         seen["cached"] += any(event.data["num_cached_tokens"] for event in engine.events.of(EventKind.ADMIT))
         seen["copied"] += bool(engine.events.of(EventKind.COPY))
-    assert min(seen["accepted"], seen["rejected"]) > 60, seen
+    assert min(seen["accepted"], seen["rejected"]) > 25, seen
     names = ("stop", "length", "abort", "error", "preempted", "iterations", "cached")
-    assert min(seen[name] for name in names) >= 5, seen
+    assert min(seen[name] for name in names) >= 3, seen

@@ -291,6 +291,12 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         ),
         (
             CPU,
+            {"enable_chunked_prefill": False, "long_prefill_token_threshold": 8},
+            ConfigError,
+            ["--long-prefill-token-threshold 0"],
+        ),
+        (
+            CPU,
             {"enable_chunked_prefill": False, "max_num_batched_tokens": 1000},
             ConfigError,
             ["--max-num-batched-tokens 8192", "--max-model-len 1000"],

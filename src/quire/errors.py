@@ -1,25 +1,4 @@
-"""Errors that Quire raises on purpose, with the HTTP status and exit code of each.
-
-    QuireError
-    ├── ConfigError                  an option is wrong or unknown                    HTTP 400  exit 2
-    ├── RequestError                 one request is wrong                             HTTP 400  exit 2
-    │   ├── InvalidParameterError    a sampling or pooling field has a bad value
-    │   ├── PromptError              the prompt is empty or malformed
-    │   ├── ContextLengthError       prompt (+ max_tokens) exceeds the context
-    │   ├── ChatTemplateError        no template, it does not parse, or it refused the messages
-    │   └── DuplicateRequestError    a request with this id is already running
-    ├── ModelError                   the model cannot be found or used                HTTP 404  exit 3
-    │   ├── ModelNotFoundError       no such alias, path or hub id
-    │   ├── DownloadError            a download failed or its checksum is wrong
-    │   ├── ModelFileError           a file is truncated, corrupted or not what it says
-    │   └── UnsupportedModelError    valid, but Quire cannot compute it correctly
-    ├── CapacityError                it does not fit                                  HTTP 503  exit 4
-    │   ├── MemoryCapacityError      weights or KV cache exceed the memory
-    │   ├── QueueFullError           the queue is full, try again later               HTTP 429
-    │   ├── QueueTimeoutError        it waited too long for its first step
-    │   └── UnreadError              a client left too many log-probabilities unread
-    └── EngineError                  an internal invariant broke                      HTTP 500  exit 1
-        └── EngineDeadError          the engine stopped; the cause is chained
+"""Errors that Quire raises on purpose: one tree under `QuireError`, with the HTTP status and exit code of each.
 
 A message says what is wrong, which value, which limit, and the next step, in one line.
 Next to read: `config.py`, where most `ConfigError`s come from.

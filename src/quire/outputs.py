@@ -45,7 +45,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic()`; None where it has not happened."""
 

@@ -102,11 +102,12 @@ def _check_options(options: EngineOptions) -> None:
             f"max_long_partial_prefills={options.max_long_partial_prefills} is above max_num_partial_prefills="
             f"{options.max_num_partial_prefills}; --max-long-partial-prefills {options.max_num_partial_prefills} fits"
         )
-    if options.max_num_partial_prefills > 1 and not options.enable_chunked_prefill:
-        raise ConfigError(
-            f"max_num_partial_prefills={options.max_num_partial_prefills} needs chunked prefill:"
-            " set enable_chunked_prefill, or --max-num-partial-prefills 1"
-        )
+    for name, off in (("max_num_partial_prefills", 1), ("long_prefill_token_threshold", 0)):
+        if getattr(options, name) > off and not options.enable_chunked_prefill:
+            raise ConfigError(
+                f"{name}={getattr(options, name)} needs chunked prefill:"
+                f" set enable_chunked_prefill, or --{name.replace('_', '-')} {off}"
+            )
 
 
 def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> str:

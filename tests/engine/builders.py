@@ -1,10 +1,8 @@
 """An engine without a model: a scripted executor, a byte tokenizer, small configs."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -13,13 +11,15 @@ from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
 from quire.outputs import PoolingRequestOutput, RequestOutput
-from quire.parallel.executor import Executor
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import TokenLogprobs
 from tests.fakes import FakeExecutor, FakeSequence
 from tests.scheduler.recording import RecordingScheduler
+
+if TYPE_CHECKING:
+    from quire.parallel.executor import Executor
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -132,26 +132,17 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     has_tokenizer: bool = True,
     options: dict[str, Any] | None = None,
-    wrap: Callable[[ScriptedExecutor], Executor] = lambda executor: executor,
-    record_to: Path | None = None,
+    wrap: "Callable[[ScriptedExecutor], Executor]" = lambda executor: executor,
+    records: bool = False,
     **scheduler: Any,
 ) -> tuple[LLMEngine, ScriptedExecutor]:
-    """An engine and its executor. `wrap`: what stands between the two; `record_to`: the file of recorded steps."""
+    """An engine and its executor. `wrap`: what stands between the two; `records`: its scheduler records its calls."""
     config = make_config(options, **scheduler)
     executor = ScriptedExecutor(config.scheduler, next_token, logprobs)
     if has_tokenizer and tokenizer is None:
         tokenizer = byte_tokenizer()
-    recording = None if record_to is None else RecordingScheduler(config.scheduler, record_to)
+    recording = RecordingScheduler(config.scheduler) if records else None
     return LLMEngine(config, wrap(executor), tokenizer, scheduler=recording), executor
-
-
-@contextmanager
-def recorded_engine(path: Path, **scheduler: Any) -> Iterator[tuple[LLMEngine, ScriptedExecutor]]:
-    """An engine with a scheduler that writes its calls to a file, which is complete at the end."""
-    engine, executor = make_engine(record_to=path, **scheduler)
-    assert isinstance(engine.scheduler, RecordingScheduler)
-    with engine.scheduler:
-        yield engine, executor
 
 
 def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:

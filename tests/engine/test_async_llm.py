@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 
-from quire import AsyncLLM as PUBLIC_ASYNC_LLM
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import ConfigError, DuplicateRequestError, EngineDeadError, PromptError, QueueFullError, RequestError
+from quire.errors import DuplicateRequestError, EngineDeadError, PromptError, QueueFullError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.engine.async_builders import LIMIT_S, Gate, collect, play, wait_until
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
-
-
-def test_the_public_name() -> None:
-    assert PUBLIC_ASYNC_LLM is AsyncLLM
-    with pytest.raises(ConfigError, match="max_model_len"):
-        AsyncLLM(max_model_length=3)
 
 
 def test_outputs_grow_and_the_last_one_is_finished() -> None:
@@ -32,16 +25,6 @@ def test_outputs_grow_and_the_last_one_is_finished() -> None:
         assert last.outputs[0].text == "hello"
 
     play(scenario, saying("hello"))
-
-
-def test_default_params_and_ids() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        outputs = await asyncio.gather(collect(llm, "p"), collect(llm, "p"))
-        assert outputs[0][-1].request_id != outputs[1][-1].request_id
-        assert len(outputs[0][-1].outputs[0].token_ids) == 16
-        assert llm.get_default_sampling_params().temperature == 0.5
-
-    play(scenario)
 
 
 def test_a_slow_reader_gets_the_latest_output() -> None:
@@ -187,14 +170,6 @@ def test_leaving_early_aborts(way: str) -> None:
     play(scenario)
 
 
-def test_encode() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        (output,) = [item async for item in llm.encode("abc", PoolingParams(), "r")]
-        assert output.outputs.embedding == [3.0, 99.0]
-
-    play(scenario)
-
-
 def test_fifty_requests_with_random_cancels_end_once_each() -> None:
     ends: list[str] = []
 
@@ -328,16 +303,6 @@ def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(monkeypatch: pytest
     play(scenario)
 
 
-def test_an_idle_engine_takes_no_steps() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        await collect(llm, "p", SamplingParams(max_tokens=3))
-        num_steps = llm.llm_engine.scheduler._step_id
-        await asyncio.sleep(0.05)
-        assert llm.llm_engine.scheduler._step_id == num_steps
-
-    play(scenario)
-
-
 def test_reset_prefix_cache_waits_for_its_turn() -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
         await collect(llm, "a" * 20, SamplingParams(max_tokens=1))
@@ -352,16 +317,3 @@ def test_reset_prefix_cache_waits_for_its_turn() -> None:
         assert (await collect(llm, "a" * 20, SamplingParams(max_tokens=1)))[-1].num_cached_tokens == 0
 
     play(scenario)
-
-
-def test_llm_and_async_llm_share_nothing() -> None:
-    first, second = (AsyncLLM.from_engine(make_engine()[0]) for _ in range(2))
-
-    async def both() -> None:
-        results = await asyncio.gather(collect(first, "p", None, "same"), collect(second, "p", None, "same"))
-        assert results[0][-1].outputs[0].text == results[1][-1].outputs[0].text
-
-    asyncio.run(both())
-    first.shutdown()
-    assert second.is_running
-    second.shutdown()

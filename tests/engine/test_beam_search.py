@@ -189,15 +189,6 @@ def test_cancel_at_any_step_frees_everything() -> None:
         assert_forgotten(engine, executor)
 
 
-def test_beams_beside_ordinary_requests() -> None:
-    logprobs = table(13)
-    engine, _ = make_engine(logprobs=logprobs)
-    engine.add_request("other", "hello", SamplingParams(max_tokens=30, seed=1))
-    params = BeamSearchParams(beam_width=3, max_tokens=7)
-    (output,) = LLM.from_engine(engine).beam_search([[97]], params)
-    assert_equal(output, naive(logprobs, [97], params))
-
-
 def test_when_the_executor_fails() -> None:
     engine, executor = make_engine(logprobs=table(14))
 

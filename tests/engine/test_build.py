@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, AsyncLLM, LLMEngine
+from quire import LLM, AsyncLLM
 from quire.config import EngineOptions
 from quire.engine.build import build_engine
 from quire.engine.tokenizer_source import read_chat_template
 from quire.errors import ConfigError, ModelNotFoundError
-from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.sampling_params import PoolingParams, SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
 PROMPTS = ["hello", "a longer prompt with some words", "ab" * 30, "x"]
@@ -38,15 +38,6 @@ def test_an_engine_from_a_directory_says_where_its_time_went(directory: Path) ->
     assert 0 < in_turn <= times["total"]
 
 
-def test_driving_steps_by_hand(directory: Path) -> None:
-    engine = LLMEngine.from_options(str(directory), num_blocks_override=64, multi_step_decode=1)
-    engine.add_request("a", "hello", SamplingParams(max_tokens=3, ignore_eos=True))
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
-
-
 def test_all_interfaces_on_a_tiny_model(directory: Path) -> None:
     with make_llm(directory) as llm:
         (output,) = llm.generate("hello", SamplingParams(max_tokens=5, logprobs=2), use_tqdm=False)
@@ -60,59 +51,6 @@ def test_all_interfaces_on_a_tiny_model(directory: Path) -> None:
         assert len(vector.outputs.embedding) == 16
 
 
-def test_batched_chunked_preempted_and_cached_are_the_same_as_alone(directory: Path) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
-    with make_llm(directory) as llm:
-        alone = [generate(llm, prompt, params)[0] for prompt in PROMPTS]
-        assert generate(llm, PROMPTS, params) == alone, "batched, and from the prefix cache"
-    for options in ({"max_num_batched_tokens": 7, "max_num_seqs": 4}, {"num_blocks_override": 25}):
-        with make_llm(directory, **options) as llm:
-            assert generate(llm, PROMPTS, params) == alone, options
-
-
-def test_n_is_the_same_as_separate_requests(directory: Path) -> None:
-    with make_llm(directory) as llm:
-        params = {"temperature": 1.0, "max_tokens": 12}
-        together = generate(llm, PROMPTS, SamplingParams(n=3, seed=5, **params))
-        for index in range(3):
-            separate = generate(llm, PROMPTS, SamplingParams(seed=5 + index, **params))
-            assert [completions[index] for completions in together] == [completions[0] for completions in separate]
-
-
-def test_prompt_logprobs_are_the_logprobs_of_generating_the_prompt(directory: Path) -> None:
-    with make_llm(directory) as llm:
-        params = SamplingParams(temperature=0, max_tokens=10, logprobs=0, ignore_eos=True)
-        (generated,) = llm.generate("hello", params, use_tqdm=False)
-        whole = generated.prompt_token_ids + generated.outputs[0].token_ids
-        (read,) = llm.generate([whole], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-        for position, token_id in enumerate(generated.outputs[0].token_ids):
-            of_prompt = read.prompt_logprobs[len(generated.prompt_token_ids) + position]
-            assert of_prompt[token_id].logprob == pytest.approx(
-                generated.outputs[0].logprobs[position][token_id].logprob, abs=1e-4
-            )
-
-
-def test_beams_are_the_same_as_beams_from_separate_runs(directory: Path) -> None:
-    width, max_tokens = 3, 6
-    with make_llm(directory) as llm:
-        prompt = llm.get_tokenizer().encode("hello")
-        params = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width)
-        live: list[tuple[float, list[int]]] = [(0.0, [])]
-        for _ in range(max_tokens):
-            outputs = llm.generate([prompt + tokens for _, tokens in live], params, use_tqdm=False)
-            found = [
-                (total + item.logprob, [*tokens, token_id])
-                for (total, tokens), output in zip(live, outputs, strict=True)
-                for token_id, item in output.outputs[0].logprobs[0].items()
-            ]
-            live = sorted(found, key=lambda item: -item[0])[:width]
-        beam_params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=True)
-        (output,) = llm.beam_search([prompt], beam_params)
-        assert [sequence.token_ids for sequence in output.sequences] == [tokens for _, tokens in live]
-        for sequence, (total, _) in zip(output.sequences, live, strict=True):
-            assert sequence.cumulative_logprob == pytest.approx(total, abs=1e-4)
-
-
 def test_chat_templates_from_text_and_from_a_file(directory: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("file: {{ messages[0].content }}")
@@ -122,14 +60,6 @@ def test_chat_templates_from_text_and_from_a_file(directory: Path, tmp_path: Pat
     assert read_chat_template(None) is None
     with pytest.raises(ConfigError, match="neither a Jinja template nor a readable file"):
         read_chat_template(str(tmp_path / "missing.jinja"))
-
-
-def test_another_tokenizer(directory: Path, tmp_path: Path) -> None:
-    for given in (directory, directory / "tokenizer.json"):
-        with make_llm(directory, tokenizer=str(given)) as llm:
-            assert llm.get_tokenizer().vocab_size == 258
-    with pytest.raises(ConfigError, match="does not exist"):
-        make_llm(directory, tokenizer=str(tmp_path / "missing"))
 
 
 def test_a_model_that_is_not_there() -> None:

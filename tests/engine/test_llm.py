@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM as PUBLIC_LLM
-from quire.engine.llm import LLM
+from quire.engine.llm import LLM, open_progress_bar
 from quire.errors import (
     ChatTemplateError,
     ConfigError,
@@ -29,10 +28,6 @@ def generate(llm: LLM, *arguments: Any, **options: Any) -> list[Any]:
     return llm.generate(*arguments, use_tqdm=False, **options)
 
 
-def test_the_public_name() -> None:
-    assert PUBLIC_LLM is LLM
-
-
 @pytest.mark.parametrize("prompt", ["hi", {"prompt": "hi"}, [104, 105], {"prompt_token_ids": [104, 105]}])
 def test_one_prompt_in_any_form(prompt: Any) -> None:
     llm, _ = make(saying("ok"))
@@ -50,10 +45,6 @@ def test_results_have_the_order_of_the_prompts() -> None:
     assert [output.prompt for output in outputs] == prompts
     assert [len(output.outputs[0].token_ids) for output in outputs] == [item.max_tokens for item in params]
     assert_all_home(llm.llm_engine)
-
-
-def test_no_prompts_no_results() -> None:
-    assert generate(make()[0], []) == []
 
 
 def test_none_means_the_models_defaults() -> None:
@@ -223,6 +214,16 @@ def test_a_progress_bar_of_ones_own() -> None:
     assert calls == [3, 1, 1, 1, "closed"]
 
 
+def test_the_bar_is_tqdms_on_stderr_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for use_tqdm in (False, True):
+        with open_progress_bar(use_tqdm, 2) as advance:
+            advance(10, 20)
+            advance(1, 2)
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert ("Prompts" in captured.err, "2/2" in captured.err) == (use_tqdm, use_tqdm)
+
+
 def test_ctrl_c_ends_everything_between_steps_and_leaves_the_model_usable() -> None:
     llm, executor = make()
 
@@ -288,12 +289,6 @@ def test_reset_prefix_cache() -> None:
     assert generate(llm, "a" * 20)[0].num_cached_tokens == 16
     assert llm.reset_prefix_cache()
     assert generate(llm, "a" * 20)[0].num_cached_tokens == 0
-
-
-def test_repr_says_what_runs() -> None:
-    text = repr(make()[0])
-    assert "ScriptedModel" in text
-    assert "context 128" in text
 
 
 def test_unknown_options_are_errors_before_anything_is_loaded() -> None:

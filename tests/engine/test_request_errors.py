@@ -1,13 +1,8 @@
 """A request ends alone if its result is an error: the engine and all other requests go on."""
 
-import asyncio
-from pathlib import Path
-
-from quire.engine.async_llm import AsyncLLM
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
 from quire.events import EventKind
-from quire.outputs import RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from tests.engine.builders import (
     ScriptedExecutor,
@@ -15,10 +10,8 @@ from tests.engine.builders import (
     assert_forgotten,
     finals,
     make_engine,
-    recorded_engine,
     run,
 )
-from tests.scheduler.recording import replay
 
 TEN = SamplingParams(temperature=1.0, max_tokens=10, seed=3)
 
@@ -110,35 +103,3 @@ def test_a_beam_that_never_had_a_token() -> None:
     assert search.output is not None
     assert [(item.token_ids, item.finish_reason) for item in search.output.sequences] == [([], "error")]
     assert_all_home(engine)
-
-
-def test_async() -> None:
-    engine, executor = make_engine()
-    executor.errors["bad"] = "no token"
-
-    async def last(llm: AsyncLLM, request_id: str) -> RequestOutput:
-        return [output async for output in llm.generate("hello", TEN, request_id)][-1]
-
-    async def scenario(llm: AsyncLLM) -> None:
-        good, bad = await asyncio.gather(last(llm, "good"), last(llm, "bad"))
-        assert good.outputs[0].finish_reason == "length"
-        assert (bad.outputs[0].finish_reason, bad.outputs[0].error) == ("error", "no token")
-        assert llm.is_running
-
-    with AsyncLLM.from_engine(engine) as llm:
-        asyncio.run(asyncio.wait_for(scenario(llm), 60))
-
-
-def test_replay(tmp_path: Path) -> None:
-    with recorded_engine(tmp_path / "steps.jsonl") as (engine, executor):
-        fail_at(executor, 4, "bad")
-        for request_id in ("good", "bad"):
-            engine.add_request(request_id, "hello", TEN)
-        run(engine)
-    assert len([output for output in replay(tmp_path / "steps.jsonl") if output.scheduled]) == 10
-
-
-def test_a_salt_that_is_not_unicode() -> None:
-    engine, _ = make_engine()
-    engine.add_request("a", "hello, hello", TEN, cache_salt="\ud800")
-    assert finals(run(engine))["a"].outputs[0].finish_reason == "length"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.output_processor import SequenceOutput, TokenTexts
+from quire.engine.output_processor import OutputProcessor, SequenceOutput, describe
 from quire.outputs import Logprob
 from quire.sampling_params import SamplingParams
 from quire.types import Request, RequestResult, RequestStatus, TokenLogprobs
@@ -16,23 +16,23 @@ TOKENIZER = byte_tokenizer()
 
 def make(**params: Any) -> SequenceOutput:
     request = Request("r", [1], SamplingParams(max_tokens=1000, **params))
-    return SequenceOutput(request, 0, TOKENIZER, TokenTexts(TOKENIZER))
+    return SequenceOutput(request, 0, TOKENIZER, TOKENIZER.token_text)
 
 
-def add(sequence: SequenceOutput, token_id: int, status: RequestStatus | None = None) -> str | None:
+def add(sequence: SequenceOutput, token_id: int, status: RequestStatus | None = None) -> None:
     sequence.request.output_token_ids.append(token_id)
     if status is not None:
         sequence.request.status = status
-    return sequence.add(RequestResult("r", (token_id,)), (token_id,), sequence.request.status)
+    sequence.add(RequestResult("r", (token_id,)), (token_id,), sequence.request.status)
 
 
 def feed(sequence: SequenceOutput, text: str) -> list[str]:
     """Text shown after each byte, up to the end of the sequence."""
     shown = []
     for token_id in text.encode():
-        matched = add(sequence, token_id)
+        add(sequence, token_id)
         shown.append(sequence.text)
-        if matched is not None:
+        if sequence.finish_reason is not None:
             break
     return shown
 
@@ -66,7 +66,7 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
 def test_length_and_stop_string_at_the_same_token() -> None:
     sequence = make(stop="END")
     feed(sequence, "xEN")
-    assert add(sequence, ord("D"), RequestStatus.FINISHED_LENGTH) is None, "the scheduler has ended it already"
+    add(sequence, ord("D"), RequestStatus.FINISHED_LENGTH)
     assert sequence.text == "x"
     assert sequence.finish_reason == "length"
 
@@ -124,13 +124,6 @@ def test_logprobs_and_their_sum() -> None:
     assert taken.logprobs[0][97].rank == 2
 
 
-def test_no_logprobs_unless_asked_for() -> None:
-    sequence = make()
-    feed(sequence, "a")
-    assert sequence.snapshot().logprobs is None
-    assert sequence.snapshot().cumulative_logprob is None
-
-
 @settings(deadline=None)
 @given(st.text("abé€", max_size=20), st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
 def test_text_is_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
@@ -172,18 +165,13 @@ def test_first_end_among_several_tokens_of_a_step_wins(
 
 
 def test_tokens_alone_have_their_text_and_special_ones_too() -> None:
-    texts = TokenTexts(byte_tokenizer())
-    assert texts.text(97) == "a"
-    assert texts.text(EOS) == "<eos>"
-    assert texts.text("é".encode()[0]) == "\ufffd"
-    assert texts.text(VOCAB_SIZE - 1) == "", "the model's vocabulary may be larger than the tokenizer's"
+    text = OutputProcessor(TOKENIZER)._token_text
+    assert [text(token_id) for token_id in (97, EOS, "é".encode()[0])] == ["a", "<eos>", "\ufffd"]
+    assert text(VOCAB_SIZE - 1) == "", "the model's vocabulary may be larger than the tokenizer's"
+    assert OutputProcessor(None)._token_text(97) == ""
 
 
 def test_the_chosen_token_comes_first() -> None:
     position = TokenLogprobs((98, 97), (-2.0, -0.5), (2, 1))
-    described = TokenTexts(byte_tokenizer()).describe(position)
+    described = describe(position, TOKENIZER.token_text)
     assert list(described.items()) == [(98, Logprob(-2.0, 2, "b")), (97, Logprob(-0.5, 1, "a"))]
-
-
-def test_without_a_tokenizer_texts_are_empty() -> None:
-    assert TokenTexts(None).text(97) == ""

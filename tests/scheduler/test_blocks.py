@@ -7,7 +7,7 @@ import pytest
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.integrity import check_blocks
 from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
-from tests.scheduler.builders import Driver, make_config, make_request, run_alone
+from tests.scheduler.builders import make_config, make_request
 
 
 def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
@@ -79,8 +79,8 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
     while request.num_computed_tokens < 60:
         computed(blocks, request, min(chunk, 60 - request.num_computed_tokens))
         most = max(most, 100 - blocks.num_free)
-    assert most <= blocks.peak_blocks(60)
-    assert blocks.peak_blocks(60) <= most + 1
+    assert most <= blocks.shape.peak_blocks(60)
+    assert blocks.shape.peak_blocks(60) <= most + 1
 
 
 def test_groups_draw_from_one_pool() -> None:
@@ -91,7 +91,7 @@ def test_groups_draw_from_one_pool() -> None:
     assert blocks.num_free == 100 - 9
     tables = blocks.owned["a"].tables
     assert len({block_id for table in tables for block_id in table}) == 9
-    assert blocks.peak_blocks(10) == 9
+    assert blocks.shape.peak_blocks(10) == 9
 
 
 def test_a_hit_in_a_window_group_needs_the_windows_blocks_only() -> None:
@@ -132,17 +132,6 @@ def test_a_hit_is_what_all_groups_agree_on() -> None:
     assert blocks.find_prefix(second).tables == [full[:2], [NULL_BLOCK_ID, window[1]]]
 
 
-def test_groups_do_not_take_each_others_blocks() -> None:
-    driver = Driver(make_config(windows=(None, None, 6)))
-    tokens = list(range(30))
-    for name in "ab":
-        request = make_request(name, tokens, 5)
-        driver.add(request)
-        driver.run()
-        assert request.output_token_ids == run_alone(request, 256)
-    assert request.num_cached_tokens == 28
-
-
 def test_fits_counts_cached_blocks_that_would_leave_the_free_list() -> None:
     blocks = BlockManager(make_config(num_blocks=7))
     first = make_request("first", 12)
@@ -177,14 +166,6 @@ def test_the_first_writer_of_a_shared_block_gets_a_copy() -> None:
     assert blocks.allocate(child, 1) == ()
     assert [update.block_ids[1] for update in blocks.take_table_updates("b")] == shared
     check_blocks(blocks)
-
-
-def test_the_longest_sequence_is_the_longest_that_fits() -> None:
-    for windows in ((None,), (7,), (None, 7)):
-        blocks = BlockManager(make_config(windows=windows, num_blocks=20, max_num_batched_tokens=8))
-        longest = blocks.longest_sequence()
-        assert blocks.peak_blocks(longest) <= 19
-        assert longest == 256 or blocks.peak_blocks(longest + 1) > 19
 
 
 @pytest.mark.parametrize("block_size", [16, 32])

@@ -18,20 +18,6 @@ def test_new_request_comes_whole_and_its_own_tokens_are_not_sent_back() -> None:
     assert {item.new_token_ids for output in driver.outputs for item in output.scheduled} == {()}
 
 
-def test_a_preempted_request_comes_back_with_its_generated_tokens() -> None:
-    driver = Driver(make_config(num_blocks=9))
-    requests = {name: make_request(name, 8, 16) for name in "ab"}
-    driver.add(*requests.values())
-    driver.run()
-    at, output = next((at, output) for at, output in enumerate(driver.outputs) if output.preempted_ids)
-    (name,) = output.preempted_ids
-    again = next(new for later in driver.outputs[at:] for new in later.new_requests if new.request_id == name)
-    num_generated = len(again.token_ids) - again.num_prompt_tokens
-    assert num_generated > 0
-    request = requests[name]
-    assert list(again.token_ids) == request.prompt_token_ids + request.output_token_ids[:num_generated]
-
-
 def test_requests_the_executor_never_saw_are_not_forgotten() -> None:
     driver = Driver(make_config(max_num_seqs=1))
     driver.add(make_request("a", 4, 3), make_request("never", 4, 3))

@@ -7,15 +7,14 @@ copied or given back too early makes a read differ. No tensors.
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from quire.cache_spec import CacheGroup, CacheSpec, LatentKV, PagedKV, RecurrentState
 from quire.config import SchedulerConfig
-from quire.errors import CapacityError, EngineError
+from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
-from quire.scheduler.blocks import BlockManager, OwnedBlocks
+from quire.scheduler.blocks import BlockManager
 from quire.scheduler.integrity import check_blocks
 from quire.scheduler.scheduler import Scheduler
 from quire.types import NewRequest, Request, RequestResult, SchedulerOutput, StepResult, Transfer
@@ -25,8 +24,7 @@ from tests.scheduler.recording import RecordingScheduler, replay
 VOCAB_SIZE = 6
 MAX_MODEL_LEN = 48
 STATE = RecurrentState(8, checkpoint_interval=8)
-NUM_SCHEDULES = 150
-NUM_SPECULATIONS = 100
+NUM_SCHEDULES = 100
 BASES = [[random.Random(seed).randrange(VOCAB_SIZE) for _ in range(30)] for seed in range(2)]
 
 
@@ -206,7 +204,12 @@ def run_schedule(seed: int, counts: Counter[str]) -> None:
         while in_flight and (len(in_flight) == config.max_in_flight or not output.scheduled or rng.random() < 0.2):
             counts["in flight"] += len(in_flight) > 1
             oldest = in_flight.popleft()
-            scheduler.update(oldest, executor.execute(oldest, rng))
+            result = executor.execute(oldest, rng)
+            drafted = {item.request_id: len(item.draft_token_ids) for item in oldest.scheduled if item.draft_token_ids}
+            counts["rejected"] += sum(len(item.token_ids) <= drafted.get(item.request_id, 0) for item in result.results)
+            updates = scheduler.update(oldest, result)
+            counts["restored"] += sum(item.num_computed_tokens < item.request.num_tokens - 1 for item in updates
+                                      if item.request.request_id in drafted)  # fmt: skip
         for request_id in list(scheduler.blocks.owned):
             idle = scheduler.get(request_id)
             if idle is not None and not idle.num_in_flight and rng.random() < 0.1:
@@ -236,117 +239,25 @@ def test_random_schedules_of_hybrid_models_read_what_was_written() -> None:
         run_schedule(seed, counts)
     # The generator must reach everything that it is for.
     expected = {
-        "hits": 30, "hits of states": 100, "preempted": 40, "forked": 150, "aborted": 150, "given back": 15,
-        "transfers": 4000, "steps": 4000, "reads": 200_000, "drafts": 600, "in flight": 2000,
+        "hits": 20, "hits of states": 60, "preempted": 25, "forked": 100, "aborted": 100, "given back": 10,
+        "transfers": 2600, "steps": 2600, "reads": 130_000, "drafts": 400, "in flight": 1300,
+        "rejected": 100, "restored": 30,
     }  # fmt: skip
     assert {name: counts[name] for name, least in expected.items() if counts[name] < least} == {}
 
 
-def test_recorded_schedule_of_a_hybrid_model_replays_identically(tmp_path: Path) -> None:
+def test_recorded_schedule_of_a_hybrid_model_replays_identically() -> None:
     rng = random.Random(4)
     groups = (CacheGroup((0,), PagedKV(1, 1, 1, 5)), CacheGroup((1,), LatentKV(2, 1, 1)), CacheGroup((2, 3), STATE))
     config = make_config(kv_cache_groups=groups, num_blocks=60, max_num_batched_tokens=20)
-    with RecordingScheduler(config, tmp_path / "steps.jsonl") as scheduler:
-        executor = HybridExecutor(config)
-        for index in range(8):
-            scheduler.add_request(random_request(rng, f"r{index}"))
-        while scheduler.has_unfinished:
-            output = scheduler.schedule()
-            scheduler.update(output, executor.execute(output, rng))
-    outputs = replay(tmp_path / "steps.jsonl")
+    scheduler, executor = RecordingScheduler(config), HybridExecutor(config)
+    for index in range(8):
+        scheduler.add_request(random_request(rng, f"r{index}"))
+    while scheduler.has_unfinished:
+        output = scheduler.schedule()
+        scheduler.update(output, executor.execute(output, rng))
+    outputs = replay(scheduler)
     assert {item.group_index for output in outputs for item in output.transfers} == {0, 1, 2}
-
-
-class Speculation:
-    """Sequences on a `BlockManager` alone. Their steps carry drafts, and some drafts are rejected."""
-
-    def __init__(self, seed: int, counts: Counter[str]) -> None:
-        self.rng = random.Random(seed)
-        self.counts = counts
-        block_size = self.rng.choice([1, 2, 4])
-        groups = random_groups(self.rng, block_size)
-        config = make_config(block_size=block_size, kv_cache_groups=groups, num_blocks=120, max_num_batched_tokens=16)
-        self.blocks = BlockManager(config)
-        self.pages = Pages([group.spec for group in groups], block_size)
-        self.requests: dict[str, Request] = {}
-        self.detached: list[OwnedBlocks] = []
-
-    def run(self) -> None:
-        for index in range(40):
-            move = self.rng.choice([self._start, self._fork, self._end, *[self._step] * 7])
-            move(f"r{index}")
-            for request in list(self.requests.values()):
-                if self.rng.random() < 0.6:
-                    self._step(request.request_id)
-            check_blocks(self.blocks, self.detached)
-        for name in list(self.requests):
-            self._end(name)
-        for owned in self.detached:
-            self.blocks.release(owned)
-        assert self.blocks.reset_prefix_cache()
-
-    def _start(self, name: str) -> None:
-        request = random_request(self.rng, name)
-        hit = self.blocks.find_prefix(request)
-        if self.blocks.fits(request, hit, 20):
-            request.num_computed_tokens = hit.num_tokens
-            self.blocks.admit(request, hit)
-            self.requests[name] = request
-
-    def _fork(self, name: str) -> None:
-        if self.requests:
-            parent = self.rng.choice(list(self.requests.values()))
-            child = make_request(name, parent.prompt_token_ids, hash_extras=parent.hash_extras)
-            child.output_token_ids = list(parent.output_token_ids)
-            child.num_computed_tokens = parent.num_computed_tokens
-            self.blocks.fork(parent.request_id, child)
-            self.requests[name] = child
-
-    def _end(self, name: str) -> None:
-        if self.requests:
-            name = self.rng.choice(list(self.requests))
-            del self.requests[name]
-            self.detached.append(self.blocks.detach(name))
-            self.blocks.forget(name)
-        if len(self.detached) > 1:
-            self.blocks.release(self.detached.pop(0))
-
-    def _step(self, name: str) -> None:
-        request = self.requests.get(name)
-        if request is None or request.num_tokens > 40:
-            return
-        start = request.num_computed_tokens
-        num_left = request.num_tokens - start
-        num_tokens = self.blocks.chunk_limit(request, min(16, num_left))
-        num_drafts = self.rng.choice([0, 1, 3]) if num_left == 1 else 0
-        transfers = self.blocks.allocate(request, num_tokens + num_drafts, num_drafts)
-        if transfers is None:
-            self._end(name)
-            return
-        self.pages.transfer(transfers)
-        known = request.prompt_token_ids + request.output_token_ids
-        drafts = self.rng.choices(range(VOCAB_SIZE), k=num_drafts)
-        end = start + num_tokens + num_drafts
-        for compute in (self.pages.write, self.pages.read):
-            compute(self.blocks.owned[name].tables, known + drafts, start, end)
-        if num_tokens == num_left:
-            accepted = drafts[: self.rng.randint(0, num_drafts)]
-            request.output_token_ids += [*accepted, self.rng.randrange(VOCAB_SIZE)]
-            num_computed = self.blocks.truncate(name, start + num_tokens + len(accepted))
-            self.counts["rejected"] += len(accepted) < num_drafts
-            self.counts["restored"] += num_computed < start + num_tokens + len(accepted)
-            request.num_computed_tokens = num_computed
-        else:
-            request.num_computed_tokens = start + num_tokens
-        self.blocks.register(request, request.num_computed_tokens)
-
-
-def test_rejected_drafts_are_taken_back_in_all_kinds_of_cache() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(NUM_SPECULATIONS):
-        Speculation(seed, counts).run()
-    assert counts["rejected"] > 600
-    assert 400 < counts["restored"] < counts["rejected"]
 
 
 STATE_AND_FULL = (CacheGroup((0,), PagedKV(1, 1, 1)), CacheGroup((1,), STATE))
@@ -444,12 +355,12 @@ def test_state_returns_to_before_the_step_unless_all_drafts_are_accepted(num_acc
 def test_truncation_behind_cached_tokens_is_refused() -> None:
     blocks, request = started(make_config(), 12)
     compute(blocks, request, 9)
-    with pytest.raises(EngineError, match="behind 7: they are cached"):
+    with pytest.raises(AssertionError, match="are cached"):
         blocks.truncate("a", 7)
     blocks, request = started(make_config(windows=(3,), enable_prefix_caching=False), 12)
     compute(blocks, request, 9)
     compute(blocks, request, 1)
-    with pytest.raises(EngineError, match="cannot go back to 2 tokens: its window moved on"):
+    with pytest.raises(AssertionError, match="a window moved on"):
         blocks.truncate("a", 2)
 
 

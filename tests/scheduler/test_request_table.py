@@ -3,7 +3,7 @@ import pytest
 from quire.errors import EngineError
 from quire.scheduler.request_table import RequestTable
 from quire.types import Request
-from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.builders import make_config, make_request, pop_first
 
 
 def table_with(*requests: Request, seats: int = 8) -> RequestTable:
@@ -14,7 +14,7 @@ def table_with(*requests: Request, seats: int = 8) -> RequestTable:
 
 
 def run_first(table: RequestTable) -> Request:
-    request = table.waiting.pop()
+    request = pop_first(table.waiting)
     table.running.append(request)
     return request
 
@@ -23,7 +23,7 @@ def test_a_request_leaves_from_wherever_it_is() -> None:
     requests = [make_request(name, n=2) for name in "abc"]
     table = table_with(*requests)
     run_first(table)
-    parked = table.waiting.pop()
+    parked = pop_first(table.waiting)
     table.parked[parked.request_id] = parked
     for request in requests:
         table.check({item.request_id for item in table.running})
@@ -35,24 +35,6 @@ def test_a_request_leaves_from_wherever_it_is() -> None:
     assert (len(table.waiting), table.running, table.parked) == (0, [], {})
 
 
-def test_a_sibling_leaves_its_leader() -> None:
-    leader = make_request("a", n=3)
-    table = table_with(leader)
-    assert [item.request_id for item in table.leave(leader.siblings[0])] == ["a.1"]
-    assert [item.request_id for item in leader.siblings] == ["a.2"]
-    table.check(set())
-
-
-def test_seats_are_kept_for_siblings() -> None:
-    table = table_with(make_request("a", n=3), make_request("b"))
-    assert table.num_free_places() == 8
-    leader = run_first(table)
-    assert table.num_free_places() == 5
-    table.running += table.release_siblings(leader)
-    assert table.num_free_places() == 5
-    assert leader.siblings == []
-
-
 def test_a_fork_queues_where_its_parent_would() -> None:
     first, second = make_request("a"), make_request("b")
     table = table_with(first, second)
@@ -60,19 +42,19 @@ def test_a_fork_queues_where_its_parent_would() -> None:
     child = make_request("a+")
     table.enter_fork(first, child)
     table.waiting.push(child)
-    assert table.waiting.pop() is child
-    assert table.waiting.pop() is second
+    assert pop_first(table.waiting) is child
+    assert pop_first(table.waiting) is second
 
 
 def test_the_check_finds_the_lost_and_the_doubled() -> None:
     table = table_with(make_request("a"), make_request("b"))
-    lost = table.waiting.pop()
+    lost = pop_first(table.waiting)
     with pytest.raises(EngineError, match=r"'a' \(WAITING\) is in 0 places"):
         table.check(set())
     table.running += [lost, table.waiting.first()]
     with pytest.raises(EngineError, match=r"'b' \(WAITING\) is in 2 places"):
         table.check({"a", "b"})
-    table.waiting.pop()
+    pop_first(table.waiting)
     table.check({"a", "b"})
     with pytest.raises(EngineError, match="blocks are owned by"):
         table.check({"a"})

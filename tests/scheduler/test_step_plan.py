@@ -17,11 +17,6 @@ def test_the_budget_is_spent_and_refunded() -> None:
     assert (plan.budget, plan.num_preempted) == (10, 2)
 
 
-def test_the_threshold_cuts_chunks() -> None:
-    plan = StepPlan(make_config(long_prefill_token_threshold=4))
-    assert [plan.chunk_len(num_left) for num_left in (3, 4, 5, 500)] == [3, 4, 4, 4]
-
-
 def running(num_left: int) -> Request:
     request = make_request(f"with {num_left} left", 100)
     request.num_computed_tokens = 100 - num_left
@@ -53,31 +48,6 @@ def test_all_prompts_share_the_prefill_budget_and_decodes_do_not() -> None:
     assert (plan.chunk_len(100), plan.chunk_len(1)) == (0, 1)
     plan.remove("b")
     assert plan.chunk_len(100) == 5
-
-
-def test_without_that_wish_prompts_may_fill_a_step() -> None:
-    plan = StepPlan(make_config(max_num_batched_tokens=512))
-    plan.limit_prefill([running(1)])
-    assert plan.chunk_len(500) == 500
-
-
-def test_partial_prompts_are_counted_and_long_ones_apart() -> None:
-    plan = StepPlan(
-        make_config(long_prefill_token_threshold=4, max_num_partial_prefills=2, max_long_partial_prefills=1)
-    )
-    short, long = make_request("s", 4), make_request("l", 5)
-    assert plan.allows_partial()
-    plan.add_partial(long, 3)
-    assert plan.allows_partial()
-    assert not plan.allows_long_partial(long)
-    assert plan.allows_long_partial(short)
-    plan.add_partial(short, 2)
-    assert not plan.allows_partial()
-    assert plan.num_reserved_blocks == 5
-
-
-def test_without_chunked_prefill_nothing_is_partial() -> None:
-    assert not StepPlan(make_config(enable_chunked_prefill=False)).allows_partial()
 
 
 def generating(request_id: str = "g", max_tokens: int = 20, num_output: int = 1, **fields: Any) -> Request:

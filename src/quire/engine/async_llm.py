@@ -8,24 +8,21 @@ import asyncio
 import atexit
 import threading
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing, suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from contextlib import suppress
+from typing import Any
 
 from quire.engine.driver import EngineDriver
+from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.text.tokenizer import Tokenizer
 
 EXIT_TIMEOUT_S = 10.0
 """Longest wait at the end of the process for the running step."""
-_Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
 
 class OutputStream:
@@ -38,42 +35,41 @@ class OutputStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_ended = False
         self._loop = loop
-        self._latest: deque[Output] = deque(maxlen=1)
+        self._latest: Output | None = None
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
 
-    def put(self, output: Output) -> bool:
-        """Offer an output, from any thread. Returns False if the reader's event loop is closed."""
-        self._latest.append(output)
-        return self._wake()
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error, from any thread."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> bool:
+    def put(self, item: Output | BaseException) -> bool:
+        """Offer an output, or the error that ends the request, from any thread. Returns False if the reader's event
+        loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(self._ready.set)
+            self._loop.call_soon_threadsafe(self._take, item)
         except RuntimeError:
             return False
         return True
 
+    def _take(self, item: Output | BaseException) -> None:
+        if isinstance(item, BaseException):
+            self._error = item
+        else:
+            self._latest = item
+        self._ready.set()
+
     async def next(self) -> Output:
         """Return the next output, waiting for it. Raises: the error that ended the request."""
-        while True:
+        await self._ready.wait()
+        output, self._latest = self._latest, None
+        if output is None:
+            self.has_ended = True
+            assert self._error is not None
+            raise self._error
+        self.has_ended = output.finished
+        if self._error is None:
             self._ready.clear()
-            if self._latest:
-                output = self._latest.popleft()
-                self.has_ended = output.finished
-                return output
-            if self._error is not None:
-                self.has_ended = True
-                raise self._error
-            await self._ready.wait()
+        return output
 
 
-class AsyncLLM:
+class AsyncLLM(EngineHandle):
     """A model that answers many callers at once, from any event loop.
 
     Keyword arguments are the fields of `EngineOptions`. Each accepted request ends in exactly one terminal event:
@@ -81,19 +77,8 @@ class AsyncLLM:
     aborts it.
     """
 
-    def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
-        """Loads the model; takes seconds. Raises: ConfigError, ModelError, CapacityError."""
-        self._attach(LLMEngine.from_options(model, **kwargs))
-
-    @classmethod
-    def from_engine(cls, engine: LLMEngine) -> Self:
-        """Wrap an existing engine, which the caller must not step any more."""
-        llm = cls.__new__(cls)
-        llm._attach(engine)
-        return llm
-
     def _attach(self, engine: LLMEngine) -> None:
-        self._engine = engine
+        super()._attach(engine)
         self._streams: dict[str, OutputStream] = {}
         self._driver = EngineDriver(engine, self._deliver)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -102,7 +87,7 @@ class AsyncLLM:
 
     # --- Requests -------------------------------------------------------------------------
 
-    async def generate(
+    def generate(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
@@ -118,15 +103,11 @@ class AsyncLLM:
         With `streams=False` only the last one. Outputs that came while the caller was busy are merged.
         Raises: RequestError, CapacityError, EngineDeadError.
         """
-        default = self._engine.input_processor.default_sampling_params
-        params = _checked("sampling_params", default if sampling_params is None else sampling_params, SamplingParams)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        async with aclosing(self._follow(prompt, params, request_id, streams=streams, **identity)) as outputs:
-            async for output in outputs:
-                assert isinstance(output, RequestOutput)
-                yield output
+        return self._follow(prompt, params, SamplingParams, request_id, streams=streams, **identity)
 
-    async def encode(
+    def encode(
         self,
         prompt: Any,
         pooling_params: PoolingParams | None = None,
@@ -138,27 +119,34 @@ class AsyncLLM:
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield one output: the prompt's vector. Raises: RequestError, CapacityError, EngineDeadError."""
         params = PoolingParams() if pooling_params is None else pooling_params
-        params = _checked("pooling_params", params, PoolingParams)
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
-        async with aclosing(self._follow(prompt, params, request_id, streams=False, **identity)) as outputs:
-            async for output in outputs:
-                assert isinstance(output, PoolingRequestOutput)
-                yield output
+        return self._follow(prompt, params, PoolingParams, request_id, streams=False, **identity)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their generators yield a final output with `finish_reason` "abort". Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         if self.is_running:
             with suppress(EngineDeadError):  # it may end between the two lines
-                await asyncio.wrap_future(self._driver.call(lambda: self._engine.abort_request(request_ids)))
+                await asyncio.wrap_future(self._driver.call(lambda: self.llm_engine.abort_request(request_ids)))
 
     async def _follow(
-        self, prompt: Any, params: SamplingParams | PoolingParams, request_id: str | None, **options: Any
-    ) -> AsyncGenerator[Output, None]:
+        self,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        kind: type[SamplingParams] | type[PoolingParams],
+        request_id: str | None,
+        **options: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Add a request of this kind and yield its outputs; abort it if the caller leaves early."""
+        if not isinstance(params, kind):
+            name = "sampling_params" if kind is SamplingParams else "pooling_params"
+            raise RequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}")
         self._check_running()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         # Tokenising a long prompt takes milliseconds, so it happens off the event loop.
-        prepared = await asyncio.to_thread(self._engine.input_processor.prepare, request_id, prompt, params, **options)
+        prepared = await asyncio.to_thread(
+            self.llm_engine.input_processor.prepare, request_id, prompt, params, **options
+        )
         stream = OutputStream(asyncio.get_running_loop())
         self._driver.post(lambda: self._add(prepared, stream))
         try:
@@ -177,39 +165,26 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         """True while requests are accepted."""
-        return not self._driver.is_stopping and not self._engine.errored and self._thread.is_alive()
+        return not self._driver.is_stopping and not self.llm_engine.errored and self._thread.is_alive()
 
     @property
     def errored(self) -> bool:
         """True if the engine is dead."""
-        return self._engine.errored
+        return self.llm_engine.errored
 
     @property
     def dead_error(self) -> EngineDeadError | None:
         """The error that ended the engine."""
-        return self._engine.dead_error
-
-    @property
-    def llm_engine(self) -> LLMEngine:
-        """The engine, for reading `config` and `events`; only its own thread may call its methods."""
-        return self._engine
+        return self.llm_engine.dead_error
 
     async def check_health(self) -> None:
         """Raises: EngineDeadError, with the cause chained, if the engine is dead or was shut down."""
         self._check_running()
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self._engine.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of the model's generation_config.json."""
-        return self._engine.input_processor.default_sampling_params
-
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         self._check_running()
-        return await asyncio.wrap_future(self._driver.call(self._engine.reset_prefix_cache))
+        return await asyncio.wrap_future(self._driver.call(self.llm_engine.reset_prefix_cache))
 
     def shutdown(self) -> None:
         """End all requests (their generators yield "abort"), stop the thread and free the model's memory."""
@@ -224,30 +199,22 @@ class AsyncLLM:
             self._driver.stop()
             self._thread.join(EXIT_TIMEOUT_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
-
     def _check_running(self) -> None:
-        if self._engine.errored:
-            raise self._engine.death()
+        if self.llm_engine.errored:
+            raise self.llm_engine.death()
         if self._driver.is_stopping or not self._thread.is_alive():
             raise EngineDeadError("the engine was shut down: make a new one")
 
     # --- The engine thread ----------------------------------------------------------------
 
     def _add(self, prepared: PreparedRequest, stream: OutputStream) -> None:
-        if ended := self._engine.take_ended():
+        if ended := self.llm_engine.take_ended():
             # Before the request is added: an aborted one may have had the same id.
             self._deliver(ended)
         try:
-            self._engine.submit(prepared)
+            self.llm_engine.submit(prepared)
         except Exception as error:
-            stream.fail(error)
+            stream.put(error)
             if not isinstance(error, QuireError):
                 raise
         else:
@@ -257,16 +224,16 @@ class AsyncLLM:
         # The request may have been refused, or the id may belong to a later one.
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
-            self._engine.abort_request(request_id)
+            self.llm_engine.abort_request(request_id)
 
     def _run(self) -> None:
         try:
             self._driver.run()
         except Exception as error:
-            self._deliver(self._engine.fail(error))
+            self._deliver(self.llm_engine.fail(error))
         finally:
             try:
-                self._deliver(self._engine.shutdown())
+                self._deliver(self.llm_engine.shutdown())
             finally:
                 self._driver.close()
                 self._fail_remaining()
@@ -278,23 +245,19 @@ class AsyncLLM:
                 continue
             if output.finished:
                 del self._streams[output.request_id]
-            if self._engine.errored and _failed(output):
-                stream.fail(self._engine.death())
+            if self.llm_engine.errored and _failed(output):
+                stream.put(self.llm_engine.death())
             elif not stream.put(output) and not output.finished:
                 del self._streams[output.request_id]
-                self._engine.abort_request(output.request_id)
+                self.llm_engine.abort_request(output.request_id)
 
     def _fail_remaining(self) -> None:
         """End the streams whose outputs were lost in a step that raised while it made them."""
         for stream in self._streams.values():
-            stream.fail(self._engine.death() if self._engine.errored else EngineDeadError("the engine was shut down"))
+            stream.put(
+                self.llm_engine.death() if self.llm_engine.errored else EngineDeadError("the engine was shut down")
+            )
         self._streams.clear()
-
-
-def _checked(name: str, params: Any, kind: type[_Params]) -> _Params:
-    if not isinstance(params, kind):
-        raise RequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}")
-    return params
 
 
 def _failed(output: Output) -> bool:

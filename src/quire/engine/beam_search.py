@@ -67,24 +67,28 @@ class BeamSearch:
 
     def start(self) -> None:
         """Queue the first beam: the prompt. Raises: CapacityError."""
-        first = _Beam(self._make_request([]))
+        first = _Beam(self._make_request())
         self._engine.scheduler.add_request(first.request)
         self._add_live(first)
 
-    def advance(self) -> None:
-        """Once every live beam has reported, choose the continuations."""
-        if self.output is not None:
-            return
+    def advance(self) -> bool:
+        """Once every live beam has reported, choose the continuations. Returns True if the search ends by it."""
         if any(beam.has_failed for beam in self._live):
-            self._fail()
-            return
-        if any(beam.report is None for beam in self._live):
-            return
-        chosen = self._choose()
-        if not chosen or self._is_decided(chosen):
-            self._end(chosen)
+            # Without the continuations of one beam the rest cannot be ranked, so all live beams end as they are.
+            for beam in self._live:
+                self._complete(beam.request.output_token_ids, beam.cumulative_logprob, "error")
+            self._finish()
+        elif self._live and not any(beam.report is None for beam in self._live):
+            chosen = self._choose()
+            if chosen and not self._is_decided(chosen):
+                self._continue(chosen)
+                return False
+            for item in chosen:
+                self._complete([*item.beam.request.output_token_ids, item.token_id], item.cumulative_logprob, "length")
+            self._finish()
         else:
-            self._continue(chosen)
+            return False
+        return True
 
     def cancel(self) -> None:
         """Free all beams."""
@@ -93,7 +97,7 @@ class BeamSearch:
         self._engine.scheduler.abort([beam.request.request_id for beam in self._live])
         self._live = []
 
-    def _make_request(self, output_token_ids: list[int]) -> Request:
+    def _make_request(self) -> Request:
         return Request(
             request_id=f"{self._request_id}/beam-{next(self._num_made)}",
             prompt_token_ids=self._prompt_token_ids,
@@ -101,8 +105,10 @@ class BeamSearch:
             max_tokens=self._max_tokens,
             hash_extras=(self._cache_salt,),
             awaits_external_token=True,
-            output_token_ids=output_token_ids,
         )
+
+    def _complete(self, token_ids: list[int], cumulative_logprob: float, finish_reason: str) -> None:
+        self._completed.append(_Completed(list(token_ids), cumulative_logprob, finish_reason))
 
     def _add_live(self, beam: _Beam) -> None:
         def report(update: SequenceUpdate) -> None:
@@ -126,8 +132,7 @@ class BeamSearch:
         going_on: list[_Continuation] = []
         for item in candidates:
             if item.token_id in self._ending:
-                tokens = [*item.beam.request.output_token_ids, item.token_id]
-                self._completed.append(_Completed(tokens, item.cumulative_logprob, "stop"))
+                self._complete([*item.beam.request.output_token_ids, item.token_id], item.cumulative_logprob, "stop")
             elif len(going_on) < self._params.beam_width:
                 going_on.append(item)
         self._completed.sort(key=self._score, reverse=True)
@@ -148,16 +153,14 @@ class BeamSearch:
 
     def _continue(self, chosen: list[_Continuation]) -> None:
         scheduler = self._engine.scheduler
-        by_beam = {id(beam): [item for item in chosen if item.beam is beam] for beam in self._live}
         previous, self._live = self._live, []
         for beam in previous:
-            if not by_beam[id(beam)]:
-                self._engine.forget_observed(beam.request.request_id)
-                scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
+            if not any(item.beam is beam for item in chosen):
+                self._drop(beam)
         for beam in previous:
-            continuations = by_beam[id(beam)]
+            continuations = [item for item in chosen if item.beam is beam]
             for item in continuations[1:]:
-                child = _Beam(self._make_request(list(beam.request.output_token_ids)), item.cumulative_logprob)
+                child = _Beam(self._make_request(), item.cumulative_logprob)
                 scheduler.fork(beam.request.request_id, child.request)
                 scheduler.append_token(child.request.request_id, item.token_id)
                 self._add_live(child)
@@ -167,23 +170,13 @@ class BeamSearch:
                 scheduler.append_token(beam.request.request_id, item.token_id)
                 self._live.append(beam)
 
-    def _end(self, chosen: list[_Continuation]) -> None:
-        for item in chosen:
-            tokens = [*item.beam.request.output_token_ids, item.token_id]
-            self._completed.append(_Completed(tokens, item.cumulative_logprob, "length"))
-        self._finish()
-
-    def _fail(self) -> None:
-        # Without the continuations of one beam the rest cannot be ranked, so all live beams end as they are.
-        for beam in self._live:
-            tokens = list(beam.request.output_token_ids)
-            self._completed.append(_Completed(tokens, beam.cumulative_logprob, "error"))
-        self._finish()
+    def _drop(self, beam: _Beam) -> None:
+        self._engine.forget_observed(beam.request.request_id)
+        self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
 
     def _finish(self) -> None:
         for beam in self._live:
-            self._engine.forget_observed(beam.request.request_id)
-            self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
+            self._drop(beam)
         self._live = []
         best = sorted(self._completed, key=self._score, reverse=True)[: self._params.beam_width]
         self.output = BeamSearchOutput(self._prompt, self._prompt_token_ids, [self._sequence(item) for item in best])

@@ -6,7 +6,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TypeVar
 
@@ -50,15 +50,11 @@ class EngineDriver:
 
         def command() -> None:
             # A cancelled future takes no result, but the function still runs.
-            is_wanted = future.set_running_or_notify_cancel()
-            try:
-                result = function()
-            except Exception as error:
-                if is_wanted:
+            with suppress(InvalidStateError):
+                try:
+                    future.set_result(function())
+                except Exception as error:
                     future.set_exception(error)
-            else:
-                if is_wanted:
-                    future.set_result(result)
 
         self.post(command)
         return future

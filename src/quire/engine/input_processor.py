@@ -68,22 +68,16 @@ class InputProcessor:
         prompt: Any,
         params: SamplingParams | PoolingParams | None,
         *,
-        priority: int = 0,
-        client_id: str = "",
-        cache_salt: str = "",
-        arrival_time_s: float | None = None,
         streams: bool = True,
         checked_grammar: str | None = None,
+        **identity: Any,
     ) -> PreparedRequest:
-        """Check everything and build the request with its `n - 1` siblings.
+        """Check everything and build the request with its `n - 1` siblings. `identity`: as in `make_request`.
 
         A grammar that was not seen before may take up to 2 s, but for a `checked_grammar`, which a `GrammarChecker` in
         another process made of its form. Raises: as `make_request`; QueueFullError while other grammars are compiled.
         """
-        text, request = self.make_request(
-            request_id, prompt, params, priority=priority, client_id=client_id, cache_salt=cache_salt,
-            arrival_time_s=arrival_time_s,
-        )  # fmt: skip
+        text, request = self.make_request(request_id, prompt, params, **identity)
         grammar = None
         if request.sampling is not None and request.sampling.structured_outputs is not None:
             grammar = self.grammars.compile(request.sampling.structured_outputs, checked_grammar)

@@ -9,7 +9,6 @@ requests wait meanwhile. Knows no executor and no outputs. Next to read: `llm_en
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
@@ -20,13 +19,6 @@ MAX_FAILED_ALONE = 3
 """If this many requests failed alone, without a result of any step between, the fault is the engine's."""
 MAX_UNEXPLAINED = 3
 """If more steps in a row were lost although each of their requests ran well alone, the fault is the engine's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    request: Request
-    num_tokens: int
-    """Tokens known when its step was lost: once these are computed the suspect is cleared."""
 
 
 class Isolation:
@@ -40,7 +32,8 @@ class Isolation:
         self._scheduler = scheduler
         self._events = events
         self._caller_of = caller_of
-        self._suspects: deque[_Suspect] = deque()
+        self._suspects: deque[tuple[Request, int]] = deque()
+        """With the tokens known when the step was lost: once these are computed the suspect is cleared."""
         self._failed_alone: set[str] = set()
         self._num_unexplained = 0
         self._has_worked = False
@@ -50,11 +43,9 @@ class Isolation:
     def suspect_id(self) -> str | None:
         """Return the request that must run alone in the next step; None: all may run."""
         while self._suspects:
-            suspect = self._suspects[0]
-            request_id = suspect.request.request_id
-            is_live = self._scheduler.get(request_id) is suspect.request
-            if is_live and suspect.request.num_computed_tokens < suspect.num_tokens:
-                return request_id
+            request, num_tokens = self._suspects[0]
+            if self._scheduler.get(request.request_id) is request and request.num_computed_tokens < num_tokens:
+                return request.request_id
             self._suspects.popleft()
         return None
 
@@ -73,7 +64,7 @@ class Isolation:
         request_ids = [item.request_id for item in schedule.scheduled]
         kind = type(error).__name__
         self._events.record(EventKind.LOST, step_id=schedule.step_id, num_requests=len(request_ids), error=kind)
-        if self._suspects and request_ids == [self._suspects[0].request.request_id]:
+        if self._suspects and request_ids == [self._suspects[0][0].request_id]:
             return self._blame(schedule.step_id, request_ids[0], error)
         self._num_unexplained += 1
         if self._num_unexplained > MAX_UNEXPLAINED:
@@ -87,9 +78,8 @@ class Isolation:
     def _suspect(self, request_ids: list[str]) -> None:
         # In the step's order: requests that ran before come first, and show that the engine works before one is blamed.
         found = [request for name in request_ids if (request := self._scheduler.get(name)) is not None]
-        known = {id(request) for request in found}
-        others = [suspect for suspect in self._suspects if id(suspect.request) not in known]
-        self._suspects = deque([*(_Suspect(request, request.num_tokens) for request in found), *others])
+        others = [suspect for suspect in self._suspects if suspect[0] not in found]
+        self._suspects = deque([*((request, request.num_tokens) for request in found), *others])
 
     def _blame(self, step_id: int, request_id: str, error: Exception) -> StepResult:
         self._suspects.popleft()

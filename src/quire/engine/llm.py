@@ -6,33 +6,35 @@ Next to read: `llm_engine.py`.
 
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
 
 from quire.engine.beam_search import BeamSearch
+from quire.engine.handle import EngineHandle
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.interrupts import interrupts_between_steps
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
-from quire.engine.progress_bar import ProgressBar, UseTqdm, open_progress_bar
 from quire.engine.prompts import split_prompts
 from quire.errors import PromptError, QueueFullError, RequestError
 from quire.outputs import BeamSearchOutput, PoolingRequestOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
-from quire.text.tokenizer import Tokenizer
 
 RESERVED_TEMPLATE_NAMES = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template"}
 )
 """Template variables that `chat` sets itself, so `chat_template_kwargs` must not."""
+UseTqdm = bool | Callable[..., Any]
+"""True or False, or a function with tqdm's arguments that makes a progress bar."""
+TokenCounts = tuple[int, int]
+"""Prompt tokens and generated tokens of a finished request."""
 
-_Params = TypeVar("_Params", SamplingParams, PoolingParams)
 
-
-class LLM:
+class LLM(EngineHandle):
     """A model that answers prompts.
 
     Example: `LLM("smollm2").generate("The capital of France is")[0].outputs[0].text`
@@ -42,19 +44,8 @@ class LLM:
     Calls from several threads at once are an error: use `AsyncLLM`.
     """
 
-    def __init__(self, model: str = "smollm2", **kwargs: Any) -> None:
-        """Loads the model. Raises: ConfigError, ModelError, CapacityError."""
-        self._attach(LLMEngine.from_options(model, **kwargs))
-
-    @classmethod
-    def from_engine(cls, engine: LLMEngine) -> Self:
-        """Wrap an existing engine."""
-        llm = cls.__new__(cls)
-        llm._attach(engine)
-        return llm
-
     def _attach(self, engine: LLMEngine) -> None:
-        self.llm_engine = engine
+        super()._attach(engine)
         self._ids = itertools.count()
         self._is_driven = threading.Lock()
 
@@ -77,14 +68,13 @@ class LLM:
         """
         items = split_prompts(prompts)
         params = _per_prompt("sampling_params", sampling_params, SamplingParams, len(items))
-        priorities = [0] * len(items) if priority is None else _priorities(priority, len(items))
+        priorities = _per_prompt("priority", 0 if priority is None else priority, object, len(items))
         prepare = self.llm_engine.input_processor.prepare
         prepared = [
             prepare(str(next(self._ids)), item, params[i], priority=priorities[i], streams=False)
             for i, item in enumerate(items)
         ]
-        outputs = self._run(prepared, use_tqdm)
-        return [output for output in outputs if isinstance(output, RequestOutput)]
+        return self._run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -142,27 +132,17 @@ class LLM:
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}")
         engine = self.llm_engine
         searches = [BeamSearch(engine, f"beams-{next(self._ids)}", item, params) for item in split_prompts(prompts)]
+
+        def take(outputs: list[Output]) -> list[TokenCounts]:
+            return [(0, 0) for search in searches if search.advance()]
+
+        def cancel() -> None:
+            for search in searches:
+                search.cancel()
+
         # More beams than max_num_seqs would preempt each other.
         num_at_once = max(1, engine.config.scheduler.max_num_seqs // params.beam_width)
-        waiting, running = deque(searches), list[BeamSearch]()
-        with self._alone():
-            try:
-                with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(searches)) as bar:
-                    while waiting or running:
-                        while (
-                            waiting and len(running) < num_at_once and self._start(waiting[0], has_others=bool(running))
-                        ):
-                            running.append(waiting.popleft())
-                        engine.step()
-                        engine.check_health()
-                        for search in running:
-                            search.advance()
-                        bar.advance(sum(search.output is not None for search in running))
-                        running = [search for search in running if search.output is None]
-                        check()
-            finally:
-                for search in running:
-                    search.cancel()
+        self._drive([search.start for search in searches], take, cancel, use_tqdm, num_at_once)
         return [search.output for search in searches if search.output is not None]
 
     # --- Embeddings -----------------------------------------------------------------------
@@ -185,8 +165,7 @@ class LLM:
             prepare(str(next(self._ids)), item, params or PoolingParams(), streams=False)
             for item, params in zip(items, given, strict=True)
         ]
-        outputs = self._run(prepared, use_tqdm)
-        return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
+        return self._run(prepared, use_tqdm)
 
     def embed(
         self,
@@ -200,29 +179,9 @@ class LLM:
 
     # --- The model ------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self.llm_engine.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of the model's generation_config.json."""
-        return self.llm_engine.input_processor.default_sampling_params
-
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         return self.llm_engine.reset_prefix_cache()
-
-    def shutdown(self) -> None:
-        """Free the model's memory. Also done at the end of a `with` block."""
-        self.llm_engine.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
 
     def __repr__(self) -> str:
         config = self.llm_engine.config
@@ -235,86 +194,106 @@ class LLM:
 
     # --- Driving the engine ---------------------------------------------------------------
 
-    def _run(self, prepared: list[PreparedRequest], use_tqdm: UseTqdm) -> list[Output]:
+    def _run(self, prepared: list[PreparedRequest], use_tqdm: UseTqdm) -> list[Any]:
+        """Return the final outputs of these requests, in their order."""
         engine = self.llm_engine
-        waiting = deque(prepared)
-        ids = [item.request.request_id for item in prepared]
-        unfinished = set(ids)
-        finished: dict[str, Output] = {}
-        with self._alone():
-            try:
-                with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(prepared)) as bar:
-                    while unfinished:
-                        self._submit(waiting)
-                        for output in engine.step():
-                            if output.finished and output.request_id in unfinished:
-                                unfinished.remove(output.request_id)
-                                finished[output.request_id] = output
-                                _show(bar, output)
-                        engine.check_health()
-                        check()
-            except BaseException:
-                if not engine.errored:
-                    engine.abort_request(ids)
-                raise
-        return [finished[request_id] for request_id in ids]
+        finished: dict[str, Output | None] = {item.request.request_id: None for item in prepared}
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the engine for one call. Raises: RequestError while another call of this LLM runs."""
+        def take(outputs: list[Output]) -> list[TokenCounts]:
+            ended = [output for output in outputs if output.finished and output.request_id in finished]
+            finished.update({output.request_id: output for output in ended})
+            return [_count_tokens(output) for output in ended]
+
+        starts = [partial(engine.submit, item) for item in prepared]
+        self._drive(starts, take, lambda: engine.abort_request(finished), use_tqdm)
+        return list(finished.values())
+
+    def _drive(
+        self,
+        starts: Sequence[Callable[[], None]],
+        take: Callable[[list[Output]], list[TokenCounts]],
+        cancel: Callable[[], None],
+        use_tqdm: UseTqdm,
+        num_at_once: int | None = None,
+    ) -> None:
+        """Step until all have ended that `starts` queue, at most `num_at_once` at a time.
+
+        `take` is given the outputs of each step and returns the token counts of those that ended; `cancel` is called
+        after an error or an interrupt. Raises: RequestError while another call of this LLM runs.
+        """
+        engine = self.llm_engine
+        waiting, num_running = deque(starts), 0
         if not self._is_driven.acquire(blocking=False):
             raise RequestError(
                 "this LLM is busy with another call: let it return first, or use AsyncLLM, which answers many callers"
             )
         try:
-            yield
+            with interrupts_between_steps() as check, open_progress_bar(use_tqdm, len(starts)) as advance:
+                while waiting or num_running:
+                    while waiting and (num_at_once is None or num_running < num_at_once):
+                        try:
+                            waiting[0]()
+                        except QueueFullError:
+                            if not engine.has_unfinished_requests():
+                                raise
+                            break  # the rest is queued as the queue empties
+                        waiting.popleft()
+                        num_running += 1
+                    outputs = engine.step()
+                    engine.check_health()
+                    for counts in take(outputs):
+                        advance(*counts)
+                        num_running -= 1
+                    check()
+        except BaseException:
+            if not engine.errored:
+                cancel()
+            raise
         finally:
             self._is_driven.release()
 
-    def _submit(self, waiting: deque[PreparedRequest]) -> None:
-        while waiting:
-            try:
-                self.llm_engine.submit(waiting[0])
-            except QueueFullError:
-                if not self.llm_engine.has_unfinished_requests():
-                    raise
-                return  # the rest is submitted as the queue empties
-            waiting.popleft()
 
-    @staticmethod
-    def _start(search: BeamSearch, *, has_others: bool) -> bool:
-        try:
-            search.start()
-        except QueueFullError:
-            if not has_others:
-                raise
-            return False
-        return True
+def _per_prompt(name: str, given: Any, kind: type, num_prompts: int) -> list[Any]:
+    """Return one value per prompt; None stays None, and any other single value is repeated."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    values = list(given) if is_list else [given] * num_prompts
+    if len(values) != num_prompts:
+        raise RequestError(f"{name} has {len(values)} entries for {num_prompts} prompts: give one, or one per prompt")
+    for value in values if given is not None else ():
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}")
+    return values
 
 
-def _per_prompt(name: str, params: Any, kind: type[_Params], num_prompts: int) -> list[_Params | None]:
-    if params is None or isinstance(params, kind):
-        return [params] * num_prompts
-    if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
-        raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(params).__name__}")
-    if len(params) != num_prompts:
-        raise RequestError(f"{name} has {len(params)} entries for {num_prompts} prompts: give one, or one per prompt")
-    for item in params:
-        if not isinstance(item, kind):
-            raise RequestError(f"{name} must hold {kind.__name__}, got {type(item).__name__}")
-    return list(params)
+def _count_tokens(output: Output) -> TokenCounts:
+    completions = output.outputs if isinstance(output, RequestOutput) else []
+    return len(output.prompt_token_ids), sum(len(completion.token_ids) for completion in completions)
 
 
-def _priorities(priority: int | Sequence[int], num_prompts: int) -> list[int]:
-    if not isinstance(priority, Sequence) or isinstance(priority, str):
-        return [priority] * num_prompts  # checked with each request
-    if len(priority) != num_prompts:
-        raise RequestError(f"priority has {len(priority)} entries for {num_prompts} prompts: give one per prompt")
-    return list(priority)
+@contextmanager
+def open_progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[int, int], None]]:
+    """Open a bar of `total` prompts, with tokens per second, on stderr; it displays nothing if `use_tqdm` is False.
+
+    Yields: the function that counts one finished prompt, given its prompt tokens and generated tokens.
+    """
+    if not use_tqdm:
+        yield lambda num_input_tokens, num_output_tokens: None
+        return
+    make = use_tqdm if callable(use_tqdm) else _tqdm
+    started_s, num_tokens = time.monotonic(), [0, 0]
+    with closing(make(total=total, desc="Prompts", dynamic_ncols=True)) as bar:
+
+        def advance(*counts: int) -> None:
+            elapsed_s = max(time.monotonic() - started_s, 1e-9)
+            num_tokens[:] = [sum(pair) for pair in zip(num_tokens, counts, strict=True)]
+            speeds = [count / elapsed_s for count in num_tokens]
+            bar.set_postfix_str(f"input {speeds[0]:.0f} tok/s, output {speeds[1]:.0f} tok/s", refresh=False)
+            bar.update(1)
+
+        yield advance
 
 
-def _show(bar: ProgressBar, output: Output) -> None:
-    num_output_tokens = 0
-    if isinstance(output, RequestOutput):
-        num_output_tokens = sum(len(completion.token_ids) for completion in output.outputs)
-    bar.advance(1, len(output.prompt_token_ids), num_output_tokens)
+def _tqdm(**options: Any) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(**options)

@@ -125,7 +125,7 @@ class LLMEngine:
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             if request_id in self._output_processor:
                 self.scheduler.abort(self._output_processor.sequence_ids(request_id))
-                self._ended.append(self._output_processor.abort(request_id, self._clock()))
+                self._ended.append(self._output_processor.end(request_id, "abort", self._clock()))
 
     def take_ended(self) -> list[Output]:
         """Return the final outputs of aborted requests that no call has returned yet."""
@@ -249,7 +249,7 @@ class LLMEngine:
         self._observers.clear()
         for request_id in self._output_processor.request_ids:
             sequence_ids += self._output_processor.sequence_ids(request_id)
-            outputs.append(self._output_processor.fail(request_id, self.dead_error.message, now_s))
+            outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error.message))
         try:
             for sequence_id in sequence_ids:
                 self.scheduler.finish(sequence_id, RequestStatus.FINISHED_ERROR)

@@ -10,62 +10,24 @@ Knows neither queues nor budgets. Next to read: `integrity.py`, which adds every
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
-from quire.errors import EngineError
+from quire.errors import MemoryCapacityError
 from quire.events import EventKind, EventLog
-from quire.scheduler.block_pool import BlockPool
+from quire.scheduler.block_pool import BlockPool, KeptState, OwnedBlocks
 from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
 from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request, Tier, Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class KeptState:
-    """The state after `position` tokens, which a step continued in a copy: one page per state group."""
-
-    position: int
-    block_ids: dict[int, int]
-    """Group index → page."""
-    drafts_end: int | None
-    """Tokens that the step's state covers with all drafts; None for a step without drafts."""
-
-
-@dataclass(slots=True)
-class OwnedBlocks:
-    """Block tables of one sequence, and how much of each the executor has not yet seen."""
-
-    tables: list[list[int]]
-    changed_from: list[int]
-    """Entries from here on are unknown to the executor; the table's length if it knows all."""
-    num_left_behind: list[int]
-    """Leading entries behind a sliding window: all are the null block."""
-    num_registered: int = 0
-    """Leading blocks already offered to the prefix cache."""
-    is_changed: bool = False
-    unchanged_updates: tuple[BlockTableUpdate, ...] = ()
-    kept_states: list[KeptState] = field(default_factory=list)
-    """Checkpoints to register, and states to go back to if drafts are rejected; oldest first."""
-
-    def block_ids(self) -> Iterator[int]:
-        """All blocks, one entry per reference; deepest first, so that the start of a prefix is evicted last."""
-        for kept in self.kept_states:
-            yield from kept.block_ids.values()
-        for at in range(max(map(len, self.tables)) - 1, -1, -1):
-            for table in self.tables:
-                if at < len(table) and table[at] != NULL_BLOCK_ID:
-                    yield table[at]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The longest usable cached prefix: whole blocks, available in all groups, never the whole sequence."""
 
-    num_blocks: int = 0
-    num_tokens: int = 0
-    tables: list[list[int]] = field(default_factory=list)
-    """Per group: `num_blocks` entries, null blocks where no coming token looks; for states the checkpoint."""
+    num_tokens: int
+    tables: list[list[int]]
+    """Per group an entry per block, null blocks where no coming token looks; for states the checkpoint."""
 
 
 class BlockManager:
@@ -73,7 +35,7 @@ class BlockManager:
 
     def __init__(self, config: SchedulerConfig, events: EventLog | None = None) -> None:
         self._block_size = config.block_size
-        self._shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
+        self.shape = PoolShape(config.kv_cache_groups, config.block_size, config.max_num_batched_tokens)
         self._max_model_len = config.max_model_len
         self._caches_prefixes = config.enable_prefix_caching
         self._specs = [group.spec for group in config.kv_cache_groups]
@@ -102,13 +64,24 @@ class BlockManager:
         """Free blocks that still hold a prefix. Takes time linear in the pool: for reports."""
         return sum(map(self.cache.holds, self.pool.free_ids()))
 
-    def peak_blocks(self, num_tokens: int) -> int:
-        """Most blocks that one unshared sequence holds at once while computing `num_tokens`, over all groups."""
-        return self._shape.peak_blocks(num_tokens)
+    def check_fits(self, request: Request, num_tokens: int) -> None:
+        """Raise MemoryCapacityError if a sequence of `num_tokens` needs more blocks than there are.
 
-    def longest_sequence(self) -> int:
-        """Most tokens that a sequence can compute when it has the pool to itself; at most `max_model_len`."""
-        return self._shape.longest_sequence(self.pool.num_usable, self._max_model_len)
+        Siblings are not added up: they may run one after another. The last token generated is never computed.
+        """
+        num_uncomputed = 0 if request.sampling is None else 1
+        num_needed, num_usable = self.shape.peak_blocks(num_tokens - num_uncomputed), self.pool.num_usable
+        if num_needed <= num_usable:
+            return
+        longest = self.shape.longest_sequence(num_usable, self._max_model_len)
+        prompt_len = request.num_prompt_tokens
+        num_fitting = longest + num_uncomputed - prompt_len
+        advice = f"max_tokens={num_fitting} fits" if num_fitting > 0 else f"a prompt of {longest} tokens fits"
+        raise MemoryCapacityError(
+            f"request '{request.request_id}' needs {num_needed} KV blocks of {self._block_size} tokens for "
+            f"{prompt_len} prompt + {num_tokens - prompt_len} generated tokens, the cache has {num_usable}, "
+            f"{num_needed - num_usable} too few; {advice}, or give the cache more (kv_cache_memory_bytes)"
+        )
 
     def chunk_limit(self, request: Request, num_tokens: int) -> int:
         """Return how many of `num_tokens` a step may compute so that it ends at or before the next checkpoint."""
@@ -126,10 +99,10 @@ class BlockManager:
 
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
         """Return True if all known tokens of a request without blocks fit now, beside `num_reserved` blocks."""
-        needed = len(self.state_groups) if hit.num_blocks else 0  # checkpoints are copied
+        needed = len(self.state_groups) if hit.num_tokens else 0  # checkpoints are copied
         for index, table in enumerate(hit.tables):
             needed += self._missing(index, request.num_tokens, len(table), table.count(NULL_BLOCK_ID))
-            needed += sum(block_id != NULL_BLOCK_ID and self.pool.is_free(block_id) for block_id in table)
+            needed += sum(block_id != NULL_BLOCK_ID and not self.pool.reference_counts[block_id] for block_id in table)
         return needed <= self.pool.num_free - num_reserved
 
     def _missing(self, group_index: int, num_tokens: int, table_len: int, left_behind: int) -> int:
@@ -137,7 +110,7 @@ class BlockManager:
         missing = spec.table_len(num_tokens, size) - table_len
         if spec.window is None:
             return missing
-        peak = spec.peak_blocks(num_tokens, size, self._shape.max_num_batched_tokens)
+        peak = spec.peak_blocks(num_tokens, size, self.shape.max_num_batched_tokens)
         return max(0, min(missing, peak - (table_len - left_behind)))
 
     # --- Prefix cache ---------------------------------------------------------------------------
@@ -145,10 +118,9 @@ class BlockManager:
     def find_prefix(self, request: Request) -> PrefixHit:
         """Look up the request's known tokens; at least one token is left to compute. Takes nothing."""
         if not (self._caches_prefixes and request.reads_prefix_cache):
-            return PrefixHit(tables=[[] for _ in self._specs])
-        chain = self._chain(request)
+            return PrefixHit(0, [[] for _ in self._specs])
         limit = (request.num_tokens - 1) // self._block_size
-        chain.extend(request, limit, self._block_size)
+        chain = self._chain(request, limit)
         found: list[list[int | None]] = []
         for index, spec in enumerate(self._specs):
             row: list[int | None] = []
@@ -160,13 +132,13 @@ class BlockManager:
             found.append(row)
             limit = min(limit, len(row))
         num_blocks = self._agree(found, limit)
+        num_tokens = num_blocks * self._block_size
         tables = []
         for spec, row in zip(self._specs, found, strict=True):
-            first = spec.first_of_hit(num_blocks * self._block_size, self._block_size)
-            real = [block_id or NULL_BLOCK_ID for block_id in row[first:num_blocks]]
-            num_entries = spec.table_len(num_blocks * self._block_size, self._block_size)
-            tables.append([NULL_BLOCK_ID] * (num_entries - len(real)) + real)
-        return PrefixHit(num_blocks, num_blocks * self._block_size, tables)
+            real = [block_id or NULL_BLOCK_ID for block_id in row[:num_blocks]]
+            del real[: spec.first_of_hit(num_tokens, self._block_size)]
+            tables.append([NULL_BLOCK_ID] * (spec.table_len(num_tokens, self._block_size) - len(real)) + real)
+        return PrefixHit(num_tokens, tables)
 
     def _agree(self, found: list[list[int | None]], limit: int) -> int:
         """Blocks of the longest prefix that every group can serve: full groups need all blocks, window groups the
@@ -187,10 +159,12 @@ class BlockManager:
             num_blocks = min(gaps)
         return num_blocks
 
-    def _chain(self, request: Request) -> PrefixChain:
+    def _chain(self, request: Request, num_blocks: int) -> PrefixChain:
+        """Return the request's chain, which covers at least the first `num_blocks` blocks."""
         chain = self._chains.get(request.request_id)
         if chain is None:
             chain = self._chains[request.request_id] = PrefixChain(request.hash_extras)
+        chain.extend(request, num_blocks, self._block_size)
         return chain
 
     def register(self, request: Request, num_tokens: int) -> None:
@@ -202,8 +176,7 @@ class BlockManager:
             self._settle_states(request, owned, num_tokens)
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
-        chain = self._chain(request)
-        chain.extend(request, num_full, self._block_size)
+        chain = self._chain(request, num_full)
         for index in self.token_groups:
             table = owned.tables[index]
             for at in range(owned.num_registered, num_full):
@@ -234,7 +207,7 @@ class BlockManager:
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """Start the request's tables with the blocks of a hit."""
         num_left_behind = [spec.first_needed(hit.num_tokens, self._block_size) for spec in self._specs]
-        self._own(request.request_id, hit.tables, num_left_behind, hit.num_blocks)
+        self._own(request.request_id, hit.tables, num_left_behind, hit.num_tokens // self._block_size)
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -322,7 +295,6 @@ class BlockManager:
         when a single token is left to compute, or it would not get ahead.
 
         Returns: how many tokens are computed from now on: `num_tokens`, or fewer if a state was restored.
-        Raises: EngineError if the prefix cache or a window already counts on tokens behind them.
         """
         owned = self.owned[request_id]
         kept = owned.kept_states[-1] if owned.kept_states else None
@@ -334,11 +306,9 @@ class BlockManager:
                 owned.tables[index][0] = block_id
                 owned.changed_from[index] = 0
                 owned.is_changed = True
-        if num_tokens < owned.num_registered * self._block_size:
-            raise EngineError(f"request '{request_id}' cannot give back tokens behind {num_tokens}: they are cached")
+        assert num_tokens >= owned.num_registered * self._block_size, "tokens behind them are cached"
         for index, (spec, table) in enumerate(zip(self._specs, owned.tables, strict=True)):
-            if spec.first_needed(num_tokens, self._block_size) < owned.num_left_behind[index]:
-                raise EngineError(f"request '{request_id}' cannot go back to {num_tokens} tokens: its window moved on")
+            assert spec.first_needed(num_tokens, self._block_size) >= owned.num_left_behind[index], "a window moved on"
             num_entries = spec.table_len(num_tokens, self._block_size)
             if num_entries < len(table):
                 for block_id in reversed(table[num_entries:]):
@@ -377,8 +347,8 @@ class BlockManager:
             return False
         if start > request.num_tokens:
             return True  # steps in flight will yield some of its tokens: `register` will know the hash
-        chain, at = self._chain(request), start // self._block_size - 1
-        chain.extend(request, at + 1, self._block_size)
+        at = start // self._block_size - 1
+        chain = self._chain(request, at + 1)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
     def _settle_states(self, request: Request, owned: OwnedBlocks, num_tokens: int) -> None:
@@ -387,8 +357,8 @@ class BlockManager:
             kept = owned.kept_states.pop(0)
             interval = self._checkpoint_interval
             if interval is not None and kept.position > 0 and kept.position % interval == 0:
-                chain, at = self._chain(request), kept.position // self._block_size - 1
-                chain.extend(request, at + 1, self._block_size)
+                at = kept.position // self._block_size - 1
+                chain = self._chain(request, at + 1)
                 for index, block_id in kept.block_ids.items():
                     self.cache.register(index, chain.digests[at], chain.contents[at], block_id)
             for block_id in kept.block_ids.values():
@@ -435,8 +405,6 @@ class BlockManager:
         return block_ids
 
     def _release(self, block_id: int) -> None:
-        if block_id == NULL_BLOCK_ID:
-            raise EngineError("the null block was released")
         self.pool.release(block_id, holds_prefix=self.cache.holds(block_id))
 
     def _record(self, kind: EventKind, request_id: str, **data: object) -> None:

@@ -6,7 +6,8 @@ Reads `BlockManager`, changes nothing. Next to read: `blocks.py`.
 from collections.abc import Sequence
 
 from quire.errors import EngineError
-from quire.scheduler.blocks import BlockManager, OwnedBlocks
+from quire.scheduler.block_pool import OwnedBlocks
+from quire.scheduler.blocks import BlockManager
 from quire.types import NULL_BLOCK_ID
 
 

@@ -5,14 +5,17 @@ for a sibling of an `n > 1` request, inside its leader until that is forked. Kno
 Next to read: `scheduler.py`.
 """
 
-import heapq
 import itertools
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.types import Request, RequestStatus
+
+_SORT_KEY = attrgetter("sort_key")
 
 
 def _arrival_order(request: Request, config: SchedulerConfig) -> tuple[float, ...]:
@@ -55,47 +58,32 @@ def is_idle(request: Request) -> bool:
 
 
 class WaitingQueue:
-    """Requests by sort key. Removal from the middle (abort) is constant time: dead entries are skipped when met."""
+    """Requests in the order of their sort keys, which are unique."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, ...], Request]] = []
-        self._waiting: dict[str, Request] = {}
+        self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting.values())
+        return iter(self._requests)
 
     def push(self, request: Request) -> None:
-        """Add a request. Keys are unique, so requests are never compared."""
-        self._waiting[request.request_id] = request
-        heapq.heappush(self._heap, (request.sort_key, request))
+        """Add a request."""
+        insort(self._requests, request, key=_SORT_KEY)
 
     def first(self) -> Request:
         """Return the request with the smallest key. The queue must not be empty."""
-        while True:
-            request = self._heap[0][1]
-            if self._waiting.get(request.request_id) is request:
-                return request
-            heapq.heappop(self._heap)
-
-    def pop(self) -> Request:
-        """Remove and return the first request."""
-        request = self.first()
-        heapq.heappop(self._heap)
-        del self._waiting[request.request_id]
-        return request
+        return self._requests[0]
 
     def remove(self, request: Request) -> bool:
         """Take a request out, wherever it stands. Return False if it was not there."""
-        if self._waiting.get(request.request_id) is not request:
-            return False
-        del self._waiting[request.request_id]
-        if len(self._heap) > 2 * len(self._waiting) + 16:
-            self._heap = [entry for entry in self._heap if self._waiting.get(entry[1].request_id) is entry[1]]
-            heapq.heapify(self._heap)
-        return True
+        at = bisect_left(self._requests, request.sort_key, key=_SORT_KEY)
+        is_found = at < len(self._requests) and self._requests[at] is request
+        if is_found:
+            del self._requests[at]
+        return is_found
 
 
 class RequestTable:

@@ -3,7 +3,7 @@
 There is no prefill phase and no decode phase: every request has `num_computed_tokens` and is given tokens out of one
 budget per step until it has caught up with its known tokens; the step that catches up samples at least one more. Up to
 `max_in_flight` steps are scheduled before the oldest one's result comes to `update`.
-Next to read: `blocks.py` (block tables), `request_table.py` (order), `step_plan.py`, `admission.py` (limits).
+Next to read: `blocks.py` (block tables), `request_table.py` (order), `step_plan.py`.
 """
 
 import time
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
-from quire.errors import EngineError
+from quire.errors import DuplicateRequestError, EngineError, QueueFullError
 from quire.events import EventKind, EventLog
-from quire.scheduler.admission import check_config, check_queue_room, check_request, check_sequence_fits
-from quire.scheduler.blocks import BlockManager, OwnedBlocks
+from quire.scheduler.block_pool import OwnedBlocks
+from quire.scheduler.blocks import BlockManager
 from quire.scheduler.integrity import check_blocks
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.scheduler.step_plan import StepPlanner
@@ -46,13 +46,12 @@ class Scheduler:
 
     Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`. Its blocks are free at
     once, or after the last step in flight that computes it. `blocks` are for reports; `clock` stamps requests without
-    an arrival time. Raises: ConfigError if settings contradict each other.
+    an arrival time.
     """
 
     def __init__(
         self, config: SchedulerConfig, events: EventLog | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        check_config(config)
         self.config = config
         self._events = EventLog(0) if events is None else events
         self._clock = clock
@@ -67,15 +66,22 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request, with its siblings if `n > 1`. An `arrival_time_s` of 0 means now.
 
-        Raises: DuplicateRequestError, QueueFullError, PromptError, ContextLengthError, InvalidParameterError (n above
-            max_num_seqs), MemoryCapacityError (prompt and max_tokens exceed the whole KV cache).
+        `InputProcessor` has checked everything that does not depend on other requests or on the KV cache.
+        Raises: DuplicateRequestError, QueueFullError, MemoryCapacityError (prompt and max_tokens exceed the whole KV
+            cache).
         """
-        check_request(request, self.config, self.blocks, self._requests.by_id)
-        check_queue_room(len(self._requests.waiting), self.config)
-        request.arrival_time_s = request.arrival_time_s or self._clock()
-        for item in (request, *request.siblings):
-            item.arrival_time_s = request.arrival_time_s
-            item.max_tokens = min(item.max_tokens, self.config.max_model_len - item.num_prompt_tokens)
+        members = (request, *request.siblings)
+        for item in members:
+            if item.request_id in self._requests.by_id:
+                raise DuplicateRequestError(f"request id '{item.request_id}' is already running; choose another")
+        num_generated = 0 if request.sampling is None else request.max_tokens
+        self.blocks.check_fits(request, request.num_prompt_tokens + num_generated)
+        most, num_waiting = self.config.max_num_waiting, len(self._requests.waiting)
+        if most is not None and num_waiting >= most:
+            raise QueueFullError(f"{num_waiting} requests are waiting, max_num_waiting is {most}; try again later")
+        arrival_time_s = request.arrival_time_s or self._clock()
+        for item in members:
+            item.arrival_time_s = arrival_time_s
         self._requests.enter(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
@@ -84,26 +90,20 @@ class Scheduler:
 
     def finish(self, request_id: str, status: RequestStatus, stop_reason: int | str | None = None) -> list[Request]:
         """End a request for a reason found outside: a stop string, an error. Like `abort` otherwise."""
-        if not status.is_finished:
-            raise EngineError(f"request '{request_id}' cannot finish as {status.name}")
         return self._end(request_id, status, stop_reason)
 
     def fork(self, parent_id: str, child: Request) -> None:
         """Add a copy of a request that shares its blocks and output tokens (beam search).
 
-        It will recompute if `max_num_seqs` run already or the parent owns no blocks. Raises: as `add_request`;
-        EngineError if the parent is unknown or in flight, or the child brings tokens of its own.
+        It will recompute if `max_num_seqs` run already or the parent owns no blocks. Raises: EngineError if the parent
+        is unknown or in flight.
         """
         parent = self._requests.by_id.get(parent_id)
         if parent is None or parent.num_in_flight:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
-        if child.output_token_ids and child.output_token_ids != parent.output_token_ids:
-            raise EngineError(f"cannot fork '{parent_id}': '{child.request_id}' brings tokens of its own")
-        check_request(child, self.config, self.blocks, self._requests.by_id)
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s = parent.arrival_time_s
         child.num_cached_tokens = parent.num_cached_tokens
-        child.max_tokens = min(child.max_tokens, self.config.max_model_len - child.num_prompt_tokens)
         self._requests.enter_fork(parent, child)
         if parent.status is RequestStatus.RUNNING and self._requests.num_free_places() > 0:
             self._planner.fork_running(parent, child, parent.num_computed_tokens)
@@ -123,7 +123,7 @@ class Scheduler:
         if request is None or not (is_idle(request) or request_id in self._requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
-        check_sequence_fits(request, request.num_tokens + 2, self.config, self.blocks)
+        self.blocks.check_fits(request, request.num_tokens + 2)
         request.output_token_ids.append(token_id)
         if self._requests.parked.pop(request_id, None) is not None:
             self._requests.waiting.push(request)
@@ -279,7 +279,7 @@ class Scheduler:
             item.status = status
             item.stop_reason = stop_reason
             self._free_blocks(item)
-            self._planner.executor_view.note_finished(item)
+            self._planner.executor_view.forget(item)
             num_tokens = len(item.output_token_ids)
             self._events.record(EventKind.FINISH, item.request_id, reason=status.value, num_output_tokens=num_tokens)
         return ended

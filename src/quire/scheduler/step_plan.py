@@ -123,12 +123,16 @@ class StepPlan:
         num_blocks = (num_tokens + len(drafts)) // self._config.block_size + 2 + num_running
         return drafts if num_blocks * len(self._config.kv_cache_groups) <= blocks.num_free else ()
 
-    def add(self, share: Share) -> None:
-        """Give a request its tokens."""
+    def add(self, share: Share, num_missing_blocks: int = 0) -> None:
+        """Give a request its tokens. `num_missing_blocks`: of a prompt that goes on after this step."""
         self.shares[share.request.request_id] = share
         self.budget -= share.num_tokens
         if share.num_tokens > 1:
             self._prefill_budget -= share.num_prefill_tokens
+        if not share.catches_up:
+            self._num_partial += 1
+            self._num_long_partial += self._is_long(share.request)
+            self.num_reserved_blocks += num_missing_blocks
 
     def remove(self, request_id: str) -> None:
         """Take a preempted request out, with its tokens and transfers, if it was in."""
@@ -137,12 +141,6 @@ class StepPlan:
             self.budget += share.num_tokens
             self._prefill_budget += share.num_prefill_tokens
         self.num_preempted += 1
-
-    def add_partial(self, request: Request, num_missing_blocks: int) -> None:
-        """Count a prompt that goes on after this step and will take `num_missing_blocks` more blocks."""
-        self._num_partial += 1
-        self._num_long_partial += self._is_long(request)
-        self.num_reserved_blocks += num_missing_blocks
 
     def allows_partial(self) -> bool:
         """Return True if another prompt may be left unfinished by this step."""
@@ -190,7 +188,10 @@ class StepPlanner:
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)
             # If only requests that await an external token hold blocks, requests that wait for blocks go first.
-            while is_first and not plan.shares and requests.waiting and self._preempt_idle(plan):
+            while (
+                is_first and not plan.shares and requests.waiting and (idle := list(filter(is_idle, requests.running)))
+            ):
+                self._preempt(requests.victim(idle), plan)
                 self._admit_waiting(plan)
         self._fork_siblings(plan)
         return plan
@@ -256,7 +257,7 @@ class StepPlanner:
             outcome = self._try_admit(request, plan)
             if outcome is Admission.BLOCKED:
                 break
-            self._requests.waiting.pop()
+            self._requests.waiting.remove(request)
             if outcome is Admission.OVERTAKEN:
                 overtaken.append(request)
         for request in overtaken:
@@ -293,9 +294,7 @@ class StepPlanner:
         return Admission.ADMITTED
 
     def _give(self, share: Share, plan: StepPlan) -> None:
-        plan.add(share)
-        if not share.catches_up:
-            plan.add_partial(share.request, self._blocks.num_missing(share.request))
+        plan.add(share, 0 if share.catches_up else self._blocks.num_missing(share.request))
 
     def _fork_siblings(self, plan: StepPlan) -> None:
         for leader in [share.request for share in plan.shares.values() if share.request.siblings and share.catches_up]:
@@ -311,11 +310,6 @@ class StepPlanner:
         self._requests.running.append(child)
         self._blocks.fork(parent.request_id, child)
 
-    def _preempt_idle(self, plan: StepPlan) -> bool:
-        if idle := [request for request in self._requests.running if is_idle(request)]:
-            self._preempt(self._requests.victim(idle), plan)
-        return bool(idle)
-
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         plan.remove(victim.request_id)
         self.withdraw(victim)
@@ -326,8 +320,8 @@ class StepPlanner:
         has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
         self._blocks.free(victim.request_id)
-        self.executor_view.note_preempted(victim)
         victim.status = RequestStatus.PREEMPTED
+        self.executor_view.forget(victim)
         victim.num_computed_tokens = victim.num_pending_tokens = 0
         victim.num_preemptions += 1
         if has_sampled:
@@ -348,22 +342,16 @@ class ExecutorView:
         self._finished: list[str] = []
         self._forgets_all = False
 
-    def note_preempted(self, request: Request) -> None:
-        """Make the executor forget the request, if it knows it, until it returns as new."""
+    def forget(self, request: Request) -> None:
+        """Make the executor forget the request, if it knows it; a preempted one returns as new."""
         if request.num_sent_tokens is not None:
             request.num_sent_tokens = None
-            self._preempted.append(request.request_id)
-
-    def note_finished(self, request: Request) -> None:
-        """Make the executor forget the request, if it knows it."""
-        if request.num_sent_tokens is not None:
-            request.num_sent_tokens = None
-            self._finished.append(request.request_id)
+            ids = self._finished if request.status.is_finished else self._preempted
+            ids.append(request.request_id)
 
     def forget_all(self) -> None:
         """Make the executor forget every request; those that go on return as new. All must be preempted before."""
-        self._preempted, self._finished = [], []
-        self._forgets_all = True
+        self._preempted, self._finished, self._forgets_all = [], [], True
 
     def commit(self, step_id: int, plan: StepPlan, blocks: BlockManager) -> SchedulerOutput:
         """Turn the plan into the message to the executor. Mutates: its requests, which are now in flight."""
@@ -373,9 +361,9 @@ class ExecutorView:
         new_requests = tuple([_announce(it.request) for it in shares if it.request.num_sent_tokens is None])
         scheduled = [_schedule(share, plan, blocks) for share in shares]
         transfers = tuple([item for share in shares if share.transfers for item in share.transfers])
-        preempted, finished, forgets_all = tuple(self._preempted), tuple(self._finished), self._forgets_all
+        news = tuple(self._preempted), tuple(self._finished), self._forgets_all
         self._preempted, self._finished, self._forgets_all = [], [], False
-        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, preempted, finished, forgets_all)
+        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, *news)
 
 
 def _announce(request: Request) -> NewRequest:

@@ -39,31 +39,25 @@ async def tokens(client: EngineClient, params: SamplingParams = PARAMS) -> list[
     return [token_id for update in updates for choice in update.choices for token_id in choice.token_ids]
 
 
-def test_it_computes_what_the_engine_in_process_computes(directory: Path) -> None:
-    async def served() -> list[int]:
-        client = EngineClient()
-        ready = await client.start(EngineOptions(model=str(directory)))
-        assert ready.config.options.model == str(directory)
-        assert ready.startup_times["total"] > 0
-        try:
-            return await tokens(client)
-        finally:
-            await client.stop()
-
+def test_it_computes_as_in_process_ignores_terminal_signals_and_its_death_is_told(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A file where it is started stands for no module.
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
     with LLM(str(directory)) as llm:
         expected = llm.generate([[5, 6, 7]], PARAMS, use_tqdm=False)[0].outputs[0].token_ids
-    assert asyncio.run(asyncio.wait_for(served(), LIMIT_S)) == list(expected)
 
-
-def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: Path) -> None:
     async def scenario() -> None:
         deaths: list[EngineDeadError] = []
         client = EngineClient(deaths.append)
-        await client.start(EngineOptions(model=str(directory)))
+        ready = await client.start(EngineOptions(model=str(directory)))
+        assert ready.config.options.model == str(directory)
+        assert ready.startup_times["total"] > 0
         assert client.pid is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(client.pid, number)
-        assert len(await tokens(client)) == 20
+        assert await tokens(client) == expected
         running = client.submit(Submit("r", [5], SamplingParams(max_tokens=100, ignore_eos=True), None))
         client.kill()
         with pytest.raises(EngineDeadError):
@@ -72,23 +66,6 @@ def test_terminal_signals_are_the_servers_business_and_death_is_told(directory: 
         await client.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
-
-
-def test_files_where_it_is_started_stand_for_no_module(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "queue.py").write_text("raise SystemExit('not the library')")
-    monkeypatch.chdir(tmp_path)
-
-    async def served() -> list[int]:
-        client = EngineClient()
-        await client.start(EngineOptions(model=str(directory)))
-        try:
-            return await tokens(client)
-        finally:
-            await client.stop()
-
-    assert len(asyncio.run(asyncio.wait_for(served(), LIMIT_S))) == 20
 
 
 def test_a_model_that_answers_nothing_is_not_ready(tmp_path: Path) -> None:

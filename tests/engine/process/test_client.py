@@ -213,9 +213,9 @@ def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_step()
         stream = client.submit(submission())
         given_s = client.progress_s
         assert before_s <= given_s <= loop.time()
-        client.submit(submission("other", max_tokens=1))
+        other = client.submit(submission("other", max_tokens=1))
         assert client.progress_s == given_s, "work was under way already"
-        await read(stream)
+        await asyncio.gather(read(stream), read(other))
         assert client.progress_s > given_s
         stepped_s = client.progress_s
         await client.ping()

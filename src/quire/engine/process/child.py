@@ -12,8 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,9 +54,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._reader = FrameReader()
-        self._received: deque[ToEngine] = deque()
+        self._messages = self._decode(msgspec.msgpack.Decoder(ToEngine))
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
@@ -68,15 +65,13 @@ class Channel:
 
     def receive(self) -> ToEngine | None:
         """Return the next message; None when the other end is gone."""
-        while not self._received:
-            try:
-                data = self._connection.recv(RECEIVE_BYTES)
-            except OSError:
-                return None
-            if not data:
-                return None
-            self._received.extend(self._decoder.decode(body) for body in self._reader.feed(data))
-        return self._received.popleft()
+        return next(self._messages, None)
+
+    def _decode(self, decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:
+        reader = FrameReader()
+        with contextlib.suppress(OSError):
+            while data := self._connection.recv(RECEIVE_BYTES):
+                yield from map(decoder.decode, reader.feed(data))
 
 
 class EngineLoop:

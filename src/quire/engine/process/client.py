@@ -6,9 +6,7 @@ Next to read: `stream.py`, `messages.py`, `child.py`.
 """
 
 import asyncio
-import contextlib
 import itertools
-import os
 import signal
 import socket
 import subprocess
@@ -98,7 +96,7 @@ class EngineClient:
         """Connect to the engine at the other end of a socket. Raises: as `start`."""
         loop = asyncio.get_running_loop()
         self._starting = loop.create_future()
-        await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
+        self._transport, _ = await loop.create_connection(lambda: _EngineProtocol(self), sock=connection)
         self._send(Start(options, is_replacement))
         try:
             self.ready = await self._starting
@@ -143,9 +141,8 @@ class EngineClient:
 
     def kill(self) -> None:
         """Kill the process."""
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -202,10 +199,6 @@ class EngineClient:
 
     # --- Called by the protocol ----------------------------------------------------------------
 
-    def connected(self, transport: asyncio.WriteTransport) -> None:
-        """Keep the transport of the open socket."""
-        self._transport = transport
-
     def received(self, message: FromEngine) -> None:
         """Handle one message from the engine."""
         if isinstance(message, Updates):
@@ -255,10 +248,6 @@ class _EngineProtocol(asyncio.Protocol):
         self._reader = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._loop = asyncio.get_running_loop()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._client.connected(transport)
 
     def data_received(self, data: bytes) -> None:
         self._client.last_heard_s = self._loop.time()

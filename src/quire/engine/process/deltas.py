@@ -10,64 +10,48 @@ from quire.outputs import CompletionOutput, PoolingRequestOutput
 
 
 class DeltaEncoder:
-    """Encoder that keeps, for each request in flight, how much of its outputs has been sent."""
+    """Encoder that keeps, for each request in flight, what its previous output said."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, list[_Sent]] = {}
+        self._sent: dict[str, list[CompletionOutput]] = {}
 
     def encode(self, output: Output) -> RequestUpdate:
         """Return the difference from the request's previous output. Mutates: self."""
         if isinstance(output, PoolingRequestOutput):
             return _pooling_update(output)
-        sent = self._sent.get(output.request_id)
-        is_first = sent is None
-        if sent is None:
-            sent = self._sent[output.request_id] = [_Sent() for _ in output.outputs]
+        sent = self._sent.pop(output.request_id, None)
+        if not output.finished:
+            self._sent[output.request_id] = output.outputs
         choices = [
-            choice
-            for so_far, completion in zip(sent, output.outputs, strict=True)
-            if (choice := so_far.advance(completion)) is not None
+            _difference(before, completion)
+            for before, completion in zip(sent or [_NOTHING] * len(output.outputs), output.outputs, strict=True)
+            if not before.finished and (completion.finished or len(completion.token_ids) > len(before.token_ids))
         ]
-        if output.finished:
-            del self._sent[output.request_id]
         return RequestUpdate(
             output.request_id,
             choices,
             finished=output.finished,
             num_cached_tokens=output.num_cached_tokens,
-            prompt_logprobs=output.prompt_logprobs if is_first else None,
+            prompt_logprobs=output.prompt_logprobs if sent is None else None,
             metrics=output.metrics,
         )
 
 
-class _Sent:
-    """Characters and tokens of one completion that have been sent."""
+_NOTHING = CompletionOutput(0, "", [])
 
-    __slots__ = ("is_finished", "num_chars", "num_tokens")
 
-    def __init__(self) -> None:
-        self.num_chars = 0
-        self.num_tokens = 0
-        self.is_finished = False
-
-    def advance(self, completion: CompletionOutput) -> ChoiceUpdate | None:
-        if self.is_finished or (not completion.finished and len(completion.token_ids) == self.num_tokens):
-            return None
-        logprobs = completion.logprobs
-        update = ChoiceUpdate(
-            completion.index,
-            completion.text[self.num_chars :],
-            completion.token_ids[self.num_tokens :],
-            None if logprobs is None else logprobs[self.num_tokens :],
-            completion.finish_reason,
-            completion.stop_reason,
-            completion.error,
-            completion.error_code,
-        )
-        self.num_chars = len(completion.text)
-        self.num_tokens = len(completion.token_ids)
-        self.is_finished = completion.finished
-        return update
+def _difference(before: CompletionOutput, now: CompletionOutput) -> ChoiceUpdate:
+    num_tokens = len(before.token_ids)
+    return ChoiceUpdate(
+        now.index,
+        now.text[len(before.text) :],
+        now.token_ids[num_tokens:],
+        None if now.logprobs is None else now.logprobs[num_tokens:],
+        now.finish_reason,
+        now.stop_reason,
+        now.error,
+        now.error_code,
+    )
 
 
 def _pooling_update(output: PoolingRequestOutput) -> RequestUpdate:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from quire import errors
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import EngineError, InvalidParameterError, QuireError, RequestError
 from quire.outputs import PositionLogprobs, RequestMetrics
@@ -17,6 +18,11 @@ from quire.sampling_params import PoolingParams, SamplingParams
 
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
+_CLASSES = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, QuireError)
+}
+# Field and value are not sent: only the message is shown.
+_CLASSES[InvalidParameterError.code] = RequestError
 
 
 # --- To the engine ----------------------------------------------------------------------------
@@ -80,7 +86,7 @@ class Failure(msgspec.Struct, array_like=True):
 
     def revive(self) -> QuireError:
         """Return an error of the class with this code."""
-        kind = _classes_by_code().get(self.code, EngineError)
+        kind = _CLASSES.get(self.code, EngineError)
         error = kind.__new__(kind)
         Exception.__init__(error, self.message)
         return error
@@ -219,14 +225,3 @@ class FrameReader:
             yield bytes(buffer[start + _LENGTH.size : end])
             start = end
         del buffer[:start]
-
-
-def _classes_by_code() -> dict[str, type[QuireError]]:
-    found: dict[str, type[QuireError]] = {}
-    waiting: list[type[QuireError]] = [QuireError]
-    while waiting:
-        kind = waiting.pop()
-        # Field and value are not sent: only the message is shown.
-        found.setdefault(kind.code, RequestError if kind is InvalidParameterError else kind)
-        waiting += kind.__subclasses__()
-    return found
