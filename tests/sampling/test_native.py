@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from quire import _native
 from quire.sampling.native import NativeRowSampler
-from quire.sampling.reference import ReferenceRowSampler
-from quire.sampling.rows import RowSampler, Sampled
+from quire.sampling.reference import ReferenceRowSampler, Sampled
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
@@ -36,7 +35,7 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-def with_rows(rows: RowSampler, vocab_size: int, requests: list[NewRequest]) -> ById:
+def with_rows(rows: Any, vocab_size: int, requests: list[NewRequest]) -> ById:
     sampler = ById(Sampler(vocab_size, CPU))
     sampler.sampler.rows = rows
     for new in requests:

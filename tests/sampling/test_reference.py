@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from quire.sampling.reference import draw_from_nucleus, filtered_probabilities, fixed_point, tempered_probabilities
-from tests.sampling.builders import EXAMPLE, params
+from quire.sampling.reference import draw_from_nucleus, fixed_point, tempered_probabilities
+from tests.sampling.builders import EXAMPLE, filtered_probabilities, params
 
 COMBINATIONS: list[dict[str, Any]] = [
     {},

@@ -10,11 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from quire.sampling.reference import ReferenceRowSampler, filtered_probabilities
+from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
-from tests.sampling.builders import CPU, EXAMPLE, ById, draw_many, new_request, params, sample_all, sample_one
+from tests.sampling.builders import (
+    CPU,
+    EXAMPLE,
+    ById,
+    draw_many,
+    filtered_probabilities,
+    new_request,
+    params,
+    sample_all,
+    sample_one,
+)
 
 LOGITS = EXAMPLE.log()
 GREEDY = {"temperature": 0.0}

@@ -10,7 +10,6 @@ from quire.errors import QueueFullError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import TokenMatcher
 from quire.sampling.reference import ReferenceRowSampler
-from quire.sampling.rows import RowSampler
 from quire.sampling.sampler import NO_GRAMMARS, Sampler
 from quire.sampling.state import NO_CHOICE, NOT_ALLOWED
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
@@ -31,7 +30,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], ById]:
     def make_sampler() -> ById:
         sampler = Sampler(VOCAB_SIZE, CPU)
         if request.param == "torch":
-            rows: RowSampler = ReferenceRowSampler()
+            rows: Any = ReferenceRowSampler()
             sampler.rows = rows
         sampler.grammars = COMPILER
         return ById(sampler)

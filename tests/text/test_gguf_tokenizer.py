@@ -181,23 +181,23 @@ def test_empty_strings_in_the_vocabulary_decode_to_nothing() -> None:
 # --- Bad files --------------------------------------------------------------------------------
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("no kind", {"model": None}, "no tokenizer.ggml.model"),
-    ("kind is a number", {"model": 3}, "tokenizer.ggml.model is int"),
-    ("no tokens", {"tokens": None}, "no tokenizer.ggml.tokens"),
-    ("tokens are text", {"tokens": "abc"}, "tokenizer.ggml.tokens is str"),
-    ("a token is a number", {"tokens": ["a", 1]}, "tokens is list, not a list of strings"),
+    ("no kind", {"model": None}, "missing required field `tokenizer.ggml.model`"),
+    ("kind is a number", {"model": 3}, "got `int` - at `\\$.tokenizer.ggml.model`"),
+    ("no tokens", {"tokens": None}, "missing required field `tokenizer.ggml.tokens`"),
+    ("tokens are text", {"tokens": "abc"}, "got `str` - at `\\$.tokenizer.ggml.tokens`"),
+    ("a token is a number", {"tokens": ["a", 1]}, "got `int` - at `\\$.tokenizer.ggml.tokens"),
     ("a token twice", {"tokens": ["a", "b", "a"], "token_type": None, "merges": []}, "'a' twice, at 0 and 2"),
     ("no merges", {"merges": None}, "no tokenizer.ggml.merges"),
     ("merge of one piece", {"merges": ["t h", "the"]}, r"merges\[1\] is 'the'"),
     ("merge of nothing", {"merges": [" "]}, r"merges\[0\]"),
     ("merge of an unknown token", {"merges": ["t zz"]}, "merge 0 of 1"),
     ("too few types", {"token_type": [1, 1]}, "token_type has 2 entries for 538"),
-    ("types are not numbers", {"token_type": "x"}, "token_type is list, not a list of numbers"),
+    ("types are not numbers", {"token_type": "x"}, "got `str` - at `\\$.tokenizer.ggml.token_type`"),
     ("eos out of range", {"eos_token_id": 538}, "eos_token_id is 538, but the file has the 538 tokens"),
     ("bos negative", {"bos_token_id": -1}, "bos_token_id is -1"),
-    ("bos is text", {"bos_token_id": "1"}, "bos_token_id is '1'"),
+    ("bos is text", {"bos_token_id": "1"}, "got `str` - at `\\$.tokenizer.ggml.bos_token_id`"),
     ("bos wanted but missing", {"add_bos_token": True}, "add_bos_token is true but there is no"),
-    ("pre is a number", {"pre": 7}, "tokenizer.ggml.pre is int"),
+    ("pre is a number", {"pre": 7}, "got `int` - at `\\$.tokenizer.ggml.pre`"),
 ]
 
 

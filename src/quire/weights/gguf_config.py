@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError, nearest
+from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
-from quire.errors import printable
 
 SUPPORTED_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NULL_TOKEN_ID = 0xFFFFFFFF
