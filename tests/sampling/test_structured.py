@@ -128,11 +128,6 @@ def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callabl
     assert generate(make(), new_request(sampling=short, eos=[EOS]), 5, values) == [ord("a")] * 2 + [EOS] * 3
 
 
-def test_ignore_eos_leaves_ends_only(make: Callable[[], ById]) -> None:
-    sampling = params(structured_outputs=form(regex="a"), ignore_eos=True, **GREEDY)
-    assert generate(make(), new_request(sampling=sampling, eos=[EOS]), 4) == [ord("a"), EOS, EOS, EOS]
-
-
 def test_bad_words_give_way_to_the_grammar(make: Callable[[], ById]) -> None:
     values = logits({ord("a"): 2, ord("b"): 1})
     either = params(structured_outputs=form(regex="[ab]"), **GREEDY)

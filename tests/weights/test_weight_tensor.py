@@ -4,7 +4,7 @@ import torch
 
 from quire.errors import UnsupportedModelError
 from quire.weights.block_formats import BLOCK_FORMATS
-from quire.weights.weight_tensor import WeightTensor, WeightTensor
+from quire.weights.weight_tensor import WeightTensor
 from tests.weights.gguf_builder import random_rows
 
 
