@@ -243,11 +243,6 @@ def test_counts_follow_appended_tokens() -> None:
     assert found == [0, 1, 2, 3, 0]  # after four tokens, 0.40 e^-2 is 0.054
 
 
-def test_allowed_tokens_hold_for_draws() -> None:
-    found = draw_many(torch.zeros(50), params(allowed_token_ids=[7, 9, 11]), 200)
-    assert set(found.tolist()) == {7, 9, 11}
-
-
 def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:
     wanted = params(**GREEDY, allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[1])
     assert sample_one(LOGITS, new_request(sampling=wanted)) == 2

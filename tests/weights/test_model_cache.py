@@ -61,22 +61,12 @@ def test_the_hub_directory_is_that_of_huggingface_hub(tmp_path: Path, variable: 
     assert ours.startswith(str(tmp_path / "chosen"))
 
 
-def test_nothing_is_cached_at_first(empty_caches: Path) -> None:
-    assert list_cached() == []
-    assert not empty_caches.exists()
-
-
 def test_published_entries_are_found(empty_caches: Path) -> None:
     path = publish("tiny")
     (model,) = list_cached()
     assert CacheEntry("tiny-1.0").find() == model
     assert (model.name, model.path, model.origin, model.size_bytes) == ("tiny", path, "pypi:tiny==1.0", 8)
     assert list((empty_caches / "partial").iterdir()) == []
-
-
-def test_publishing_again_replaces(empty_caches: Path) -> None:
-    publish("tiny")
-    assert publish("tiny", b"GGUF").read_bytes() == b"GGUF"
 
 
 @pytest.mark.parametrize(
