@@ -14,9 +14,8 @@ from quire.events import EventKind
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from quire.text.tool_calls.formats import GENERIC, uses_tools
-from quire.text.tool_calls.parser import ToolCallParser
+from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 pytestmark = pytest.mark.model

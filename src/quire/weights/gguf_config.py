@@ -220,7 +220,7 @@ def _rope_factors(file: GGUFFile, *, head_size: int, theta: float) -> dict[str, 
     expected = llama3_factors(factor, head_size=head_size, theta=theta) if math.isfinite(factor) else math.nan
     if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
         raise UnsupportedModelError(
-            f"{file.path}: the RoPE factors of '{ROPE_FACTORS}' are not those of Llama 3 scaling, the only kind supported"
+            f"{file.path}: the RoPE factors of '{ROPE_FACTORS}' are not those of Llama 3 scaling, the only kind known"
         )
     return {
         "rope_type": "llama3",

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import FORMATS, GENERIC, HERMES, LLAMA, MISTRAL, ToolCallFormat
-from quire.text.tool_calls.parser import ToolCallParser
+from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart, ToolEvent
 from tests.text.tool_calls.builders import Parsed, parse
 
 F = '{"name": "f", "arguments": {"a": [1, "}]", {"b": null}]}}'

@@ -11,10 +11,10 @@ how the text was cut, and the time is proportional to its length. Never raises. 
 import json
 import re
 from collections.abc import Callable, Collection, Generator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import ToolCallFormat
 
 Reading = Generator[None, None, Any]
@@ -24,6 +24,34 @@ _VALUE = re.compile(r"\S", re.ASCII)
 _STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
 """Outside strings: a character that matters here, or one that JSON does not have."""
 _STRING_END = re.compile(r'["\\]')
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text outside calls. `start`: its position in the whole text, markers included, in characters."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """Beginning of a call. `index` counts the calls of a text from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgumentsDelta:
+    """Next piece of a call's arguments; joined, the pieces are the text of a JSON object."""
+
+    index: int
+    text: str
+
+
+ToolEvent = ContentDelta | ToolCallStart | ToolArgumentsDelta
 
 
 class ToolCallParser:
@@ -226,7 +254,7 @@ class ToolCallParser:
         text = json.dumps(arguments, ensure_ascii=False)
         return text if isinstance(arguments, dict) and _is_unicode(text) else None
 
-    def _is_tool(self, name: Any) -> bool:
+    def _is_tool(self, name: Any) -> TypeGuard[str]:
         if not isinstance(name, str) or not name or not _is_unicode(name):
             return False
         return self._tool_names is None or name in self._tool_names
