@@ -100,23 +100,23 @@ def test_empty_schema_gives_json(llm: LLM, schema: dict[str, Any]) -> None:
 DRAWN = {"temperature": 1, "seed": 4}
 
 
-@pytest.mark.parametrize("fields", [{}, DRAWN], ids=["greedy", "drawn"])
-def test_batched_and_preempted_requests_have_the_same_tokens_as_alone(
-    llm: LLM, smollm2_path: Path, fields: dict[str, Any]
-) -> None:
+def test_batched_and_preempted_requests_have_the_same_tokens_as_alone(llm: LLM) -> None:
     prompts = [PROMPT, "A list:\n", "Once upon a time there was a king who had a son.\n", "{", "1, 2, 3"]
     spec = SPECS["schema"][0]
-    alone = [completions(llm, spec, text, **fields)[0] for text in prompts]
+    fields: list[dict[str, Any]] = [{"temperature": 0}, DRAWN, {"temperature": 0}, DRAWN, DRAWN]
+    params = [SamplingParams(max_tokens=200, structured_outputs=spec, **some) for some in fields]
+    alone = [
+        llm.generate([text], some, use_tqdm=False)[0].outputs[0] for text, some in zip(prompts, params, strict=True)
+    ]
     (plain,) = completions(llm, None, "Hello", max_tokens=40)
     # Rows with and without a grammar in the same steps.
-    params = [SamplingParams(max_tokens=200, **{"temperature": 0, **fields}, structured_outputs=spec) for _ in prompts]
     mixed = llm.generate([*prompts, "Hello"], [*params, SamplingParams(max_tokens=40, temperature=0)], use_tqdm=False)
     assert [output.outputs[0].token_ids for output in mixed[:-1]] == [item.token_ids for item in alone]
     assert mixed[-1].outputs[0].token_ids == plain.token_ids
     assert all(is_person(item.text) for item in alone)
     few = {"block_size": 16, "num_blocks_override": 17, "max_model_len": 256, "enable_prefix_caching": False}
     crowded = LLM("smollm2", max_num_seqs=8, **few)
-    preempted = completions(crowded, spec, *prompts, *prompts, **fields)
+    preempted = [output.outputs[0] for output in crowded.generate(prompts * 2, params * 2, use_tqdm=False)]
     assert crowded.llm_engine.events.of(EventKind.PREEMPT)
     crowded.llm_engine.shutdown()
     assert [item.token_ids for item in preempted] == [item.token_ids for item in alone] * 2
