@@ -14,8 +14,8 @@ from quire.grammar.compiler import check_grammar
 from quire.structured_outputs import StructuredOutputsParams
 
 pytestmark = pytest.mark.model
-NUM_SCHEMAS = 50
-MAX_TOKENS = 150
+NUM_SCHEMAS = 20
+MAX_TOKENS = 120
 NAMES = ("a", "name", "größe", 'q"u', "n/o")
 
 

@@ -1,5 +1,5 @@
 import math
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ BAD_VALUES: dict[str, tuple[list[Any], str]] = {
     "top_k": ([-2, None, *INT_JUNK], "integer of at least -1"),
     "min_p": ([-0.1, 1.1, *NUMBER_JUNK], "number in [0, 1]"),
     "seed": ([2**64, -(2**63) - 1, *INT_JUNK], "integer in"),
-    "stop": (["\ud800", [""], ["a", ""], 5, [5], b"x", [b"x"], {"a"}], "list of"),
+    "stop": (["", "\ud800", [""], ["a", ""], 5, [5], b"x", [b"x"], {"a"}], "list of"),
     "stop_token_ids": ([5, "5", [-1], ["5"], [1.0], [True], [None], {5}], "list of token ids"),
     "bad_words": ([["\ud800"], [""], "x", 5, [5], ["x"] * 129], "strings"),
     "include_stop_str_in_output": (BOOL_JUNK, "true or false"),
@@ -170,11 +170,6 @@ def test_one_stop_string_may_come_without_a_list() -> None:
     assert SamplingParams().stop_strings == ()
 
 
-def test_an_empty_stop_string_is_an_error() -> None:
-    with pytest.raises(InvalidParameterError, match="stop must be a list of non-empty strings"):
-        SamplingParams(stop="")
-
-
 def test_token_ids_lose_repeats_and_keep_order() -> None:
     assert SamplingParams(stop_token_ids=[5, 1, 5]).stop_token_ids == (5, 1)
     assert SamplingParams(allowed_token_ids=[9, 9, 2]).allowed_token_ids == (9, 2)
@@ -196,18 +191,6 @@ def test_lists_of_the_caller_are_copied() -> None:
 @pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (9e-6, True), (1e-5, False), (1.0, False)])
 def test_is_greedy(temperature: float, greedy: bool) -> None:
     assert SamplingParams(temperature=temperature).is_greedy is greedy
-
-
-def test_unknown_fields_and_positions_are_errors() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        SamplingParams(1)  # type: ignore[misc]
-
-
-def test_params_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        SamplingParams().temperature = 0.5  # type: ignore[misc]
 
 
 JUNK = st.one_of(
@@ -236,11 +219,6 @@ def test_any_value_is_accepted_or_named_in_the_error(values: dict[str, Any]) -> 
 # --- Pooling and beams ---------------------------------------------------------------------------
 
 
-def test_pooling_defaults() -> None:
-    assert (PoolingParams().pooling, PoolingParams().normalize) == ("last", True)
-    assert PoolingParams(pooling="mean", normalize=False).pooling == "mean"
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [("pooling", "max"), ("pooling", None), ("normalize", 1), ("normalize", None)]
 )
@@ -258,22 +236,10 @@ def test_bad_pooling_values(name: str, value: Any) -> None:
         *[("length_penalty", value) for value in (-10.1, 10.1, *NUMBER_JUNK)],
         *[("ignore_eos", value) for value in BOOL_JUNK],
         *[("include_stop_str_in_output", value) for value in BOOL_JUNK],
+        *[("stop_token_ids", value) for value in (5, [-1], ["1"])],
     ],
 )
 def test_bad_beam_values(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 5, name: value})
     assert caught.value.field == name
-
-
-@pytest.mark.parametrize("value", [5, [-1], ["1"]])
-def test_bad_beam_stop_token_ids(value: Any) -> None:
-    with pytest.raises(InvalidParameterError) as caught:
-        BeamSearchParams(beam_width=2, max_tokens=5, stop_token_ids=value)
-    assert caught.value.field == "stop_token_ids"
-
-
-def test_beam_defaults() -> None:
-    params = BeamSearchParams(beam_width=4, max_tokens=8)
-    assert (params.ignore_eos, params.length_penalty, params.include_stop_str_in_output) == (False, 1.0, False)
-    assert params.stop_token_ids == ()

@@ -2,7 +2,7 @@
 
 A full disk is played by `/dev/full` for what the server logs, and by a limit of no bytes for any file it writes; a
 read-only directory by a place below a file, where root cannot write either.
-Next to read: `src/quire/weights/mapped_file.py`, `src/quire/server/registration.py`.
+Next to read: `src/quire/weights/model_files.py`, `src/quire/server/registration.py`.
 """
 
 import asyncio

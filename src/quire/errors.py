@@ -162,9 +162,10 @@ class EngineDeadError(EngineError):
     code = "engine_dead"
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, limit: int = 300) -> str:
     """Return foreign text for one line of a message, with a space for each character that does not print."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    shown = "".join(character if character.isprintable() else " " for character in text[:limit])
+    return shown if len(text) <= limit else shown + "…"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -98,16 +98,6 @@ def test_files_in_the_working_directory_are_not_imported(tmp_path: Path, monkeyp
     process.close()
 
 
-def test_close_ends_the_process() -> None:
-    process = CheckProcess()
-    process.check(GOOD)
-    child = process._process
-    assert child is not None
-    assert child.poll() is None
-    process.close()
-    assert child.poll() is not None
-
-
 @pytest.mark.parametrize(
     ("spec", "says"),
     [

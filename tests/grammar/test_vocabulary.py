@@ -3,20 +3,7 @@
 import pytest
 
 from quire.grammar.vocabulary import Vocabulary, _LibraryVocabulary
-from tests.grammar.builders import EOS, SPECIAL, TOKENS, VOCAB_SIZE, make_vocabulary
-
-
-def test_size_and_end() -> None:
-    tokenizer = make_vocabulary().library_tokenizer
-    assert tokenizer.vocab_size == VOCAB_SIZE
-    assert tokenizer.eos_tokens == [EOS]
-    assert tokenizer.is_special_token(SPECIAL)
-    assert not tokenizer.is_special_token(97)
-
-
-def test_it_is_made_once() -> None:
-    vocabulary = make_vocabulary()
-    assert vocabulary.library_tokenizer is vocabulary.library_tokenizer
+from tests.grammar.builders import EOS, TOKENS, make_vocabulary
 
 
 @pytest.mark.parametrize("raw", [b"abcab", "aébc".encode(), b"\xc3", b"a\xff", b"<eos>", b""])

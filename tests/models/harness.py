@@ -15,19 +15,19 @@ from torch import nn
 from quire.cache_spec import make_groups
 from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.loader import make_model, plan_placements
-from quire.weights.weight_tensor import MappedTensor
+from quire.weights.weight_tensor import WeightTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> MappedTensor:
+def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightTensor:
     """A tensor as a file has it; vectors are always fp32."""
     if format_name in DTYPES or values.ndim == 1:
         plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
         raw = plain.view(torch.uint8).numpy().reshape(1 if values.ndim == 1 else len(values), -1)
-        return MappedTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
+        return WeightTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
     raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
-    return MappedTensor(name, tuple(values.shape), format_name, raw)
+    return WeightTensor(name, tuple(values.shape), format_name, raw)
 
 
 def build_model(hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Module:

@@ -19,9 +19,9 @@ from quire.runtime.loader import load_model, make_model, part_names, partitions_
 from quire.runtime.plan.load import fill, plan_model, plan_weights
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.mapped_file import map_file
+from quire.weights.model_files import map_file
 from quire.weights.progress import ignore_progress
-from quire.weights.weight_tensor import MappedTensor
+from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import (
@@ -82,7 +82,7 @@ def on_ranks(size: int, run: Callable[[Group], Any]) -> list[Any]:
         return list(pool.map(lambda rank: run(ThreadGroup(rank, slots, barrier)), range(size)))
 
 
-def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., MappedTensor] = stored) -> Checkpoint:
+def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTensor] = stored) -> Checkpoint:
     """All tensors that a model stores, from `make(name, values)`."""
     with torch.device("meta"):
         model: Any = make_model(hf_config)
@@ -168,14 +168,14 @@ def wide_config(block: int, num_heads: int = 8) -> dict[str, Any]:
 def wide_checkpoint(stored_format: str) -> Checkpoint:
     """Weights of which all matrices have this format; queries and keys have their rows in another order."""
 
-    def make(name: str, values: torch.Tensor) -> MappedTensor:
+    def make(name: str, values: torch.Tensor) -> WeightTensor:
         if stored_format in SCALE_OFFSETS and values.ndim == 2:
             tensor = k_quants(name, *values.shape, stored_format)
         else:
             tensor = stored(name, values, stored_format)
         order = np.random.default_rng(len(values)).permutation(len(values))
         is_rotary = "q_proj" in name or "k_proj" in name
-        return MappedTensor(name, tensor.shape, tensor.format, tensor.stored, order if is_rotary else None)
+        return WeightTensor(name, tensor.shape, tensor.format, tensor.stored, order if is_rotary else None)
 
     return random_checkpoint(wide_config(max(32, BLOCK_FORMATS[stored_format].block_len)), make)
 
@@ -257,7 +257,7 @@ def test_only_the_share_of_a_mapped_matrix_is_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(64 << 20)
     mapped = np.frombuffer(map_file(path), np.uint8)
-    tensor = MappedTensor("w", (1024, 16384), "F32", mapped.reshape(1024, -1))
+    tensor = WeightTensor("w", (1024, 16384), "F32", mapped.reshape(1024, -1))
     tensor.part(slice(256, 512), slice(None)).to_torch(torch.float32).sum()
     assert resident_bytes(path) <= 17 << 20
     tensor.part(slice(0, 16), slice(4096, 8192)).to_torch(torch.float32).sum()

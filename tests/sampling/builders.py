@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from quire.sampling.rows import Sampled
+from quire.sampling.reference import Sampled, rank_candidates, tempered_probabilities
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
@@ -81,3 +81,18 @@ def draw_many(logits: torch.Tensor, sampling: SamplingParams, count: int, **of_r
     requests = [new_request(str(seed), sampling, seed=seed, **of_request) for seed in range(count)]
     chosen = sample_all(logits.expand(count, -1).clone(), requests)
     return torch.tensor([token_id for token_id, _ in chosen])
+
+
+def filtered_probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Return the exact distribution that the sampler draws from; a greedy row is 1 at its argmax.
+
+    `logits` are those after masks, bias and penalties. Shapes: [R, V] -> [R, V]. Dtypes: fp32 -> fp32.
+    """
+    drawn = [row for row, p in enumerate(params) if not p.is_greedy]
+    filtered = torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
+    if drawn:
+        wanted = [params[row] for row in drawn]
+        token_ids, weights, _ = rank_candidates(tempered_probabilities(logits[drawn].float(), wanted), wanted)
+        shares = (weights / weights.sum(dim=-1, keepdim=True).double()).float()
+        filtered[drawn] = torch.zeros_like(shares).scatter_(-1, token_ids, shares)
+    return filtered

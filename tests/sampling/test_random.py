@@ -40,7 +40,7 @@ def test_a_number_depends_on_its_seed_and_position_alone(pairs: list[tuple[int, 
 
 @pytest.mark.parametrize("vary", ["seed", "position", "attempt"])
 def test_numbers_are_uniform_and_uncorrelated_along_each_input(vary: str) -> None:
-    count = 4096
+    count = 1024
     if vary == "seed":
         numbers = uniforms(range(count), [7] * count)
     elif vary == "position":
@@ -48,7 +48,7 @@ def test_numbers_are_uniform_and_uncorrelated_along_each_input(vary: str) -> Non
     else:
         numbers = np.array([uniforms([7], [7], attempt=attempt)[0] for attempt in range(count)])
     assert stats.kstest(numbers, "uniform").pvalue > 1e-4
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.12
     assert len(set(numbers.tolist())) == count
 
 

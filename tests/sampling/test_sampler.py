@@ -10,15 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from quire.sampling.reference import ReferenceRowSampler, filtered_probabilities
+from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest
-from tests.sampling.builders import CPU, EXAMPLE, ById, draw_many, new_request, params, sample_all, sample_one
+from tests.sampling.builders import (
+    CPU,
+    EXAMPLE,
+    ById,
+    draw_many,
+    filtered_probabilities,
+    new_request,
+    params,
+    sample_all,
+    sample_one,
+)
 
 LOGITS = EXAMPLE.log()
 GREEDY = {"temperature": 0.0}
-NUM_DRAWS = 1500
+NUM_DRAWS = 800
 
 
 @pytest.fixture(autouse=True, scope="module", params=["native", "torch"])
@@ -49,39 +59,23 @@ def test_greedy_ignores_seed_and_filters_and_takes_the_lower_id_of_a_tie() -> No
         assert sample_one(logits, new_request(sampling=wanted, seed=seed)) == 1
 
 
-def test_greedy_only_leaves_the_logits_alone() -> None:
-    logits = gaussian(3, 100)
-    before = logits.clone()
-    sampler = ById(Sampler(100, CPU))
-    for row in range(3):
-        sampler.add_request(new_request(str(row), params(**GREEDY)))
-    sampler.sample(logits, ["0", "1", "2"])
-    assert torch.equal(logits, before)
-
-
-def test_temperature_just_above_greedy_draws() -> None:
-    assert len(set(draw_many(torch.zeros(4), params(temperature=1e-4), 50).tolist())) == 4
-
-
 # --- Distributions -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "vocab_size"),
     [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0},
-        {"top_k": 3},
-        {"top_p": 0.7},
-        {"min_p": 0.2},
-        {"top_k": 10, "top_p": 0.6},
-        {"temperature": 1.5, "min_p": 0.05, "top_p": 0.9},
-        {"temperature": 0.8, "min_p": 0.05, "top_k": 8, "top_p": 0.95},
+        ({}, 20),
+        ({"temperature": 0.5}, 20),
+        ({"top_k": 3}, 20),
+        ({"min_p": 0.2}, 20),
+        ({"top_k": 10, "top_p": 0.6}, 20),
+        ({"temperature": 0.8, "min_p": 0.05, "top_k": 8, "top_p": 0.95}, 20),
+        ({"top_p": 0.7}, 400),
+        ({"temperature": 1.5, "min_p": 0.05, "top_p": 0.9}, 400),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("vocab_size", [20, 400])
 def test_draws_have_the_filtered_distribution(fields: dict[str, Any], vocab_size: int) -> None:
     # 400 tokens, nearly equal: top_p does not fit the first pool.
     logits = gaussian(1, vocab_size, seed=3, scale=1.0 if vocab_size == 20 else 0.1)[0]
@@ -99,11 +93,11 @@ def test_draws_along_one_request_have_the_distribution_too() -> None:
     sampler = ById(Sampler(5, CPU))
     sampler.add_request(new_request("a", params(), seed=11))
     counts = [0] * 5
-    for _ in range(2000):
+    for _ in range(500):
         token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
         sampler.append_tokens("a", [token_id])
         counts[token_id] += 1
-    assert stats.chisquare(counts, [2000 * p for p in (0.4, 0.3, 0.15, 0.1, 0.05)]).pvalue > 1e-4
+    assert stats.chisquare(counts, [500 * p for p in (0.4, 0.3, 0.15, 0.1, 0.05)]).pvalue > 1e-4
 
 
 # --- Seeds -------------------------------------------------------------------------------------
@@ -121,12 +115,8 @@ def generate(new: NewRequest, steps: int, *, start: int = 0) -> list[int]:
     return found
 
 
-def test_the_same_seed_gives_the_same_tokens() -> None:
-    assert generate(new_request(seed=5), 20) == generate(new_request("b", seed=5), 20)
-
-
-def test_another_seed_gives_other_tokens() -> None:
-    assert len({tuple(generate(new_request(seed=seed), 20)) for seed in range(10)}) == 10
+def test_the_seed_decides_the_tokens() -> None:
+    assert len({tuple(generate(new_request(str(seed), seed=seed % 5), 12)) for seed in range(10)}) == 5
 
 
 def test_another_position_gives_other_numbers() -> None:
@@ -165,7 +155,7 @@ WANTED = st.builds(
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[NewRequest]:
-    count = draw(st.integers(1, 12))
+    count = draw(st.integers(1, 8))
     return [
         new_request(
             str(index),
@@ -180,10 +170,10 @@ def requests(draw: st.DrawFn) -> list[NewRequest]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batch=requests(), order=st.randoms(use_true_random=False), scale=st.sampled_from([0.2, 2.0, 8.0]))
 def test_alone_as_in_any_batch_and_order(batch: list[NewRequest], order: random.Random, scale: float) -> None:
-    logits = gaussian(len(batch), 3001, scale=scale)
+    logits = gaussian(len(batch), 1001, scale=scale)
     together = sample_all(logits, batch)
     for row, new in enumerate(batch):
         assert sample_all(logits[row : row + 1], [new]) == [together[row]]
@@ -242,18 +232,6 @@ def test_all_edits_together_in_the_documented_order() -> None:
     assert sample_one([9.0, 0.25, 1.0, 0.0], new) == 2
 
 
-def test_options_of_one_row_leave_the_others_alone() -> None:
-    batch = [
-        new_request("a", params(**GREEDY)),
-        new_request("b", params(**GREEDY, allowed_token_ids=[3])),
-        new_request("c", params(**GREEDY, logit_bias={4: 50.0})),
-        new_request("d", params(**GREEDY, repetition_penalty=3.0), prompt=[0, 1]),
-        new_request("e", params(**GREEDY), bad_words=[[0]]),
-        new_request("f", params(**GREEDY)),
-    ]
-    assert [token_id for token_id, _ in sample_all(LOGITS.expand(6, -1).clone(), batch)] == [0, 3, 4, 2, 1, 0]
-
-
 def test_counts_follow_appended_tokens() -> None:
     sampler = ById(Sampler(5, CPU))
     sampler.add_request(new_request("a", params(**GREEDY, presence_penalty=2.0)))
@@ -263,17 +241,6 @@ def test_counts_follow_appended_tokens() -> None:
         sampler.append_tokens("a", [token_id])
         found.append(token_id)
     assert found == [0, 1, 2, 3, 0]  # after four tokens, 0.40 e^-2 is 0.054
-
-
-def test_sample_does_not_append() -> None:
-    sampler = ById(Sampler(5, CPU))
-    sampler.add_request(new_request("a", params(presence_penalty=2.0), seed=3))
-    assert sampler.sample(LOGITS[None, :].clone(), ["a"]) == sampler.sample(LOGITS[None, :].clone(), ["a"])
-
-
-def test_allowed_tokens_hold_for_draws() -> None:
-    found = draw_many(torch.zeros(50), params(allowed_token_ids=[7, 9, 11]), 200)
-    assert set(found.tolist()) == {7, 9, 11}
 
 
 def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:

@@ -43,21 +43,6 @@ def test_min_tokens_end() -> None:
     assert state.banned_next() == set()
 
 
-def test_bad_words_follow_the_generated_tokens() -> None:
-    state = state_of(new_request(prompt=[5], output=[5], bad_words=[[1], [5, 6]]))
-    assert state.has_bad_words
-    assert state.banned_next() == {1, 6}
-    state.append(7)
-    assert state.banned_next() == {1}
-
-
-def test_bans_give_way_where_they_leave_nothing() -> None:
-    new = new_request(sampling=params(allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[2]), bad_words=[[1]])
-    assert state_of(new).banned_next() == set()
-    every = new_request(bad_words=[[token_id] for token_id in range(VOCAB_SIZE)])
-    assert state_of(every).banned_next() == set()
-
-
 def test_tokens_are_counted_where_a_penalty_wants_them() -> None:
     assert state_of(new_request(prompt=[1, 2], output=[2])).counts is None
     frequency = state_of(new_request(sampling=params(frequency_penalty=1), prompt=[1, 2], output=[2, 3])).counts
@@ -66,10 +51,3 @@ def test_tokens_are_counted_where_a_penalty_wants_them() -> None:
     repetition = state_of(new_request(sampling=params(repetition_penalty=2), prompt=[1, 2], output=[2, 3])).counts
     assert repetition is not None
     assert (repetition.ids.tolist(), repetition.counts.tolist()) == ([1, 2, 3], [0, 1, 1])
-
-
-def test_the_position_is_the_number_of_tokens() -> None:
-    state = state_of(new_request(prompt=[1, 2, 3], output=[4]))
-    assert state.num_tokens == 4
-    state.append(5)
-    assert state.num_tokens == 5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.sampling.reference import apply_penalties
-from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
+from quire.sampling.token_history import BadWords, TokenCounts
 from tests.sampling.builders import params
 
 VOCAB_SIZE = 30
@@ -28,12 +28,6 @@ def test_counts(prompt: list[int], output: list[int]) -> None:
     expected = Counter(output)
     assert sorted(counts.ids.tolist()) == sorted({*prompt, *output})
     assert {i: int(c) for i, c in zip(counts.ids.tolist(), counts.counts.tolist(), strict=True) if c} == dict(expected)
-
-
-def test_counts_grow_past_their_first_capacity() -> None:
-    counts = counts_of([], [*range(1000), 999])
-    assert counts.ids.tolist() == list(range(1000))
-    assert counts.counts.tolist() == [1.0] * 999 + [2.0]
 
 
 @given(
@@ -88,10 +82,3 @@ def banned_by_definition(sequences: list[list[int]], output: list[int]) -> set[i
 )
 def test_bad_words_ban_exactly_the_tokens_that_complete_them(sequences: list[list[int]], output: list[int]) -> None:
     assert BadWords(sequences).banned_next(output) == banned_by_definition(sequences, output)
-
-
-def test_leaves_a_token() -> None:
-    assert leaves_a_token({0, 1}, None, 3)
-    assert not leaves_a_token({0, 1, 2}, None, 3)
-    assert leaves_a_token({0, 1}, (1, 2), 3)
-    assert not leaves_a_token({0, 1}, (0, 1), 3)

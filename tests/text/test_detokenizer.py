@@ -88,13 +88,6 @@ def test_first_word_after_a_prompt_keeps_its_space() -> None:
     assert "".join(stream(tokenizer, [1], word)) == "the"
 
 
-def test_special_tokens_are_removed_or_kept() -> None:
-    tokenizer = byte_level_tokenizer()
-    ids = tokenizer.encode("a<|end|>b")
-    assert "".join(stream(tokenizer, [], ids)) == "ab"
-    assert "".join(stream(tokenizer, [], ids, skip_special_tokens=False)) == "a<|end|>b"
-
-
 def test_prompt_that_ends_inside_a_character_is_completed() -> None:
     tokenizer = sentencepiece_tokenizer()
     raw = "é".encode()

@@ -1,4 +1,3 @@
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.text.gguf_tokenizer import build_gguf_tokenizer, merges_from_scores
+from quire.text.gguf_tokenizer import build_gguf_tokenizer
 from quire.text.tokenizer import Tokenizer, load_tokenizer_gguf
 from quire.weights.gguf_file import read_gguf
 from tests.text.builders import (
@@ -29,46 +28,7 @@ def test_byte_level_equals_the_tokenizer_it_describes(text: str) -> None:
     assert byte_level_tokenizer().encode(text) == byte_level_backend().encode(text).ids
 
 
-@given(TEXTS)
-def test_byte_level_round_trip(text: str) -> None:
-    tokenizer = byte_level_tokenizer()
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
-
-
-@given(TEXTS.filter(lambda text: "▁" not in text))
-def test_sentencepiece_round_trip(text: str) -> None:
-    tokenizer = sentencepiece_tokenizer()
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 # --- SentencePiece against its own rule -------------------------------------------------------
-
-
-def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE: join the neighbours to the piece with the highest score, leftmost first."""
-    symbols = list(text)
-    while True:
-        joined = ["".join(pair) for pair in itertools.pairwise(symbols)]
-        ranked = [(scores[piece], -index) for index, piece in enumerate(joined) if piece in scores]
-        if not ranked:
-            return symbols
-        index = -max(ranked)[1]
-        symbols[index : index + 2] = [joined[index]]
-
-
-@given(
-    st.lists(st.sampled_from(["the", " the", "dog", " ", "  ", "\n", "12", "n't", ".", "über", "ss", "你好"])).map(
-        "".join
-    )
-)
-def test_sentencepiece_merges_by_score(text: str) -> None:
-    ordinary = {piece: score for piece, score, kind in sentencepiece_pieces() if kind == 1}
-    tokenizer = sentencepiece_tokenizer()
-    expected: list[str] = []
-    for symbol in sentencepiece_reference("▁" + text.replace(" ", "▁"), ordinary) if text else []:
-        expected += [symbol] if symbol in ordinary else [f"<0x{byte:02X}>" for byte in symbol.encode()]
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert [tokenizer.id_to_token(token_id) for token_id in ids] == expected
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +55,6 @@ def test_sentencepiece_adds_a_space_before_a_leading_space() -> None:
     pieces = [tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.encode(" 12", add_special_tokens=False)]
     assert "".join(pieces) == "▁▁12"
     assert tokenizer.decode(tokenizer.encode(" 12")) == " 12"
-
-
-def test_merges_from_scores_are_ordered_by_score_then_longest_left_side() -> None:
-    scores = {"a": -9.0, "b": -9.0, "ab": -1.0, "aba": -0.5, "ba": -2.0}
-    assert merges_from_scores(scores) == [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a")]
-
-
-def test_sentencepiece_bytes_and_spaces() -> None:
-    tokenizer = sentencepiece_tokenizer()
-    assert tokenizer.decode(tokenizer.encode("🦩  x")) == "🦩  x"
-    ids = tokenizer.encode("🦩", add_special_tokens=False)
-    assert ids[-4:] == [byte + 3 for byte in "🦩".encode()]
 
 
 def test_space_prefix_is_optional() -> None:
@@ -181,23 +129,23 @@ def test_empty_strings_in_the_vocabulary_decode_to_nothing() -> None:
 # --- Bad files --------------------------------------------------------------------------------
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("no kind", {"model": None}, "no tokenizer.ggml.model"),
-    ("kind is a number", {"model": 3}, "tokenizer.ggml.model is int"),
-    ("no tokens", {"tokens": None}, "no tokenizer.ggml.tokens"),
-    ("tokens are text", {"tokens": "abc"}, "tokenizer.ggml.tokens is str"),
-    ("a token is a number", {"tokens": ["a", 1]}, "tokens is list, not a list of strings"),
+    ("no kind", {"model": None}, "missing required field `tokenizer.ggml.model`"),
+    ("kind is a number", {"model": 3}, "got `int` - at `\\$.tokenizer.ggml.model`"),
+    ("no tokens", {"tokens": None}, "missing required field `tokenizer.ggml.tokens`"),
+    ("tokens are text", {"tokens": "abc"}, "got `str` - at `\\$.tokenizer.ggml.tokens`"),
+    ("a token is a number", {"tokens": ["a", 1]}, "got `int` - at `\\$.tokenizer.ggml.tokens"),
     ("a token twice", {"tokens": ["a", "b", "a"], "token_type": None, "merges": []}, "'a' twice, at 0 and 2"),
     ("no merges", {"merges": None}, "no tokenizer.ggml.merges"),
     ("merge of one piece", {"merges": ["t h", "the"]}, r"merges\[1\] is 'the'"),
     ("merge of nothing", {"merges": [" "]}, r"merges\[0\]"),
     ("merge of an unknown token", {"merges": ["t zz"]}, "merge 0 of 1"),
     ("too few types", {"token_type": [1, 1]}, "token_type has 2 entries for 538"),
-    ("types are not numbers", {"token_type": "x"}, "token_type is list, not a list of numbers"),
+    ("types are not numbers", {"token_type": "x"}, "got `str` - at `\\$.tokenizer.ggml.token_type`"),
     ("eos out of range", {"eos_token_id": 538}, "eos_token_id is 538, but the file has the 538 tokens"),
     ("bos negative", {"bos_token_id": -1}, "bos_token_id is -1"),
-    ("bos is text", {"bos_token_id": "1"}, "bos_token_id is '1'"),
+    ("bos is text", {"bos_token_id": "1"}, "got `str` - at `\\$.tokenizer.ggml.bos_token_id`"),
     ("bos wanted but missing", {"add_bos_token": True}, "add_bos_token is true but there is no"),
-    ("pre is a number", {"pre": 7}, "tokenizer.ggml.pre is int"),
+    ("pre is a number", {"pre": 7}, "got `int` - at `\\$.tokenizer.ggml.pre`"),
 ]
 
 
@@ -276,23 +224,8 @@ def test_smollm2_equals_transformers_with_the_models_own_digit_rule(
     assert smollm2.encode(text) == oracle_with_single_digits.encode(text).ids
 
 
-@pytest.mark.model
-def test_smollm2_cuts_numbers_into_digits(smollm2: Tokenizer) -> None:
-    ids = smollm2.encode("in 1984")
-    assert [smollm2.id_to_token(token_id) for token_id in ids] == ["in", "Ġ", "1", "9", "8", "4"]
-
-
 # Its vocabulary has no token for these bytes (planes 4 to 11, some control characters); as in Transformers and
 # llama.cpp, text made of them is dropped.
-BYTES_UNKNOWN_TO_SMOLLM2 = frozenset(b"\xf1\xf2\x04\x06\x13\x14\x16\x1d")
-
-
-@pytest.mark.model
-@given(text=TEXTS.filter(lambda text: BYTES_UNKNOWN_TO_SMOLLM2.isdisjoint(text.encode())))
-def test_smollm2_round_trip(smollm2: Tokenizer, text: str) -> None:
-    assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
-
-
 @pytest.mark.model
 @given(ids=st.lists(st.integers(0, 49200), max_size=40), skip=st.booleans())
 def test_smollm2_decodes_any_ids_as_transformers(

@@ -64,7 +64,7 @@ def test_splits_equal_those_of_transformers(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZATIONS))
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(text=TEXTS)
 def test_pieces_joined_are_the_text(name: str, text: str) -> None:
     rules = find_pre_tokenization(name)

@@ -63,11 +63,6 @@ def test_ids_outside_the_vocabulary_decode_to_nothing(make: type[Tokenizer]) -> 
         assert tokenizer.id_to_token(token_id) is None
 
 
-def test_id_to_token_returns_the_raw_piece() -> None:
-    tokenizer = byte_level_tokenizer()
-    assert [tokenizer.id_to_token(token_id) for token_id in tokenizer.encode(" the<|end|>")] == ["Ġthe", "<|end|>"]
-
-
 @pytest.mark.parametrize("text", [None, 3, b"bytes", ["a"]])
 def test_only_text_is_encoded(text: object) -> None:
     with pytest.raises(PromptError, match=f"must be a string, got {type(text).__name__}"):

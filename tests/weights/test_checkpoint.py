@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -94,14 +94,6 @@ def test_a_converted_model_fills_the_modules_of_transformers(tmp_path: Path, hea
     model.load_state_dict(load_all(checkpoint), strict=True)
 
 
-def test_qwen2_fills_the_modules_of_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    TinyModel("qwen2", bias=True).write(path)
-    checkpoint = open_gguf(path)
-    config = Qwen2Config(**{k: v for k, v in checkpoint.hf_config.items() if k not in ("architectures", "model_type")})
-    Qwen2ForCausalLM(config).load_state_dict(load_all(checkpoint), strict=True)
-
-
 @pytest.mark.model
 def test_smollm2_weights_equal_those_of_transformers(smollm2_path: Path, smollm2_reference: PreTrainedModel) -> None:
     checkpoint = open_gguf(smollm2_path)
@@ -167,7 +159,7 @@ def test_bad_directory_is_a_typed_error(tmp_path: Path) -> None:
         open_directory(tmp_path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_damage_to_a_gguf_is_a_typed_error_or_harmless(
     tiny_gguf: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -192,7 +184,7 @@ def test_any_damage_to_a_gguf_is_a_typed_error_or_harmless(
 
 def test_every_truncation_is_a_typed_error(tiny_gguf: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
-    for length in [*range(0, 4000, 41), len(tiny_gguf) - 1]:
+    for length in [*range(0, 4000, 97), len(tiny_gguf) - 1]:
         path.write_bytes(tiny_gguf[:length])
         with pytest.raises(ModelFileError, match=r"cut\.gguf"):
             open_gguf(path)

@@ -9,12 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.gguf_config import (
-    llama3_factors,
-    rope_scaling_from_factors,
-    translate_config,
-    translate_generation_config,
-)
+from quire.weights.gguf_config import llama3_factors, translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
 from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
@@ -215,18 +210,16 @@ def test_factors_divide_the_frequencies_of_transformers(factor: float, head_size
     factors = llama3_factors(factor, head_size=head_size, theta=theta)
     assert np.allclose(plain / factors, scaled.double().numpy(), rtol=1e-5)
 
-    recovered = rope_scaling_from_factors(factors.astype(np.float32), head_size=head_size, theta=theta)
-    del scaling["rope_theta"]
-    assert recovered == scaling
 
-
-def test_ones_mean_no_scaling() -> None:
-    assert rope_scaling_from_factors(np.ones(32, np.float32), head_size=64, theta=1e4) is None
+def test_ones_mean_no_scaling(tmp_path: Path) -> None:
+    model = TinyModel(tensors={"rope_freqs.weight": np.ones(8, np.float32)})
+    assert config_of(tmp_path, model)["rope_scaling"] is None
 
 
 @pytest.mark.parametrize("bad", [2.0, 0.5, -1.0, 0.0, math.nan, math.inf])
-def test_other_factors_are_refused(bad: float) -> None:
-    factors = llama3_factors(8.0, head_size=64, theta=500000.0).astype(np.float32)
+def test_other_factors_are_refused(tmp_path: Path, bad: float) -> None:
+    factors = llama3_factors(8.0, head_size=16, theta=500000.0).astype(np.float32)
     factors[3] = bad
-    with pytest.raises(ValueError, match="RoPE factors"):
-        rope_scaling_from_factors(factors, head_size=64, theta=500000.0)
+    model = TinyModel(tensors={"rope_freqs.weight": factors}, changes={"llama.rope.freq_base": 500000.0})
+    with pytest.raises(UnsupportedModelError, match="RoPE factors"):
+        config_of(tmp_path, model)

@@ -14,7 +14,6 @@ from quire.weights.gguf_file import read_gguf
 from tests.weights.gguf_builder import TinyModel, random_rows
 from tests.weights.gguf_cases import (
     ARRAY,
-    BOOL,
     BROKEN,
     DATA,
     STRING,
@@ -110,13 +109,6 @@ def test_every_value_type_reads_as_the_gguf_package_reads_it(tmp_path: Path) -> 
     assert metadata["yes"] is True
     assert metadata["flags"] == [True, False]
     assert metadata["words"][2:4] == ["\0", "世界"]
-
-
-def test_empty_arrays(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    keys = (key_value("a", ARRAY, array(STRING, 0, b"")), key_value("b", ARRAY, array(BOOL, 0, b"")))
-    path.write_bytes(gguf_bytes(keys=keys))
-    assert read_gguf(path).metadata == {"a": [], "b": []}
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32, 256])

@@ -52,11 +52,6 @@ def test_directories(tmp_path: Path) -> None:
         resolve_source(str(tmp_path))
 
 
-def test_a_configuration_alone_is_a_directory_to_be_filled_with_random_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert resolve_source(str(tmp_path)).kind == "hf"
-
-
 def test_pickles_and_single_weight_files_are_refused(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.pt"):
         (tmp_path / name).touch()

@@ -67,7 +67,7 @@ class ServerAnswerError(QuireError):
             return error
         hint = f"; {key_hint()}" if status == 401 else ""
         # The message goes to a terminal: printable characters only, and at most `MAX_MESSAGE` of them.
-        text = f"the server answers {status}: {printable(message[:MAX_MESSAGE])}{hint}"
+        text = f"the server answers {status}: {printable(message, limit=MAX_MESSAGE)}{hint}"
         return cls(status, text, code if re.fullmatch(r"[\w.-]{1,64}", code) else "server_error")
 
 

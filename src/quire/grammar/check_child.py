@@ -1,28 +1,28 @@
-"""Process in which a client's grammar is compiled for the first time: `python -m quire.grammar.check_child`.
+"""Process in which a client's grammar is compiled for the first time: `python -m quire.grammar.check_child DESCRIPTOR`.
 
 A grammar of a few hundred bytes can make a compiler run for hours, exhaust its stack or the memory, and no thread can
-stop it. The parent ends this process at the deadline and starts another. Standard input has one JSON object per line,
-{"kind", "text", "options"}; standard output answers each with one line, {"grammar"} or {"error"}. The vocabulary is
-single bytes: the expensive part does not depend on the tokens.
+stop it. The parent ends this process at the deadline and starts another. The descriptor is a connection: each question
+is a JSON object {"kind", "text", "options"}, its answer {"grammar"} or {"error"}. The vocabulary is single bytes: the
+expensive part does not depend on the tokens.
 Must not know: tokenizers, requests. Next to read: `check_process.py`, the other end.
 """
 
 import contextlib
 import json
-import os
 import re
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import llguidance
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.grammar.limits import parser_limits
+from quire.grammar.limits import READY, parser_limits
 
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 2 << 20
@@ -108,16 +108,17 @@ def schemas_in_lark(grammar: str) -> list[Any]:
 
 
 def serve() -> None:
-    """Answer lines until standard input ends."""
+    """Answer questions until the parent closes the connection."""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteTokens()), eos_token=[_EOS])
-    answers = os.fdopen(1, "wb", buffering=0)
-    answers.write(b"{}\n")  # ready
-    for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        signal.alarm(ALARM_S)
-        answer = check(tokenizer, asked["kind"], asked["text"], asked["options"])
-        signal.alarm(0)
-        answers.write(json.dumps(answer).encode() + b"\n")
+    parent = Connection(int(sys.argv[1]))
+    parent.send_bytes(READY)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            asked = json.loads(parent.recv_bytes())
+            signal.alarm(ALARM_S)
+            answer = check(tokenizer, asked["kind"], asked["text"], asked["options"])
+            signal.alarm(0)
+            parent.send_bytes(json.dumps(answer).encode())
 
 
 def main() -> None:

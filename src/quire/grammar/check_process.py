@@ -4,23 +4,21 @@ The process starts with the first grammar, and ends with this object or its prog
 crash costs that process only. Next to read: `check_child.py`, the other end; `compiler.py`.
 """
 
-import contextlib
 import functools
 import json
-import os
-import select
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 
 from quire.errors import EngineError, QueueFullError, printable
-from quire.grammar.limits import DEADLINE_S
+from quire.grammar.limits import DEADLINE_S, READY
 from quire.structured_outputs import StructuredOutputsParams
 
 START_TIMEOUT_S = 60.0
@@ -29,7 +27,6 @@ WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 JSON_ESCAPES = 'nrbtf\\"'
 """Letters that may follow a backslash in a JSON string. Without `u` a name has one spelling: llguidance compares names
 by their bytes, and would accept `"\\u0061"` as another key beside a declared `"a"`."""
-_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,7 @@ class CheckProcess:
         self._deadline_s = deadline_s
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
         self._finalizer: weakref.finalize[..., CheckProcess] | None = None
 
     def check(self, spec: StructuredOutputsParams) -> str | Refused:
@@ -66,55 +64,60 @@ class CheckProcess:
             self._end()
 
     def _ask(self, question: bytes) -> str | Refused:
-        process = self._running()
+        process, connection = self._running()
         computed_s = _computed_s(process)
-        deadline = time.monotonic() + self._deadline_s
         try:
-            assert process.stdin is not None
-            process.stdin.write(question)
-            process.stdin.flush()
-            line = _read_line(process, deadline)
+            connection.send_bytes(question)
         except OSError:  # it was killed
             self._end()
             raise self._busy() from None
-        if line is None:
+        try:
+            is_answered = connection.poll(self._deadline_s)
+            answer = json.loads(connection.recv_bytes()) if is_answered else {}
+        except (EOFError, OSError):
+            self._end()
+            return Refused("compiling it takes too much memory or nesting")
+        if not is_answered:
             computed_s = _computed_s(process) - computed_s
             self._end()
             if computed_s < self._deadline_s / 4:
                 raise self._busy()
             return Refused(f"compiling it takes longer than the deadline of {self._deadline_s:g} s")
-        if not line:
-            self._end()
-            return Refused("compiling it takes too much memory or nesting")
-        answer = json.loads(line)
         return answer["grammar"] if "grammar" in answer else Refused(short_reason(answer["error"]))
 
     def _busy(self) -> QueueFullError:
         return QueueFullError(f"this grammar could not be compiled within {self._deadline_s:g} s: try again later")
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        self._end()  # closes the pipes of a process that died
+    def _running(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        if self._process is not None and self._connection is not None and self._process.poll() is None:
+            return self._process, self._connection
+        self._end()  # closes the connection to a process that died
+        connection, of_child = Pipe()
         # With a session of its own it gets no interrupt that is typed at the terminal.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quire.grammar.check_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "quire.grammar.check_child", str(of_child.fileno())],
+            pass_fds=[of_child.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._process = process
-        self._finalizer = weakref.finalize(self, _kill, process)
-        if not _read_line(process, time.monotonic() + START_TIMEOUT_S):
+        of_child.close()
+        self._process, self._connection = process, connection
+        self._finalizer = weakref.finalize(self, _kill, process, connection)
+        try:
+            is_ready = connection.poll(START_TIMEOUT_S) and connection.recv_bytes() == READY
+        except (EOFError, OSError):
+            is_ready = False
+        if not is_ready:
             self._end()
             raise EngineError("the process that compiles grammars does not start: is llguidance installed?")
-        return process
+        return process, connection
 
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        self._process = self._finalizer = None
+        self._process = self._connection = self._finalizer = None
 
 
 @functools.cache
@@ -129,7 +132,7 @@ def _question(spec: StructuredOutputsParams) -> bytes:
         options = {"whitespace_flexible": False}
     if spec.kind == "json":
         options["json_allowed_escapes"] = JSON_ESCAPES
-    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options}).encode() + b"\n"
+    return json.dumps({"kind": spec.kind, "text": spec.text, "options": options}).encode()
 
 
 def _computed_s(process: subprocess.Popen[bytes]) -> float:
@@ -139,24 +142,6 @@ def _computed_s(process: subprocess.Popen[bytes]) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system)
-
-
-def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """Read one line; b"" if the process ends before, None at the deadline."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    pieces: list[bytes] = []
-    while not pieces or not pieces[-1].endswith(b"\n"):
-        # A line that is there is read even if the deadline has passed meanwhile on a busy machine.
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return None
-        piece = os.read(descriptor, _READ_BYTES)
-        if not piece:
-            return b""
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def short_reason(message: str) -> str:
@@ -170,14 +155,10 @@ def short_reason(message: str) -> str:
         return "no text matches it"
     if "initial_lexer_fuel" in line:
         return "its patterns are too large together: use fewer, or shorter repetitions"
-    shown = printable(line)
-    return shown if len(shown) <= 200 else shown[:199] + "…"
+    return printable(line, limit=199)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], connection: Connection) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):  # unwritten input is dropped
-                stream.close()
+    connection.close()

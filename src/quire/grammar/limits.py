@@ -21,6 +21,8 @@ MAX_ROW_ITEMS = 1000
 """Parses of a text that are followed at once. A step of an ambiguous grammar takes 70 ms at this limit, measured."""
 DEADLINE_S = 2.0
 """Time to check one grammar."""
+READY = b"ready"
+"""First message of the process that compiles grammars."""
 
 
 def parser_limits() -> "llguidance.LLParserLimits":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from quire import _native
-from quire.sampling.rows import Sampled, position_logprobs
+from quire.sampling.reference import Sampled, position_logprobs
 from quire.sampling.state import SamplingState
 from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION
 from quire.sampling_params import ALL_LOGPROBS
@@ -35,11 +35,11 @@ class NativeRowSampler:
         self._make_room(32)
 
     def add(self, state: SamplingState) -> None:
-        """See `RowSampler`."""
+        """Prepare a request: keep its options in the state."""
         state.options = _Row(state, self._vocab_size)
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
-        """See `RowSampler`. Mutates: logits, but they are as before when it returns."""
+        """See `Sampler.sample`. Mutates: logits, but they are as before when it returns."""
         logits = self._checked(logits, len(states))
         if not states:
             return []
@@ -67,7 +67,7 @@ class NativeRowSampler:
         ]
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
-        """See `RowSampler`."""
+        """See `ReferenceRowSampler.logprobs`."""
         num_top = _num_top(num, self._vocab_size)
         logits = self._checked(logits.float(), len(token_ids))
         ids = np.array(token_ids, np.int32)

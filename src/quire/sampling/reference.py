@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import torch
 
 from quire.sampling.random import draw, uniforms
-from quire.sampling.rows import Sampled, position_logprobs
 from quire.sampling.state import SamplingState
 from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION, TokenCounts
 from quire.sampling_params import ALL_LOGPROBS, SamplingParams
 from quire.types import TokenLogprobs
 
+Sampled = tuple[int | None, TokenLogprobs | None]
+"""The token, None if the logits leave no choice, and its log-probabilities if asked for."""
 POOL_SIZE = 128
 """If top_p alone is not decided by this many likeliest tokens, the token is drawn by `draw_from_nucleus`."""
 ONE = 2**60
@@ -33,10 +34,10 @@ class ReferenceRowSampler:
     """Chooses tokens by tensor operations. Holds nothing."""
 
     def add(self, state: SamplingState) -> None:
-        """See `RowSampler`."""
+        """Prepare a request: nothing to do here."""
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
-        """See `RowSampler`. Mutates: logits."""
+        """See `Sampler.sample`. Mutates: logits."""
         raw = {row: logits[row].clone() for row, state in enumerate(states) if state.params.logprobs is not None}
         for row, state in zip(logits, states, strict=True):
             edit_row(row, state)
@@ -54,7 +55,11 @@ class ReferenceRowSampler:
         return results
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
-        """See `RowSampler`."""
+        """Return the log-probability of each row's token, and the `num` likeliest (-1: all).
+
+        logprob = log_softmax(logits) in fp32;  rank = 1 + number of tokens with a larger logprob
+        Shapes: logits [S, V], token_ids [S].
+        """
         found = []
         for row, token_id in zip(logits, token_ids, strict=True):
             values = row.float().log_softmax(dim=-1)
@@ -64,6 +69,22 @@ class ReferenceRowSampler:
             top_ids, top_values = top.indices[:count].tolist(), top.values[:count].tolist()
             found.append(position_logprobs(token_id, float(values[token_id]), rank, top_ids, top_values))
         return found
+
+
+def position_logprobs(
+    token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_values: Sequence[float]
+) -> TokenLogprobs:
+    """Return one token and the likeliest ones, best first, without repeating it; equal ones have the same rank."""
+    ids, values, ranks = [token_id], [logprob], [rank]
+    top_rank = 1
+    for place, (top_id, top_value) in enumerate(zip(top_ids, top_values, strict=True)):
+        if place and top_value < top_values[place - 1]:
+            top_rank = place + 1
+        if top_id != token_id:
+            ids.append(top_id)
+            values.append(top_value)
+            ranks.append(top_rank)
+    return TokenLogprobs(tuple(ids), tuple(values), tuple(ranks))
 
 
 def edit_row(logits: torch.Tensor, state: SamplingState) -> None:
@@ -133,21 +154,6 @@ def rank_candidates(
     # A last kept value that also ends the pool may occur again outside of it.
     decided = values.gather(-1, num_kept - 1) > values[:, min(POOL_SIZE, vocab_size) - 1, None]
     return token_ids, weights, (decided | (top_k < vocab_size))[:, 0] | (vocab_size <= POOL_SIZE)
-
-
-def filtered_probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return the exact distribution that the sampler draws from; a greedy row is 1 at its argmax.
-
-    `logits` are those after masks, bias and penalties. Shapes: [R, V] -> [R, V]. Dtypes: fp32 -> fp32.
-    """
-    drawn = [row for row, p in enumerate(params) if not p.is_greedy]
-    filtered = torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
-    if drawn:
-        wanted = [params[row] for row in drawn]
-        token_ids, weights, _ = rank_candidates(tempered_probabilities(logits[drawn].float(), wanted), wanted)
-        shares = (weights / weights.sum(dim=-1, keepdim=True).double()).float()
-        filtered[drawn] = torch.zeros_like(shares).scatter_(-1, token_ids, shares)
-    return filtered
 
 
 def fixed_point(probabilities: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,7 @@ from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import Failure
 from quire.sampling.native import NativeRowSampler
-from quire.sampling.reference import ReferenceRowSampler
-from quire.sampling.rows import RowSampler, Sampled
+from quire.sampling.reference import ReferenceRowSampler, Sampled
 from quire.sampling.state import SamplingState, log_failure
 from quire.types import NewRequest, TokenLogprobs
 
@@ -38,7 +37,10 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; None: the caller's thread computes all."""
         self.vocab_size = vocab_size
-        self.rows: RowSampler = NativeRowSampler(vocab_size, pool) if device.type == "cpu" else ReferenceRowSampler()
+        is_cpu = device.type == "cpu"
+        self.rows: NativeRowSampler | ReferenceRowSampler = (
+            NativeRowSampler(vocab_size, pool) if is_cpu else ReferenceRowSampler()
+        )
         self.grammars: GrammarCompiler | None = None
 
     def start(self, new: NewRequest) -> SamplingState | None:

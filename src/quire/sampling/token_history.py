@@ -61,24 +61,12 @@ class BadWords:
     """Token sequences that must not be completed in the generated text; the prompt does not count."""
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
-        self._single: set[int] = set()
-        self._endings: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-        for sequence in sequences:
-            *before, last = sequence
-            if before:
-                # Keyed by the token just before the last: a step compares only what can match.
-                self._endings.setdefault(before[-1], []).append((tuple(before), last))
-            else:
-                self._single.add(last)
+        self._sequences = [(list(before), last) for *before, last in sequences]
 
-    def banned_next(self, output_ids: Sequence[int]) -> set[int]:
+    def banned_next(self, output_ids: list[int]) -> set[int]:
         """Return the tokens that would complete a sequence after `output_ids`."""
-        banned = set(self._single)
-        if output_ids:
-            for before, last in self._endings.get(output_ids[-1], ()):
-                if tuple(output_ids[-len(before) :]) == before:
-                    banned.add(last)
-        return banned
+        # Sequences of one token are banned everywhere; a slice from -0 on would be the whole output.
+        return {last for before, last in self._sequences if not before or output_ids[-len(before) :] == before}
 
 
 def leaves_a_token(banned: set[int], allowed: Sequence[int] | npt.NDArray[np.int64] | None, vocab_size: int) -> bool:

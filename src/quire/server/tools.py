@@ -13,9 +13,8 @@ from typing import Any
 from quire.server.protocol.tools import Offer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
-from quire.text.tool_calls.events import ContentDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
-from quire.text.tool_calls.parser import ToolCallParser
+from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolCallStart, ToolEvent
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]

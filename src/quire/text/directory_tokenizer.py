@@ -107,12 +107,7 @@ def _read_vocabulary_and_merges(path: Path, rules_name: str) -> tokenizers.Token
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for role in _ROLES:
-        text = _token_text(config.get(role))
-        if text is not None:
-            found[role] = text
-    return found
+    return {role: text for role in _ROLES if (text := _token_text(config.get(role)))}
 
 
 def _token_text(value: Any) -> str | None:

@@ -7,23 +7,41 @@ Next to read: `pre_tokenization.py`, `tokenizer.py`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.text.pre_tokenization import PreTokenization, build_byte_level, find_pre_tokenization
 from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
 
 _log = logging.getLogger(__name__)
 
-_Kind = TypeVar("_Kind")
-_KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """Token types of the format; 1 is an ordinary token, 5 an unused one."""
-_VARIABLE_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+class _Metadata(msgspec.Struct, rename=lambda name: f"tokenizer.ggml.{name}"):
+    """The keys that are read; the file need not have those with a default."""
+
+    model: str
+    tokens: list[str]
+    token_type: list[int] | None = None
+    scores: list[float] | None = None
+    merges: list[str] | None = None
+    pre: str | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    unknown_token_id: int | None = None
+    padding_token_id: int | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_space_prefix: bool = True
 
 
 def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
@@ -32,31 +50,33 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     Raises: ModelFileError for missing, contradictory or out-of-range entries; UnsupportedModelError for a kind of
         tokenizer or pre-tokenizer that is not implemented.
     """
-    kind = _required(metadata, "model", str)
-    tokens = _strings(metadata, "tokens")
-    vocab = _vocabulary(tokens)
-    token_types = _numbers(metadata, "token_type", len(tokens)) or [1] * len(tokens)
-    ids = {name: _token_id(metadata, key, len(tokens)) for name, key in _VARIABLE_KEYS.items()}
-    if kind == "gpt2":
-        rules = _pre_tokenization(metadata)
-        backend = build_byte_level(vocab, _merges(metadata), rules)
+    found = _read(metadata)
+    vocab = _vocabulary(found.tokens)
+    token_types = found.token_type or [1] * len(found.tokens)
+    ids = {
+        "bos_token": found.bos_token_id,
+        "eos_token": found.eos_token_id,
+        "unk_token": found.unknown_token_id,
+        "pad_token": found.padding_token_id,
+    }
+    if found.model == "gpt2":
+        rules = _pre_tokenization(found.pre)
+        backend = build_byte_level(vocab, _merges(found), rules)
         adds_bos = rules.adds_bos
-    elif kind == "llama":
+    elif found.model == "llama":
         # Defaults of SentencePiece models, for older files.
         for name, default in (("unk_token", 0), ("bos_token", 1), ("eos_token", 2)):
-            ids[name] = ids[name] if ids[name] is not None or default >= len(tokens) else default
-        scores = _numbers(metadata, "scores", len(tokens))
-        if scores is None:
-            raise _missing("scores")
-        backend = _build_sentencepiece(metadata, tokens, vocab, token_types, scores, ids["unk_token"])
+            ids[name] = ids[name] if ids[name] is not None or default >= len(found.tokens) else default
+        backend = _build_sentencepiece(found, vocab, token_types, ids["unk_token"])
         adds_bos = True
     else:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.model is '{kind}'; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
+            f"tokenizer.ggml.model is '{printable(found.model)}'; supported are 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece BPE)"
         )
-    _add_added_tokens(backend, tokens, token_types, ids)
-    variables = {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-    _add_bos_and_eos(backend, metadata, variables, adds_bos=adds_bos)
+    _add_added_tokens(backend, found.tokens, token_types, ids)
+    variables = {name: found.tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+    _add_bos_and_eos(backend, found, variables, adds_bos=adds_bos)
     return TokenizerParts(
         backend=backend,
         bos_token_id=ids["bos_token"],
@@ -66,25 +86,57 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     )
 
 
+def _read(metadata: Mapping[str, Any]) -> _Metadata:
+    try:
+        found = msgspec.convert(dict(metadata), _Metadata)
+    except msgspec.ValidationError as error:
+        problem = printable(str(error))
+        raise ModelFileError(f"the file's tokenizer is damaged ({problem}); get another conversion") from None
+    num_tokens = len(found.tokens)
+    for name in ("token_type", "scores"):
+        values = getattr(found, name)
+        if values is not None and len(values) != num_tokens:
+            raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {num_tokens} tokens")
+    for name in ("bos", "eos", "unknown", "padding"):
+        token_id = getattr(found, f"{name}_token_id")
+        if token_id is not None and not 0 <= token_id < num_tokens:
+            raise ModelFileError(
+                f"tokenizer.ggml.{name}_token_id is {token_id}, but the file has the {num_tokens} tokens "
+                f"0..{num_tokens - 1}"
+            )
+    return found
+
+
+def _vocabulary(tokens: list[str]) -> dict[str, int]:
+    # Some files pad the list with empty strings: ids of no text.
+    vocab = {token: index for index, token in enumerate(tokens) if token}
+    if len(vocab) < len(tokens) - tokens.count(""):
+        token = next(token for token, count in Counter(tokens).items() if token and count > 1)
+        raise ModelFileError(f"tokenizer.ggml.tokens has {token!r} twice, at {tokens.index(token)} and {vocab[token]}")
+    return vocab
+
+
 # --- The two kinds ----------------------------------------------------------------------------
 
 
-def _pre_tokenization(metadata: Mapping[str, Any]) -> PreTokenization:
-    name = metadata.get(_KEY + "pre")
+def _pre_tokenization(name: str | None) -> PreTokenization:
     if name is None:
         _log.warning(
             "the file does not name its pre-tokenizer (tokenizer.ggml.pre), using 'default': text may be cut into "
             "other tokens than in training; a newer conversion of the model has the name"
         )
-        name = "default"
-    if not isinstance(name, str):
-        raise _wrong_type("pre", name, "a string")
-    return find_pre_tokenization(name)
+    return find_pre_tokenization(name or "default")
 
 
-def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _missing(name: str) -> ModelFileError:
+    return ModelFileError(f"the file has no tokenizer.ggml.{name}, which its tokenizer needs; get another conversion")
+
+
+def _merges(found: _Metadata) -> list[tuple[str, str]]:
+    if found.merges is None:
+        raise _missing("merges")
     merges = []
-    for index, line in enumerate(_strings(metadata, "merges")):
+    for index, line in enumerate(found.merges):
         left, space, right = line.partition(" ")
         if not (left and space and right):
             raise ModelFileError(f"tokenizer.ggml.merges[{index}] is {line[:40]!r}, not two pieces and a space between")
@@ -93,31 +145,27 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _build_sentencepiece(
-    metadata: Mapping[str, Any],
-    tokens: list[str],
-    vocab: dict[str, int],
-    token_types: list[float],
-    scores: list[float],
-    unknown_id: int | None,
+    found: _Metadata, vocab: dict[str, int], token_types: list[int], unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    adds_space = metadata.get(_KEY + "add_space_prefix", True)
+    if found.scores is None:
+        raise _missing("scores")
     ordinary = {
         token: score
-        for token, score, token_type in zip(tokens, scores, token_types, strict=True)
+        for token, score, token_type in zip(found.tokens, found.scores, token_types, strict=True)
         if token_type not in (_UNKNOWN, _CONTROL, _BYTE)
     }
     model = models.BPE(
         vocab=vocab,
         merges=merges_from_scores(ordinary),
-        unk_token=None if unknown_id is None else tokens[unknown_id],
+        unk_token=None if unknown_id is None else found.tokens[unknown_id],
         fuse_unk=True,
         byte_fallback=True,
     )
     backend = tokenizers.Tokenizer(model)
-    replace = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if adds_space else [replace])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
+    prefix = [normalizers.Prepend("▁")] if found.add_space_prefix else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if found.add_space_prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
 
 
@@ -140,7 +188,7 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _add_added_tokens(
-    backend: tokenizers.Tokenizer, tokens: list[str], token_types: list[float], ids: Mapping[str, int | None]
+    backend: tokenizers.Tokenizer, tokens: list[str], token_types: list[int], ids: Mapping[str, int | None]
 ) -> None:
     """Add control and user-defined tokens, which are matched whole; control tokens are special. Mutates: `backend`."""
     special_ids = {token_id for name, token_id in ids.items() if token_id is not None and name != "pad_token"}
@@ -154,11 +202,10 @@ def _add_added_tokens(
 
 
 def _add_bos_and_eos(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], variables: Mapping[str, str], *, adds_bos: bool
+    backend: tokenizers.Tokenizer, found: _Metadata, variables: Mapping[str, str], *, adds_bos: bool
 ) -> None:
     added: dict[str, str | None] = {}
-    for name, default in (("bos", adds_bos), ("eos", False)):
-        flag = metadata.get(f"{_KEY}add_{name}_token")
+    for name, flag, default in (("bos", found.add_bos_token, adds_bos), ("eos", found.add_eos_token, False)):
         token = variables.get(f"{name}_token")
         if flag and token is None:
             raise ModelFileError(
@@ -170,71 +217,10 @@ def _add_bos_and_eos(
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    prefix = "tokenizer.chat_template"
-    templates = {"default": metadata[prefix]} if prefix in metadata else {}
-    templates |= {key[len(prefix) + 1 :]: text for key, text in metadata.items() if key.startswith(prefix + ".")}
+    templates = {"default": metadata[_TEMPLATE_KEY]} if _TEMPLATE_KEY in metadata else {}
+    prefix = f"{_TEMPLATE_KEY}."
+    templates |= {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
     for name, text in templates.items():
         if not isinstance(text, str):
             raise ModelFileError(f"the chat template '{name}' is {type(text).__name__}, not a string")
     return templates
-
-
-# --- Reading the metadata ---------------------------------------------------------------------
-
-
-def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    # Some files pad the list with empty strings: ids of no text.
-    vocab = {token: index for index, token in enumerate(tokens) if token}
-    if len(vocab) < len(tokens) - tokens.count(""):
-        first = next(index for index, token in enumerate(tokens) if token and vocab[token] != index)
-        raise ModelFileError(
-            f"tokenizer.ggml.tokens has {tokens[first]!r} twice, at {first} and {vocab[tokens[first]]}"
-        )
-    return vocab
-
-
-def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
-    value = metadata.get(f"{_KEY}{name}_token_id")
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens:
-        raise ModelFileError(
-            f"tokenizer.ggml.{name}_token_id is {value!r}, but the file has the {num_tokens} tokens 0..{num_tokens - 1}"
-        )
-    return value
-
-
-def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
-    values = _required(metadata, name, list)
-    if not all(isinstance(value, str) for value in values):
-        raise _wrong_type(name, values, "a list of strings")
-    return values
-
-
-def _numbers(metadata: Mapping[str, Any], name: str, length: int) -> list[float] | None:
-    values = metadata.get(_KEY + name)
-    if values is None:
-        return None
-    values = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
-    if not all(isinstance(value, (int, float)) for value in values):
-        raise _wrong_type(name, values, "a list of numbers")
-    if len(values) != length:
-        raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {length} tokens")
-    return values
-
-
-def _required(metadata: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
-    value = metadata.get(_KEY + name)
-    if value is None:
-        raise _missing(name)
-    if not isinstance(value, kind):
-        raise _wrong_type(name, value, f"a {kind.__name__}")
-    return value
-
-
-def _missing(name: str) -> ModelFileError:
-    return ModelFileError(f"the file has no tokenizer.ggml.{name}, which its tokenizer needs; get another conversion")
-
-
-def _wrong_type(name: str, value: Any, wanted: str) -> ModelFileError:
-    return ModelFileError(f"tokenizer.ggml.{name} is {type(value).__name__}, not {wanted}; the file is corrupted")

@@ -25,10 +25,6 @@ MAX_CHARACTERS = 4 * 2**20
 """Most characters of a rendered chat, and of a text or list that `+` or `*` makes."""
 MAX_SECONDS = 0.25
 """Processor time of a rendering, so that a busy machine fails none. 2,048 messages take 0.03 s, measured."""
-SHORT_SECONDS = 0.05
-"""A longer rendering pauses for half of its time. Without pauses, two threads with endless templates made the time
-between tokens of other requests 2.6 times as long (2 CPUs)."""
-_PAUSE_SECONDS = 0.001
 _MAX_INTEGER_BITS = 4096
 _STEPS_PER_CLOCK_CHECK = 16
 """Reading the clock of a thread is a system call."""
@@ -47,20 +43,13 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self._start_s = time.thread_time()
-        self._pause_s = SHORT_SECONDS
         self._num_steps = 0
 
     def count_step(self) -> None:
         """Count one loop iteration or call. Raises: TemplateLimitError."""
         self._num_steps += 1
-        if self._num_steps % _STEPS_PER_CLOCK_CHECK:
-            return
-        used_s = time.thread_time() - self._start_s
-        if used_s > MAX_SECONDS:
+        if self._num_steps % _STEPS_PER_CLOCK_CHECK == 0 and time.thread_time() - self._start_s > MAX_SECONDS:
             raise TemplateLimitError(f"it takes more than {MAX_SECONDS:g} s of processor time")
-        if used_s > self._pause_s:
-            self._pause_s = used_s + _PAUSE_SECONDS
-            time.sleep(_PAUSE_SECONDS)
 
 
 _stopwatch: ContextVar[_Stopwatch | None] = ContextVar("stopwatch", default=None)

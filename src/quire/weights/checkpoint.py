@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
-from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name, is_rotary_projection, rotary_row_order
-from quire.weights.json_file import read_json_object
-from quire.weights.mapped_file import printable
+from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.model_cache import list_cached
+from quire.weights.model_files import read_json_object
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
-from quire.weights.weight_tensor import MappedTensor, WeightTensor
+from quire.weights.weight_tensor import WeightTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,12 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     # Qwen's converters keep Hugging Face's order of rows; only "llama" reorders.
     reorders = file.metadata["general.architecture"] == "llama"
-    row_orders = {}
-    tensors: dict[str, WeightTensor] = {}
+    tensors = {}
     for stored in file.tensors.values():
-        name = huggingface_name(stored.name)
-        if stored.name == ROPE_FACTORS or name is None:
-            continue
-        row_order = None
-        if reorders and is_rotary_projection(stored.name):
-            num_rows = stored.shape[0]
-            if num_rows not in row_orders:
-                row_orders[num_rows] = rotary_row_order(num_rows, config["head_dim"])
-            row_order = row_orders[num_rows]
-        tensors[name] = MappedTensor(name, stored.shape, stored.format.name, file.rows(stored), row_order)
+        if name := huggingface_name(stored.name):
+            is_reordered = reorders and is_rotary_projection(stored.name)
+            row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
+            tensors[name] = WeightTensor(name, stored.shape, stored.format.name, file.rows(stored), row_order)
     return tensors
 
 

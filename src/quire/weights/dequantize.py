@@ -12,6 +12,7 @@ In the docstrings below N is the number of blocks; byte ranges are within one bl
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -103,40 +104,21 @@ def _add_bits(packed: np.ndarray, out: np.ndarray, worth: int) -> None:
         out[:, index] += ((packed >> index) & 1) * np.uint8(worth)
 
 
-def _decode_q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:2 scale d, 2:18 lo, hi. w = d (q - 8)."""
-    _fill_nibbles(blocks[:, 2:], out.reshape(-1, 2, 16))
-    out -= 8
-    out *= _halves(blocks[:, :2])
+def _decode_32(blocks: np.ndarray, out: np.ndarray, *, has_minimum: bool, has_fifth_bits: bool) -> None:
+    """Q4_0, Q4_1, Q5_0, Q5_1: 0:2 scale d, minimum m in 2:4 of _1, fifth bits in the next 4 of Q5, then 16 of lo, hi.
 
-
-def _decode_q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:2 scale d, 2:4 minimum m, 4:20 lo, hi. w = d q + m."""
-    scale_min = _halves(blocks[:, :4])
-    _fill_nibbles(blocks[:, 4:], out.reshape(-1, 2, 16))
+    w = d q + m, or without a minimum d (q - half of the range of q).
+    """
+    start = 4 if has_minimum else 2
+    scale_min = _halves(blocks[:, :start])
+    _fill_nibbles(blocks[:, -16:], out.reshape(-1, 2, 16))
+    if has_fifth_bits:
+        out += np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << 4
+    if not has_minimum:
+        out -= 16 if has_fifth_bits else 8
     out *= scale_min[:, :1]
-    out += scale_min[:, 1:]
-
-
-def _fill_five_bits(high_bits: np.ndarray, packed: np.ndarray, out: np.ndarray) -> None:
-    """uint8 `[N, 4]`, a bit per weight, and `[N, 16]` lo, hi -> `[N, 32]`. Mutates: out."""
-    _fill_nibbles(packed, out.reshape(-1, 2, 16))
-    out += np.unpackbits(high_bits, axis=1, bitorder="little") << 4
-
-
-def _decode_q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:2 scale d, 2:6 fifth bits, 6:22 lo, hi. w = d (q - 16)."""
-    _fill_five_bits(blocks[:, 2:6], blocks[:, 6:], out)
-    out -= 16
-    out *= _halves(blocks[:, :2])
-
-
-def _decode_q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:2 scale d, 2:4 minimum m, 4:8 fifth bits, 8:24 lo, hi. w = d q + m."""
-    scale_min = _halves(blocks[:, :4])
-    _fill_five_bits(blocks[:, 4:8], blocks[:, 8:], out)
-    out *= scale_min[:, :1]
-    out += scale_min[:, 1:]
+    if has_minimum:
+        out += scale_min[:, 1:]
 
 
 def _decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -187,21 +169,13 @@ def _scales_and_minimums(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (super_scales[:, :1] * scales)[:, :, None], (super_scales[:, 1:] * minimums)[:, :, None]
 
 
-def _decode_q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:16 scales and minimums, 16:144 lo, hi. w = d s q - dmin m."""
+def _decode_q45_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    """0:16 scales and minimums, fifth bits in 16:48 of Q5_K, then 128 of lo, hi. w = d s q - dmin m."""
     scales, minimums = _scales_and_minimums(blocks)
-    _fill_nibbles(blocks[:, 16:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
+    _fill_nibbles(blocks[:, -128:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
     groups = out.reshape(-1, 8, 32)
-    groups *= scales
-    groups -= minimums
-
-
-def _decode_q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    """0:16 scales and minimums, 16:48 fifth bits, 48:176 lo, hi. w = d s q - dmin m."""
-    scales, minimums = _scales_and_minimums(blocks)
-    _fill_nibbles(blocks[:, 48:].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
-    groups = out.reshape(-1, 8, 32)
-    _add_bits(blocks[:, 16:48], groups, worth=16)
+    if blocks.shape[1] == BLOCK_FORMATS["Q5_K"].block_bytes:
+        _add_bits(blocks[:, 16:48], groups, worth=16)
     groups *= scales
     groups -= minimums
 
@@ -218,14 +192,14 @@ def _decode_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 _DECODERS: dict[str, Decoder] = {
-    "Q4_0": _decode_q4_0,
-    "Q4_1": _decode_q4_1,
-    "Q5_0": _decode_q5_0,
-    "Q5_1": _decode_q5_1,
+    "Q4_0": partial(_decode_32, has_minimum=False, has_fifth_bits=False),
+    "Q4_1": partial(_decode_32, has_minimum=True, has_fifth_bits=False),
+    "Q5_0": partial(_decode_32, has_minimum=False, has_fifth_bits=True),
+    "Q5_1": partial(_decode_32, has_minimum=True, has_fifth_bits=True),
     "Q8_0": _decode_q8_0,
     "Q2_K": _decode_q2_k,
     "Q3_K": _decode_q3_k,
-    "Q4_K": _decode_q4_k,
-    "Q5_K": _decode_q5_k,
+    "Q4_K": _decode_q45_k,
+    "Q5_K": _decode_q45_k,
     "Q6_K": _decode_q6_k,
 }

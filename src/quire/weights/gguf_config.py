@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError, nearest
+from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
-from quire.weights.mapped_file import printable
 
 SUPPORTED_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NULL_TOKEN_ID = 0xFFFFFFFF
@@ -26,8 +25,9 @@ _UNDERSTOOD_KEYS = frozenset({
     "attention.sliding_window", "attention.causal", "rope.dimension_count", "rope.freq_base", "rope.scale_linear",
     "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "expert_count",
     "expert_used_count",
+    # Without effect on the mathematics:
+    "vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type",
 })  # fmt: skip
-_HARMLESS_KEYS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
 LOW_FREQ_FACTOR = 1.0
 HIGH_FREQ_FACTOR = 4.0
 ORIGINAL_CONTEXT_LEN = 8192
@@ -49,11 +49,15 @@ class _Metadata:
     def key(self, name: str) -> str:
         return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A count of at least 1; an array of equal counts, one per layer, is one count."""
+    def value(self, name: str, default: Any) -> Any:
         value = self.values.get(self.key(name), default)
         if value is None:
             raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A count of at least 1; an array of equal counts, one per layer, is one count."""
+        value = self.value(name, default)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
                 raise UnsupportedModelError(f"{self.path}: {self.key(name)} differs between layers")
@@ -64,9 +68,7 @@ class _Metadata:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0. float32 values get their shortest decimal form: 1e-05, not 9.99999974e-06."""
-        value = self.values.get(self.key(name), default)
-        if value is None:
-            raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
+        value = self.value(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive number")
         return float(str(np.float32(value)))
@@ -149,9 +151,8 @@ def _architecture(file: GGUFFile) -> str:
 
 def _check_keys(metadata: _Metadata) -> None:
     prefix = metadata.architecture + "."
-    known = _UNDERSTOOD_KEYS | _HARMLESS_KEYS
     for key in metadata.values:
-        if key.startswith(prefix) and key.removeprefix(prefix) not in known:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in _UNDERSTOOD_KEYS:
             raise UnsupportedModelError(
                 f"{metadata.path}: the metadata key '{printable(key)}' is not understood and may change the mathematics"
             )
@@ -206,16 +207,28 @@ def _rope_scaling(file: GGUFFile, metadata: _Metadata, config: dict[str, Any]) -
 
 
 def _rope_factors(file: GGUFFile, *, head_size: int, theta: float) -> dict[str, Any] | None:
+    """The `rope_scaling` whose divisors of the rotary frequencies are stored; None when they are all 1."""
     tensor = file.tensors[ROPE_FACTORS]
     if tensor.format.name != "F32" or tensor.shape != (head_size // 2,):
         raise ModelFileError(
             f"{file.path}: '{ROPE_FACTORS}' is {tensor.format.name} {tensor.shape}, not F32 ({head_size // 2},)"
         )
     factors = np.frombuffer(file.rows(tensor).tobytes(), "<f4")
-    try:
-        return rope_scaling_from_factors(factors, head_size=head_size, theta=theta)
-    except ValueError as error:
-        raise UnsupportedModelError(f"{file.path}: '{ROPE_FACTORS}': {error}") from error
+    if np.all(factors == 1):
+        return None
+    factor = float(str(np.float32(factors.max())))
+    expected = llama3_factors(factor, head_size=head_size, theta=theta) if math.isfinite(factor) else math.nan
+    if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
+        raise UnsupportedModelError(
+            f"{file.path}: the RoPE factors of '{ROPE_FACTORS}' are not those of Llama 3 scaling, the only kind known"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LOW_FREQ_FACTOR,
+        "high_freq_factor": HIGH_FREQ_FACTOR,
+        "original_max_position_embeddings": ORIGINAL_CONTEXT_LEN,
+    }
 
 
 def _add_architecture_fields(file: GGUFFile, metadata: _Metadata, config: dict[str, Any]) -> None:
@@ -286,28 +299,6 @@ def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     shapes |= {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
-
-
-def rope_scaling_from_factors(factors: np.ndarray, *, head_size: int, theta: float) -> dict[str, Any] | None:
-    """The `rope_scaling` whose divisors of the rotary frequencies are `factors`; None when they are all 1.
-
-    Shapes: factors fp32 `[D / 2]`. Raises: ValueError when no Llama 3 scaling gives them.
-    """
-    if not np.all(np.isfinite(factors)):
-        raise ValueError("the RoPE factors are not finite numbers")
-    if np.all(factors == 1):
-        return None
-    factor = float(str(np.float32(factors.max())))
-    expected = llama3_factors(factor, head_size=head_size, theta=theta)
-    if not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
-        raise ValueError("these RoPE factors are not those of Llama 3 scaling, the only kind supported")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": LOW_FREQ_FACTOR,
-        "high_freq_factor": HIGH_FREQ_FACTOR,
-        "original_max_position_embeddings": ORIGINAL_CONTEXT_LEN,
-    }
 
 
 def llama3_factors(factor: float, *, head_size: int, theta: float) -> np.ndarray:

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError
+from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.block_formats import BLOCK_FORMATS, GGUF_FORMATS, UNSUPPORTED_GGUF_FORMATS, BlockFormat, row_bytes
-from quire.weights.mapped_file import map_file, printable
+from quire.weights.model_files import map_file
 
-MAX_KEY_BYTES = 65535
+MAX_NAME_LEN = 65535
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 MAX_STRING_BYTES = 1 << 24
@@ -91,7 +91,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise UnsupportedModelError(
             f"{path}: one part of a split GGUF; merge the parts with `llama-gguf-split --merge` and pass the result"
         )
-    tensors = reader.read_tensor_infos(num_tensors, _alignment(path, metadata))
+    tensors = reader.read_tensor_infos(num_tensors, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     return GGUFFile(path, version, metadata, tensors, np.frombuffer(mapping, dtype=np.uint8))
 
 
@@ -113,31 +113,17 @@ class _HeaderReader:
         if num_bytes > left:
             self.fail(f"{what} needs {num_bytes:,} bytes at offset {self.position:,}, where only {left:,} are left")
 
-    def read_u32(self, what: str) -> int:
-        self.need(4, what)
-        (value,) = _U32.unpack_from(self.mapping, self.position)
-        self.position += 4
+    def read_integer(self, what: str, kind: struct.Struct = _U64) -> int:
+        self.need(kind.size, what)
+        (value,) = kind.unpack_from(self.mapping, self.position)
+        self.position += kind.size
         return int(value)
 
-    def read_u64(self, what: str) -> int:
-        self.need(8, what)
-        (value,) = _U64.unpack_from(self.mapping, self.position)
-        self.position += 8
-        return int(value)
-
-    def read_string(self, what: str, *, limit_bytes: int | None = None) -> str:
-        length = self.read_u64(f"the length of {what}")
-        if limit_bytes is not None and not 1 <= length <= limit_bytes:
-            self.fail(f"{what} has {length:,} bytes, not 1 to {limit_bytes:,}")
-        self.need(length, what)
-        if length > MAX_STRING_BYTES:
-            self.fail(f"{what} has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
-        start = self.position
-        self.position += length
-        try:
-            return self.mapping[start : self.position].decode()
-        except UnicodeDecodeError as error:
-            self.fail(f"{what} is not UTF-8: {error.reason}")
+    def read_name(self, what: str) -> str:
+        (name,) = self._read_strings(what, 1)
+        if not 1 <= len(name) <= MAX_NAME_LEN:
+            self.fail(f"{what} has {len(name):,} characters, not 1 to {MAX_NAME_LEN:,}")
+        return name
 
     def read_magic_and_version(self) -> int:
         magic = bytes(self.mapping[:8])
@@ -146,7 +132,7 @@ class _HeaderReader:
             hint = next((text for start, text in _OTHER_MAGICS if magic.startswith(start)), otherwise)
             raise ModelFileError(f"{self.path}: not a GGUF file, it starts with {magic[:4]!r}: {hint}")
         self.position = 4
-        version = self.read_u32("the version")
+        version = self.read_integer("the version", _U32)
         if version & 0xFFFF == 0 and version:
             raise UnsupportedModelError(f"{self.path}: a big-endian GGUF; only little-endian files are read")
         if version not in (2, 3):
@@ -154,7 +140,7 @@ class _HeaderReader:
         return version
 
     def read_count(self, what: str, min_bytes_each: int) -> int:
-        count = self.read_u64(f"the number of {what}")
+        count = self.read_integer(f"the number of {what}")
         if count * min_bytes_each > self.size - self.position:
             self.fail(f"{count:,} {what} cannot fit in a file of {self.size:,} bytes")
         return count
@@ -162,33 +148,27 @@ class _HeaderReader:
     def read_metadata(self, num_keys: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
         for index in range(num_keys):
-            key = self.read_string(f"metadata key {index}", limit_bytes=MAX_KEY_BYTES)
+            key = self.read_name(f"metadata key {index}")
             if key in metadata:
                 self.fail(f"metadata key '{key}' appears twice")
-            type_id = self.read_u32(f"the type of '{key}'")
-            if type_id == _STRING:
-                metadata[key] = self.read_string(f"'{key}'")
-            elif type_id == _ARRAY:
-                metadata[key] = self._read_array(key)
-            else:
-                metadata[key] = self._read_scalars(key, type_id, 1)[0]
+            type_id = self.read_integer(f"the type of '{key}'", _U32)
+            metadata[key] = self._read_array(key) if type_id == _ARRAY else self._read_values(key, type_id, 1)[0]
         return metadata
 
     def _read_array(self, key: str) -> list[Any]:
-        type_id = self.read_u32(f"the element type of '{key}'")
-        count = self.read_u64(f"the length of '{key}'")
+        type_id = self.read_integer(f"the element type of '{key}'", _U32)
+        count = self.read_integer(f"the length of '{key}'")
         if type_id == _ARRAY:
             problem = printable(f"'{key}' is an array of arrays, which no supported model has")
             raise UnsupportedModelError(f"{self.path}: {problem}")
         self._num_items += count
         if self._num_items > MAX_ARRAY_ITEMS:
             self.fail(f"with '{key}' its arrays have {self._num_items:,} items, more than {MAX_ARRAY_ITEMS:,}")
-        if type_id == _STRING:
-            self.need(count * 8, f"'{key}' with {count:,} strings")
-            return self._read_strings(key, count)
-        return self._read_scalars(key, type_id, count)
+        return self._read_values(key, type_id, count)
 
-    def _read_scalars(self, key: str, type_id: int, count: int) -> list[Any]:
+    def _read_values(self, key: str, type_id: int, count: int) -> list[Any]:
+        if type_id == _STRING:
+            return self._read_strings(f"'{key}'", count)
         if type_id not in _SCALARS:
             self.fail(f"'{key}' has the unknown type {type_id}")
         item_struct, dtype = _SCALARS[type_id]
@@ -203,28 +183,31 @@ class _HeaderReader:
         items: list[Any] = values.tolist()
         return items
 
-    def _read_strings(self, key: str, count: int) -> list[str]:
+    def _read_strings(self, what: str, count: int) -> list[str]:
         """Read strings with a minimal loop, because vocabularies are most of a header: 30 ms for 98,000 strings."""
+        self.need(count * 8, f"{what} with {count:,} strings")
         pieces = []
         position, size, mapping, unpack = self.position, self.size, self.mapping, _U64.unpack_from
         try:
             for index in range(count):
                 if position + 8 > size:
-                    self.fail(f"string {index} of '{key}' is cut off by the end of the file")
+                    self.fail(f"{what}, string {index}, is cut off by the end of the file")
                 (length,) = unpack(mapping, position)
                 start = position + 8
                 position = start + length
                 if position > size:
-                    self.fail(f"string {index} of '{key}' has {length:,} bytes, more than are left in the file")
+                    self.fail(f"{what}, string {index}, has {length:,} bytes, more than are left in the file")
                 if length > MAX_STRING_BYTES:
-                    self.fail(f"string {index} of '{key}' has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
+                    self.fail(f"{what}, string {index}, has {length:,} bytes, more than {MAX_STRING_BYTES:,}")
                 pieces.append(mapping[start:position].decode())
         except UnicodeDecodeError as error:
-            self.fail(f"'{key}' has a string that is not UTF-8: {error.reason}")
+            self.fail(f"{what} is not UTF-8: {error.reason}")
         self.position = position
         return pieces
 
-    def read_tensor_infos(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
+    def read_tensor_infos(self, count: int, alignment: Any) -> dict[str, GGUFTensor]:
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            self.fail(f"general.alignment is {alignment!r}, not a power of two")
         relative = [self._read_tensor_info(index, alignment) for index in range(count)]
         data_start = -(-self.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
@@ -246,13 +229,13 @@ class _HeaderReader:
 
     def _read_tensor_info(self, index: int, alignment: int) -> GGUFTensor:
         """Read a tensor's description; its offset is relative to the start of the tensor data."""
-        name = self.read_string(f"the name of tensor {index}", limit_bytes=MAX_KEY_BYTES)
-        num_dimensions = self.read_u32(f"the number of dimensions of '{name}'")
+        name = self.read_name(f"the name of tensor {index}")
+        num_dimensions = self.read_integer(f"the number of dimensions of '{name}'", _U32)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             self.fail(f"tensor '{name}' has {num_dimensions:,} dimensions, not 1 to {MAX_DIMENSIONS}")
-        shape = tuple(self.read_u64(f"the shape of '{name}'") for _ in range(num_dimensions))[::-1]
-        block_format = self._format_of(name, self.read_u32(f"the type of '{name}'"))
-        offset = self.read_u64(f"the offset of '{name}'")
+        shape = tuple(self.read_integer(f"the shape of '{name}'") for _ in range(num_dimensions))[::-1]
+        block_format = self._format_of(name, self.read_integer(f"the type of '{name}'", _U32))
+        offset = self.read_integer(f"the offset of '{name}'")
         if 0 in shape:
             self.fail(f"tensor '{name}' has the shape {shape}, with a zero in it")
         if shape[-1] % block_format.block_len:
@@ -272,10 +255,3 @@ class _HeaderReader:
             problem = printable(f"tensor '{name}' has the type {UNSUPPORTED_GGUF_FORMATS[type_id]}")
             raise UnsupportedModelError(f"{self.path}: {problem}; supported are {', '.join(BLOCK_FORMATS)}")
         self.fail(f"tensor '{name}' has the type {type_id}, which GGUF does not define")
-
-
-def _alignment(path: Path, metadata: dict[str, Any]) -> int:
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise ModelFileError(f"{path}: general.alignment is {alignment!r}, not a power of two; the file is corrupted")
-    return alignment

@@ -5,6 +5,7 @@ its converter therefore reorders the rows of q and k of the "llama" architecture
 Must not know metadata or number formats. Next to read: `gguf_config.py`.
 """
 
+import functools
 import re
 
 import numpy as np
@@ -46,6 +47,7 @@ def is_rotary_projection(gguf_name: str) -> bool:
     return match is not None and match.group(2) in ("attn_q", "attn_k")
 
 
+@functools.lru_cache(maxsize=8)
 def rotary_row_order(num_rows: int, head_size: int) -> np.ndarray:
     """The stored position of each row of q or k, in Hugging Face's order, in a "llama" GGUF.
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,17 +32,6 @@ class CachedModel:
     path: Path
     origin: str
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The facts that were verified when a cache entry was made; later starts compare only the size."""
-
-    name: str
-    origin: str
-    file_name: str
-    size_bytes: int
-    sha256: str
 
 
 def cache_directory() -> Path:
@@ -86,15 +75,14 @@ class CacheEntry:
         """The directory that `publish` turns into the entry."""
         return self.partial_directory / "staged"
 
-    def find(self) -> Path | None:
-        """The model file, if it is here with the size it had when it was verified."""
+    def find(self) -> CachedModel | None:
+        """The model, if its file is here with the size it had when it was verified."""
         try:
-            manifest = Manifest(**json.loads((self.directory / MANIFEST).read_text(encoding="utf-8")))
-            if Path(manifest.file_name).name != manifest.file_name:
-                return None
-            path = self.directory / manifest.file_name
-            return path if path.stat().st_size == manifest.size_bytes else None
-        except (OSError, ValueError, TypeError):
+            manifest = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))
+            path = self.directory / Path(manifest["file_name"]).name
+            model = CachedModel(manifest["name"], path, manifest["origin"], manifest["size_bytes"])
+            return model if path.stat().st_size == model.size_bytes else None
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     @contextmanager
@@ -125,14 +113,14 @@ class CacheEntry:
         except OSError as error:
             raise cache_write_error(error, cache_directory(), "QUIRE_CACHE_DIR") from error
 
-    def publish(self, manifest: Manifest) -> Path:
-        """Turn the staged directory into the entry, at once. The lock must be held."""
-        manifest_path = self.staged_directory / MANIFEST
-        manifest_path.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    def publish(self, name: str, origin: str, staged: Path) -> Path:
+        """Turn the staged directory with this model file into the entry, at once. The lock must be held."""
+        manifest = {"name": name, "origin": origin, "file_name": staged.name, "size_bytes": staged.stat().st_size}
+        (self.staged_directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
         os.replace(self.staged_directory, self.directory)
-        return self.directory / manifest.file_name
+        return self.directory / staged.name
 
     def remove(self) -> None:
         """Delete the entry; a removal that is interrupted leaves no entry that looks complete."""
@@ -194,9 +182,8 @@ def remove_cached(name: str) -> CachedModel:
 
 def _own_models() -> Iterator[CachedModel]:
     for manifest_path in sorted((cache_directory() / "pypi").glob(f"*/{MANIFEST}")):
-        if path := CacheEntry(manifest_path.parent.name).find():
-            manifest = Manifest(**json.loads(manifest_path.read_text(encoding="utf-8")))
-            yield CachedModel(manifest.name, path, manifest.origin, manifest.size_bytes)
+        if model := CacheEntry(manifest_path.parent.name).find():
+            yield model
 
 
 def _hub_models() -> Iterator[CachedModel]:

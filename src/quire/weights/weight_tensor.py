@@ -4,7 +4,7 @@ Next to read: `checkpoint.py`, which makes them.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,57 +15,23 @@ if TYPE_CHECKING:
     import torch
 
 
-class WeightTensor(Protocol):
-    """A weight as the loader sees it."""
-
-    @property
-    def name(self) -> str:
-        """The Hugging Face name, as `model.layers.0.mlp.up_proj.weight`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in torch's order."""
-
-    @property
-    def format(self) -> str:
-        """The stored format: "F32", "BF16", "Q4_1", …"""
-
-    @property
-    def num_bytes(self) -> int:
-        """As stored."""
-
-    @property
-    def raw(self) -> np.ndarray:
-        """The stored rows in the order of `shape`. Shapes: uint8 `[rows, row_bytes]`; a vector is one row."""
-
-    def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
-        """Decode to fp32, then round to `dtype`. Copy before writing: memory may be shared with the file's mapping."""
-
-    def part(self, rows: slice, columns: slice) -> "WeightTensor":
-        """Some rows and columns of a matrix, or elements `rows` of a vector; nothing is read.
-
-        Columns must be whole blocks of the format.
-        """
-
-    def transposed(self) -> "WeightTensor":
-        """The matrix that is stored with inputs as rows; nothing is read."""
-
-    def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
-        """The rows, or elements of a vector, in another order; nothing is read."""
-
-
 @dataclass(frozen=True, slots=True)
-class MappedTensor:
-    """A `WeightTensor` in a mapped file.
+class WeightTensor:
+    """A weight in a mapped file.
 
-    `row_order[i]` is the stored position of row i (of element i in a vector); None when they are stored in order.
+    Fields:
+        name: the Hugging Face name, as `model.layers.0.mlp.up_proj.weight`.
+        shape: in torch's order.
+        format: of the stored values: "F32", "BF16", "Q4_1", …
+        stored: uint8 `[rows, row_bytes]`; a vector is one row.
+        row_order: stored position of each row (of each element of a vector); None when they are stored in order.
+        is_transposed: the matrix is stored with inputs as rows.
     """
 
     name: str
     shape: tuple[int, ...]
     format: str
     stored: np.ndarray
-    """Shapes: uint8 `[rows, row_bytes]`."""
     row_order: np.ndarray | None = None
     is_transposed: bool = False
 
@@ -77,7 +43,10 @@ class MappedTensor:
 
     @property
     def raw(self) -> np.ndarray:
-        """The rows in the order of `shape`: a view of the file, or a copy when they are stored in another order."""
+        """The rows in the order of `shape`: a view of the file, or a copy when they are stored in another order.
+
+        Shapes: uint8 `[rows, row_bytes]`; a vector is one row.
+        """
         if self.is_transposed:
             values = self.stored.reshape(self.shape[1], self.shape[0], -1)
             return values.swapaxes(0, 1).reshape(self.shape[0], -1)
@@ -88,13 +57,15 @@ class MappedTensor:
             return np.take(elements, self.row_order, axis=0).reshape(1, -1)
         return np.take(self.stored, self.row_order, axis=0)
 
-    def part(self, rows: slice, columns: slice) -> "MappedTensor":
-        """See `WeightTensor.part`. Raises: UnsupportedModelError for formats that `to_torch` refuses."""
+    def part(self, rows: slice, columns: slice) -> "WeightTensor":
+        """Some rows and columns of a matrix, or elements `rows` of a vector; no matrix is read.
+
+        Columns must be whole blocks of the format. Raises: UnsupportedModelError for formats that `to_torch` refuses.
+        """
         block = self._block_format()
         if len(self.shape) == 1:
-            # A vector is small: its part is copied.
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
-            return MappedTensor(self.name, (len(elements) * block.block_len,), self.format, elements.reshape(1, -1))
+            return WeightTensor(self.name, (len(elements) * block.block_len,), self.format, elements.reshape(1, -1))
         if self.is_transposed:
             top, bottom, _ = rows.indices(self.shape[0])
             stored = self.stored[columns, row_bytes(block, top) : row_bytes(block, bottom)]
@@ -103,21 +74,24 @@ class MappedTensor:
         stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
         num_rows = len(range(*rows.indices(self.shape[0])))
         if self.row_order is None:
-            return MappedTensor(self.name, (num_rows, last - first), self.format, stored[rows])
-        return MappedTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+            return WeightTensor(self.name, (num_rows, last - first), self.format, stored[rows])
+        return WeightTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
 
-    def transposed(self) -> "MappedTensor":
-        """See `WeightTensor.transposed`. Raises: UnsupportedModelError for blocks of several values."""
+    def transposed(self) -> "WeightTensor":
+        """The matrix that is stored with inputs as rows; nothing is read.
+
+        Raises: UnsupportedModelError for blocks of several values.
+        """
         if self.format not in ("F32", "F16", "BF16"):
             raise UnsupportedModelError(f"weight '{self.name}' is stored as {self.format}, which cannot be transposed")
         return replace(self, shape=self.shape[::-1], is_transposed=True)
 
-    def with_rows(self, row_order: np.ndarray) -> "MappedTensor":
-        """See `WeightTensor.with_rows`."""
+    def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
+        """The rows, or elements of a vector, in another order; nothing is read."""
         return replace(self, row_order=row_order)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
-        """Decode to fp32, then round to `dtype`.
+        """Decode to fp32, then round to `dtype`. Copy before writing: memory may be shared with the file's mapping.
 
         Raises: UnsupportedModelError for a format that no supported model has as weights.
         """

@@ -24,7 +24,7 @@ from quire.runtime.worker import kv_layers
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
-from quire.weights.weight_tensor import MappedTensor
+from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import Stream, stored
 from tests.weights.gguf_builder import random_rows
 
@@ -33,7 +33,7 @@ SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2
 NO_ROWS = np.zeros(0, np.int32)
 
 
-def k_quants(name: str, num_rows: int, num_inputs: int, stored_format: str) -> MappedTensor:
+def k_quants(name: str, num_rows: int, num_inputs: int, stored_format: str) -> WeightTensor:
     """Random bytes with ordinary scales: the gguf package cannot quantise to these formats."""
     block = BLOCK_FORMATS[stored_format]
     raw = random_rows(stored_format, num_rows, num_inputs // block.block_len)
@@ -41,7 +41,7 @@ def k_quants(name: str, num_rows: int, num_inputs: int, stored_format: str) -> M
     for index, offset in enumerate(SCALE_OFFSETS[stored_format]):
         scales = np.random.default_rng(index).uniform(0.001, 0.1, len(blocks)).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return MappedTensor(name, (num_rows, num_inputs), stored_format, raw)
+    return WeightTensor(name, (num_rows, num_inputs), stored_format, raw)
 
 
 def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
@@ -55,7 +55,7 @@ def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
     return values
 
 
-def packed(format_name: str, *tensors: MappedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+def packed(format_name: str, *tensors: WeightTensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Parts stacked into one parameter: what was packed, and what it should be."""
     expected = torch.cat([tensor.to_torch(torch.float32) for tensor in tensors])
     parameter = nn.Parameter(expected, requires_grad=False)

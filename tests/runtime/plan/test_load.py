@@ -15,7 +15,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.loader import load_model
 from quire.runtime.plan.load import plan_model
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.weight_tensor import MappedTensor
+from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import Runner, build_model, random_tokens
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config, packed, stored
@@ -143,7 +143,7 @@ def test_files_that_do_not_fit_are_named(state: dict[str, torch.Tensor], change:
 class Watched:
     """A tensor that notes when it is read."""
 
-    tensor: MappedTensor
+    tensor: WeightTensor
     reads: list[str] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
-from quire.weights.weight_tensor import MappedTensor
+from quire.weights.weight_tensor import WeightTensor
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -120,7 +120,7 @@ def test_parts_of_different_formats_stack() -> None:
 def test_rows_stored_in_another_order() -> None:
     tensor = stored("w", random(20, 64), "Q4_1")
     order = np.random.default_rng(0).permutation(20)
-    found, expected = packed("q4m", MappedTensor("w", (20, 64), "Q4_1", tensor.stored, order))
+    found, expected = packed("q4m", WeightTensor("w", (20, 64), "Q4_1", tensor.stored, order))
     assert torch.equal(found, expected)
     assert not torch.equal(found, tensor.to_torch(torch.float32))
 

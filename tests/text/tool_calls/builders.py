@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.text.tool_calls.events import ContentDelta, ToolCallStart
 from quire.text.tool_calls.formats import ToolCallFormat
-from quire.text.tool_calls.parser import ToolCallParser
+from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolCallStart
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Which format a chat template teaches."""
 
-import re
-
 import pytest
 
 from quire.text.tool_calls.formats import (
@@ -11,8 +9,6 @@ from quire.text.tool_calls.formats import (
     MISTRAL,
     ToolCallFormat,
     choose_format,
-    long_id,
-    short_id,
     uses_tools,
 )
 
@@ -51,10 +47,3 @@ def test_special_markers_are_found_by_the_tokenizer() -> None:
     assert choose_format(MISTRAL_V3, FakeTokenizer()).has_special_marker
     assert not choose_format(QWEN, FakeTokenizer()).has_special_marker
     assert choose_format(PLAIN, FakeTokenizer()) is GENERIC
-
-
-def test_ids() -> None:
-    assert re.fullmatch(r"call_[0-9a-f]{24}", long_id())
-    assert re.fullmatch(r"[0-9a-zA-Z]{9}", short_id())
-    assert len({short_id() for _ in range(100)}) == 100
-    assert MISTRAL.make_id is short_id

@@ -9,7 +9,7 @@ from quire.errors import InvalidParameterError
 from quire.grammar.compiler import GrammarCompiler
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tool_calls.formats import GENERIC
-from quire.text.tool_calls.requests import MAX_PARALLEL_CALLS, tool_choice_schema, tool_names, tools_system_prompt
+from quire.text.tool_calls.requests import MAX_PARALLEL_CALLS, tool_choice_schema, tools_system_prompt
 from tests.grammar.builders import accepts, make_vocabulary
 from tests.text.tool_calls.builders import parse
 
@@ -45,10 +45,6 @@ PARIS = '{"name":"weather","arguments":{"city":"Paris","unit":"C"}}'
 def allows(schema: dict[str, Any] | None, text: str) -> bool:
     assert schema is not None
     return accepts(COMPILER.compile(StructuredOutputsParams(json=schema)).start(), text)
-
-
-def test_tool_names() -> None:
-    assert tool_names(TOOLS) == ["weather", "now", "tree"]
 
 
 @pytest.mark.parametrize("choice", [None, "none", "auto"])

@@ -24,7 +24,7 @@ from quire.server.state import ServerState
 from quire.server.streaming import event, stream_answer
 from quire.server.tools import ToolReader
 from quire.text.detokenizer import IncrementalDetokenizer
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
 
 router = APIRouter()
 

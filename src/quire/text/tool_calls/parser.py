@@ -1,29 +1,57 @@
 """`ToolCallParser`: splits generated text into content and tool calls while it is generated.
 
 One parser for all formats (`formats.py`). Text that may begin a call is held back until that is certain; if it is no
-call it becomes content, so that every character is returned, except for markers and blanks around calls. A call that
-breaks off stays a call: its arguments end where the text stops being JSON, and the rest is content. The joined
-content, the calls and their arguments do not depend on how the text was cut, and the time is proportional to its
-length. Never raises. Next to read: `call.py`.
+call it becomes content, so that every character is returned, except for markers and blanks around calls. A call is
+certain at the opening brace of its arguments if the name comes before them: the arguments are then passed on as they
+arrive. Otherwise it is read by `json.loads` at its end. A call that breaks off stays a call: its arguments end where
+the text stops being JSON, and the rest is content. The joined content, the calls and their arguments do not depend on
+how the text was cut, and the time is proportional to its length. Never raises. Next to read: `formats.py`.
 """
 
-import enum
-from collections.abc import Callable, Collection
+import json
+import re
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from quire.text.stop_strings import begun_len
-from quire.text.tool_calls.call import CallReader, Status
-from quire.text.tool_calls.events import ContentDelta, ToolArgumentsDelta, ToolCallStart, ToolEvent
 from quire.text.tool_calls.formats import ToolCallFormat
 
+Reading = Generator[None, None, Any]
+"""Reads text from where the reader before it stopped, and yields when it needs more."""
+_NON_BLANK = re.compile(r"\S")
+_VALUE = re.compile(r"\S", re.ASCII)
+_STRUCTURE = re.compile(r'["{}:]|[^\s\w,\[\].+-]', re.ASCII)
+"""Outside strings: a character that matters here, or one that JSON does not have."""
+_STRING_END = re.compile(r'["\\]')
 
-class _Place(enum.Enum):
-    START = "at the start of a text that may be a call"
-    CONTENT = "in content, where an opening marker may come"
-    PLAIN = "in content, where no call can come any more"
-    GROUP = "behind the opening marker"
-    LIST = "in a list of calls, between two"
-    CALL = "in a call"
-    AFTER = "behind a call or a list"
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text outside calls. `start`: its position in the whole text, markers included, in characters."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """Beginning of a call. `index` counts the calls of a text from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgumentsDelta:
+    """Next piece of a call's arguments; joined, the pieces are the text of a JSON object."""
+
+    index: int
+    text: str
+
+
+ToolEvent = ContentDelta | ToolCallStart | ToolArgumentsDelta
 
 
 class ToolCallParser:
@@ -41,185 +69,272 @@ class ToolCallParser:
         self._format = format
         self._tool_names = tool_names
         self._make_id = make_id or format.make_id
-        self._place = _Place.CONTENT if format.needs_opening else _Place.START
+        self._after_call = re.compile(rf"[^\s{format.separators}]")
         self._events: list[ToolEvent] = []
+        self._text, self._position, self._offset = "", 0, 0
+        """The piece that is read, the next character in it, and the place of the piece in the whole text."""
+        self._is_ended = False
         self._held: list[str] = []
-        """Text that is content unless a call follows."""
-        self._begun = ""
-        """The beginning of a marker at the end of the text so far; it is read again with the next piece."""
-        self._offset = 0
-        """Place in the whole text of position 0 of the piece that is read."""
-        self._reader: CallReader | None = None
-        self._is_list = False
-        self._num_in_list = 0
+        """Text before the next character that is content unless a call follows; arguments while these stream."""
+        self._is_streaming = False
         self._follows_call = False
         """Only blanks have come since a call."""
-        self._reads = {
-            _Place.START: self._read_start,
-            _Place.CONTENT: self._read_content,
-            _Place.PLAIN: self._read_plain,
-            _Place.GROUP: self._read_group,
-            _Place.LIST: self._read_list,
-            _Place.CALL: self._read_call,
-            _Place.AFTER: self._read_after,
-        }
+        self._reading: Reading = self._read()
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take the next piece of text and return the events that are certain now."""
-        text, self._begun = self._begun + text, ""
-        position = 0
-        while position < len(text):
-            position = self._reads[self._place](text, position)
-        self._offset += len(text) - len(self._begun)
-        return self._take_events()
-
-    def finish(self) -> list[ToolEvent]:
-        """End the text: what was held back is content, unless it only closes calls."""
-        place = self._place
-        if self._reader is not None and self._reader.is_certain:
-            self._reader = None
-        elif place is _Place.AFTER or (place is _Place.LIST and self._num_in_list > 0):
-            # Blanks, separators and a closing marker that was cut off are no content.
-            self._held.clear()
-            self._begun = ""
-        elif place is _Place.CONTENT and self._follows_call and not self._begun:
-            self._held.clear()
-        self._no_call(len(self._begun))
-        self._place = _Place.PLAIN
-        return self._take_events()
-
-    # --- Places: each reads characters from `position` on and returns the position where it stopped ---
-
-    def _read_content(self, text: str, position: int) -> int:
-        marker = self._format.opening
-        found = text.find(marker, position)
-        end = found if found >= 0 else len(text) - begun_len(text, marker, position)
-        body = text[position:end].rstrip()
-        if body:
-            self._release(body, position + len(body))
-        if position + len(body) < end:
-            self._held.append(text[position + len(body) : end])
-        if found < 0:
-            self._begun = text[end:]
-            return len(text)
-        self._held.append(marker)
-        self._place = _Place.GROUP
-        return found + len(marker)
-
-    def _read_plain(self, text: str, position: int) -> int:
-        self._release(text[position:], len(text))
-        return len(text)
-
-    def _read_start(self, text: str, position: int) -> int:
-        marker = self._format.opening
-        if text.startswith(marker, position):
-            self._held.append(marker)
-            self._place = _Place.GROUP
-            return position + len(marker)
-        if _is_begun(text, position, marker):
-            self._begun = text[position:]
-            return len(text)
-        return self._read_group(text, position)
-
-    def _read_group(self, text: str, position: int) -> int:
-        character = text[position]
-        if character.isspace():
-            self._held.append(character)
-            return position + 1
-        if character == "{":
-            return self._start_call(position)
-        if character == "[":
-            self._held.append(character)
-            self._is_list, self._num_in_list = True, 0
-            self._place = _Place.LIST
-            return position + 1
-        return self._no_call(position)
-
-    def _read_list(self, text: str, position: int) -> int:
-        character = text[position]
-        if character == "{":
-            return self._start_call(position)
-        if not character.isspace() and not (self._num_in_list and character in ",]"):
-            return self._no_call(position)
-        self._held.append(character)
-        if character == "]":
-            self._held.clear()
-            self._is_list = False
-            self._place = _Place.AFTER
-        return position + 1
-
-    def _start_call(self, position: int) -> int:
-        self._reader = CallReader(self._format, self._tool_names)
-        self._place = _Place.CALL
-        return position
-
-    def _read_call(self, text: str, position: int) -> int:
-        reader = self._reader
-        assert reader is not None
-        read = reader.read(text, position)
-        if read.name is not None:
-            self._held.clear()
-            self._events.append(ToolCallStart(self.num_calls, self._make_id(), read.name))
-            self.num_calls += 1
-        if read.arguments:
-            self._events.append(ToolArgumentsDelta(self.num_calls - 1, "".join(read.arguments)))
-        if read.status is Status.DONE:
-            self._reader = None
-            self._num_in_list += 1
-            self._place = _Place.LIST if self._is_list else _Place.AFTER
-        elif read.status is Status.BAD:
-            return self._no_call(read.position)
-        return read.position
-
-    def _read_after(self, text: str, position: int) -> int:
-        character, closing = text[position], self._format.closing
-        if closing and text.startswith(closing, position):
-            self._held.clear()
-            self._to_content_after_call()
-            return position + len(closing)
-        if closing and _is_begun(text, position, closing):
-            self._begun = text[position:]
-            return len(text)
-        if character.isspace() or character in self._format.separators:
-            self._held.append(character)
-            return position + 1
-        if self._format.needs_opening:
-            self._to_content_after_call()
-            return position
-        return self._read_group(text, position)
-
-    def _to_content_after_call(self) -> None:
-        if self._format.needs_opening:
-            self._place = _Place.CONTENT
-            self._follows_call = True
-
-    # --- Events ---------------------------------------------------------------------------
-
-    def _no_call(self, position: int) -> int:
-        """Release the held text as content and go on at `position`, in content."""
-        if self._reader is not None:
-            self._held += self._reader.held
-            self._reader = None
-        self._release(self._begun, position)
-        self._begun = ""
-        self._is_list = False
-        self._place = _Place.CONTENT if self._format.needs_opening else _Place.PLAIN
-        return position
-
-    def _release(self, text: str, end: int) -> None:
-        """Release the held text and `text`, which ends before position `end`, as content."""
-        text = "".join(self._held) + text
-        self._held = []
-        if text:
-            self._follows_call = False
-            self._events.append(ContentDelta(text, self._offset + end - len(text)))
-
-    def _take_events(self) -> list[ToolEvent]:
+        self._offset += self._position
+        self._text, self._position = self._text[self._position :] + text, 0
+        next(self._reading, None)
+        if self._is_streaming:
+            self._give_arguments()
         events, self._events = self._events, []
         return events
 
+    def finish(self) -> list[ToolEvent]:
+        """End the text: what was held back is content, unless it only closes calls."""
+        self._is_ended = True
+        return self.feed("")
 
-def _is_begun(text: str, position: int, marker: str) -> bool:
-    """Return True if the text ends within `marker`, which begins at `position`."""
-    left = len(text) - position
-    return left < len(marker) and marker.startswith(text[position:])
+    # --- Parts of a text --------------------------------------------------------------------
+
+    def _read(self) -> Reading:
+        if self._format.needs_opening:
+            while not self._is_ended:
+                yield from self._read_content()
+                yield from self._read_calls()
+            return
+        yield from self._hold_until(_NON_BLANK)
+        if (yield from self._is_at(self._format.opening)):
+            self._hold(self._position + len(self._format.opening))
+        yield from self._read_calls()
+        while True:  # no call can come any more
+            self._hold(len(self._text))
+            self._release()
+            yield
+
+    def _read_content(self) -> Reading:
+        """Release text up to the opening marker, and hold the marker and the blanks before it."""
+        marker = self._format.opening
+        while not self._is_ended:
+            found = self._text.find(marker, self._position)
+            end = found if found >= 0 else len(self._text) - begun_len(self._text, marker, self._position)
+            body = self._text[self._position : end].rstrip()
+            if body:
+                self._hold(self._position + len(body))
+                self._release()
+            self._hold(end)
+            if found >= 0:
+                self._hold(end + len(marker))
+                return
+            yield
+        if self._follows_call and self._position == len(self._text):
+            self._held.clear()
+        self._hold(len(self._text))
+        self._release()
+
+    def _read_calls(self) -> Reading:
+        """Read calls and lists of calls, and release what is none."""
+        closing = self._format.closing
+        while True:
+            character = yield from self._hold_until(_NON_BLANK)
+            is_call = False
+            if character == "{":
+                is_call = yield from self._read_call()
+            elif character == "[":
+                is_call = yield from self._read_list()
+            if not is_call:
+                self._release()
+                return
+            while True:
+                yield from self._hold_until(self._after_call)
+                if not closing or not (yield from self._is_at(closing)):
+                    break
+                self._drop(len(closing))
+                if self._format.needs_opening:
+                    break
+            if self._is_ended:  # blanks, separators and the beginning of a closing marker are no content
+                self._drop(len(self._text) - self._position)
+                return
+            if self._format.needs_opening:
+                self._follows_call = True
+                return
+
+    def _read_list(self) -> Reading:
+        """Return True if a call was in the list, and nothing else."""
+        self._hold(self._position + 1)
+        num_calls = 0
+        while character := (yield from self._hold_until(_NON_BLANK)):
+            if character == "{":
+                if not (yield from self._read_call()):
+                    return False
+                num_calls += 1
+            elif num_calls and character == ",":
+                self._hold(self._position + 1)
+            elif num_calls and character == "]":
+                self._drop(1)
+                return True
+            else:
+                return False
+        return num_calls > 0
+
+    def _read_call(self) -> Reading:
+        """Read an object. Return False if it is no call or no JSON any more; the rest of it is then held."""
+        first, depth = len(self._held), 0
+        key_start: int | None = None
+        is_certain, may_stream = False, True
+        while True:
+            character = yield from self._hold_until(_STRUCTURE)
+            if character == '"':
+                key_start = len(self._held)
+                yield from self._hold_string()
+            elif character == "{":
+                depth += 1
+                self._hold(self._position + 1)
+            elif character == "}":
+                depth -= 1
+                self._hold(self._position + 1)
+                if depth == 0:
+                    return self._end_call(first, is_certain=is_certain)
+                if depth == 1 and self._is_streaming:
+                    self._end_streaming()
+                    if (yield from self._hold_until(_NON_BLANK)) not in ",}":
+                        self._held.clear()  # the model forgot the object's own brace
+                        return True
+            elif character == ":":
+                key = None if key_start is None else "".join(self._held[key_start:]).strip()[1:-1]
+                if depth == 1 and not is_certain and not self._may_be_key(key):
+                    return False
+                self._hold(self._position + 1)
+                begins_arguments = depth == 1 and may_stream and key in self._format.argument_keys
+                if begins_arguments and (yield from self._hold_until(_VALUE)) == "{":
+                    may_stream = False  # tried once per object, so that the time stays proportional to the text
+                    before = "".join(self._held[first:key_start]).rstrip()
+                    value = _loads(before.removesuffix(",") + "}") or {}
+                    if "name" in value and before.endswith(","):
+                        if not self._is_tool(value["name"]):
+                            return False
+                        self._start_call(value["name"])
+                        is_certain = self._is_streaming = True
+                key_start = None
+            else:
+                self._end_streaming()
+                if is_certain and not character:
+                    self._held.clear()
+                return is_certain and not character
+
+    def _may_be_key(self, key: str | None) -> bool:
+        """Return False for a key that shows that a text without markers is no call."""
+        return self._format.needs_opening or key in ("name", "id", "type", *self._format.argument_keys)
+
+    def _end_call(self, first: int, *, is_certain: bool) -> bool:
+        """End the object that is held from `first` on. Return False if it is no call."""
+        if not is_certain:
+            value = _loads("".join(self._held[first:])) or {}
+            name, arguments = value.get("name"), self._arguments(value)
+            if not self._is_tool(name) or arguments is None:
+                return False
+            self._start_call(name)
+            self._held.append(arguments)
+            self._give_arguments()
+        self._held.clear()
+        return True
+
+    def _arguments(self, value: dict[str, Any]) -> str | None:
+        """Arguments of a complete call as the text of a JSON object: they may be one, null, or text that holds one."""
+        key = next((key for key in self._format.argument_keys if key in value), None)
+        if key is None:
+            # Between markers, or with the name of a tool, this is a call without arguments; otherwise it is any object.
+            return "{}" if self._format.needs_opening or self._tool_names is not None else None
+        arguments = value[key]
+        if isinstance(arguments, str):
+            arguments = _loads(arguments)
+        elif arguments is None:
+            return "{}"
+        text = json.dumps(arguments, ensure_ascii=False)
+        return text if isinstance(arguments, dict) and _is_unicode(text) else None
+
+    def _is_tool(self, name: Any) -> TypeGuard[str]:
+        if not isinstance(name, str) or not name or not _is_unicode(name):
+            return False
+        return self._tool_names is None or name in self._tool_names
+
+    # --- Characters -------------------------------------------------------------------------
+
+    def _hold(self, end: int) -> None:
+        """Take the characters before position `end` and hold them."""
+        if text := self._text[self._position : end]:
+            self._held.append(text)
+            self._position += len(text)
+
+    def _hold_until(self, pattern: re.Pattern[str]) -> Reading:
+        """Hold text up to a character that matches, and return that; "" at the end of the text."""
+        while (match := pattern.search(self._text, self._position)) is None:
+            self._hold(len(self._text))
+            if self._is_ended:
+                return ""
+            yield
+        self._hold(match.start())
+        return match[0]
+
+    def _hold_string(self) -> Reading:
+        self._hold(self._position + 1)
+        while (yield from self._hold_until(_STRING_END)) == "\\":
+            self._hold(self._position + 1)
+            while self._position == len(self._text) and not self._is_ended:
+                yield
+            self._hold(self._position + 1)
+        self._hold(self._position + 1)
+
+    def _is_at(self, marker: str) -> Reading:
+        """Return True if the text goes on with `marker`; waits while it may."""
+        while (found := self._text[self._position : self._position + len(marker)]) != marker:
+            if self._is_ended or not marker.startswith(found):
+                return False
+            yield
+        return True
+
+    def _drop(self, num_characters: int) -> None:
+        """Drop the held text and the next characters."""
+        self._held.clear()
+        self._position += num_characters
+
+    # --- Events -----------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Release the held text as content."""
+        text = "".join(self._held)
+        self._held.clear()
+        if text:
+            self._follows_call = False
+            self._events.append(ContentDelta(text, self._offset + self._position - len(text)))
+
+    def _start_call(self, name: str) -> None:
+        self._held.clear()
+        self._events.append(ToolCallStart(self.num_calls, self._make_id(), name))
+        self.num_calls += 1
+
+    def _give_arguments(self) -> None:
+        """Release the held text as arguments."""
+        if self._held:
+            self._events.append(ToolArgumentsDelta(self.num_calls - 1, "".join(self._held)))
+            self._held.clear()
+
+    def _end_streaming(self) -> None:
+        if self._is_streaming:
+            self._give_arguments()
+            self._is_streaming = False
+
+
+def _loads(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in a text, None if the text is not a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for halves of surrogate pairs, which JSON can name and UTF-8 cannot encode."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelFileError
-from quire.weights import json_file
-from quire.weights.json_file import read_json_object
-from quire.weights.mapped_file import map_file, printable
+from quire.weights import model_files
+from quire.weights.model_files import map_file, read_json_object
 
 
 def test_mapping_shows_the_file_and_writes_stay_private(tmp_path: Path) -> None:
@@ -28,12 +27,6 @@ def test_bad_files_are_typed_errors(tmp_path: Path) -> None:
             map_file(path)
 
 
-def test_printable_is_one_short_line() -> None:
-    assert printable("a\nb\x1b[31m\0") == "a?b?[31m?"
-    assert printable("é 世界") == "é 世界"
-    assert len(printable("x" * 10_000)) == 301
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"null", b'{"a": 1} x', b"\xff\xfe{}", b'"' + b"\xff" + b'"', b"[" * 200_000, b"9" * 10_000,
@@ -53,6 +46,6 @@ def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ModelFileError, match="No such file"):
         read_json_object(path)
     path.write_text("{}")
-    monkeypatch.setattr(json_file, "MAX_FILE_BYTES", 1)
+    monkeypatch.setattr(model_files, "MAX_JSON_BYTES", 1)
     with pytest.raises(ModelFileError, match="at most 1"):
         read_json_object(path)

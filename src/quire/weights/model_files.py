@@ -1,14 +1,18 @@
-"""Model files mapped into memory, and their text made printable for messages. It must not know formats.
+"""Files of a model: mapped into memory, or small JSON objects as config.json. It must not know formats.
 
 Next to read: `gguf_file.py`.
 """
 
+import json
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
-from quire.errors import ModelFileError
+from quire.errors import ModelFileError, printable
 
+MAX_JSON_BYTES = 64 << 20
+"""The index of a model with 100,000 tensors has 10 MB."""
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -36,7 +40,21 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def printable(text: str, *, limit: int = 300) -> str:
-    """Text that holds names from an untrusted file, as one line of bounded length for an error message."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
-    return shown if len(text) <= limit else shown + "…"
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises: ModelFileError when it is missing, unreadable, too long, nested too deeply or anything else.
+    """
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_JSON_BYTES:
+            raise ModelFileError(f"{path}: {size_bytes:,} bytes, but such a file has at most {MAX_JSON_BYTES:,}")
+        value = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise ModelFileError(f"{path}: not valid JSON: {problem}; fetch it again") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: not a JSON object; fetch it again")
+    return value
