@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
 from quire.engine.process.deltas import DeltaEncoder
@@ -22,6 +23,7 @@ from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, QuireError
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
+from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
@@ -30,6 +32,11 @@ MODEL = "tiny"
 LIMIT_S = 20.0
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES}
+
+
+def record_of(client_id: str = "anonymous") -> RequestRecord:
+    """The gate's record of a request."""
+    return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -138,7 +145,19 @@ def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Fast
     """The application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
     supervisor: Any = FakeSupervisor(engine)
-    return make_app(ServerState(ServerOptions(), MODEL, supervisor)), engine
+    app = make_app(ServerState(ServerOptions(), MODEL, supervisor))
+    app.add_middleware(Recorded)
+    return app, engine
+
+
+class Recorded:
+    """Gives each request a record, as the gate does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, RECORD_KEY: record_of()}, receive, send)
 
 
 def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:

@@ -8,10 +8,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, bearer_token
 from quire.server.keys import KeyRing
-from quire.server.request_record import RequestRecord, current_record, set_current_record
+from quire.server.request_record import ANONYMOUS, RECORD_KEY, Caller
 from quire.server.routes import make_app
 from tests.server.served import CHAT, Answer, ThreadedEngineClient, chat_body, make_state, serving
 
@@ -99,8 +98,7 @@ def status(
 
 async def tell(scope, receive, send) -> None:
     """An application that answers with what it was told."""
-    assert current_record() is not None
-    caller = scope[SCOPE_KEY]
+    caller = scope[RECORD_KEY].caller
     message = await receive()
     assert not message["more_body"]
     headers = [(b"caller", caller.client_id.encode()), (b"salt", caller.cache_salt.encode())]
@@ -395,7 +393,6 @@ def test_body_limit_over_the_wire() -> None:
             answer = Answer(await served.raw(head + chunk * 5000))
             assert (answer.status, answer.code) == (413, "body_too_large")
             assert (await served.answer("POST", CHAT, body=chat_body())).status == 200
-        assert current_record() is None
 
     asyncio.run(main())
 
@@ -445,25 +442,6 @@ def test_draining_server_refuses_work_and_answers_probes() -> None:
                 assert (await served.answer("GET", path)).status == expected
 
     asyncio.run(main())
-
-
-def test_each_task_finds_the_record_of_its_request() -> None:
-    async def inner() -> RequestRecord | None:
-        return current_record()
-
-    async def work(name: str) -> str:
-        set_current_record(RequestRecord(name, "GET", "/"))
-        await asyncio.sleep(0)
-        record = await asyncio.create_task(inner())
-        assert record is not None
-        return record.request_id
-
-    async def main() -> None:
-        names = [f"r{number}" for number in range(20)]
-        assert await asyncio.gather(*map(work, names)) == names
-
-    asyncio.run(main())
-    assert current_record() is None
 
 
 def test_salt_of_a_request_is_added_to_that_of_its_key() -> None:

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.server.admission import Bucket, RateLimits
 from quire.server.options import ServerOptions
-from quire.server.rate_limits import Bucket, RateLimits
 
 
 class Clock:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.outputs import RequestMetrics
-from quire.server.request_record import RequestRecord
+from quire.server.request_record import Caller, RequestRecord
 from quire.server.tracing import Tracer, phases
 from tests.server.served import serving
 
@@ -61,7 +61,7 @@ def test_missing_exporter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 @needs_api
 def test_spans_of_a_request() -> None:
     recorder = Recorder()
-    record = RequestRecord("id", "POST", "/", "ann", 7, 9)
+    record = RequestRecord("id", "POST", "/", Caller("ann"), 7, 9)
     Tracer(recorder).write(record, METRICS, ["stop"])
     whole = recorder.spans[0]
     assert [span.name for span in recorder.spans] == ["quire.request", "queue", "prefill", "decode"]

@@ -18,8 +18,8 @@ from starlette.types import Receive
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
 from quire.outputs import PositionLogprobs
-from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import Request
@@ -54,7 +54,7 @@ def timestamp() -> int:
 
 
 async def generate(
-    state: ServerState, requests: Sequence[Request], caller: Caller, *, streams: bool
+    state: ServerState, requests: Sequence[Request], record: RequestRecord, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
     """Compute prepared requests; yield each update with its request's position in `requests`.
 
@@ -64,24 +64,28 @@ async def generate(
     num_choices = 1 + len(requests[0].siblings)
     num_at_once = state.admission.num_at_once(len(requests), num_choices)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
-    num_allowed = sum(request.max_tokens for request in requests) * num_choices
-    with state.admission.enter(caller, num_prompt_tokens, num_at_once * num_choices, num_allowed) as place:
+    timeout_s = state.options.request_timeout_s
+    with state.admission.enter(record, num_prompt_tokens, num_at_once * num_choices) as place:
         if len(requests) > 1:
             updates = _compute_all(state, requests, num_at_once, streams=streams)
         else:
             updates = _compute(state, 0, requests[0], streams=streams)
-        async with aclosing(updates):
-            async for item in updates:
-                place.note(item[1])
-                yield item
+        try:
+            async with asyncio.timeout(timeout_s or None), aclosing(updates):
+                async for item in updates:
+                    place.note(item[1])
+                    yield item
+        except TimeoutError:
+            raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
+                           "for fewer tokens", code="request_timeout") from None  # fmt: skip
 
 
-async def collect(state: ServerState, requests: Sequence[Request], caller: Caller) -> list[Finished]:
+async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[Finished]:
     """Compute prepared requests and return their results. Raises: as `generate`."""
     choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
     last: dict[int, RequestUpdate] = {}
     of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(requests)
-    async with aclosing(generate(state, requests, caller, streams=False)) as updates:
+    async with aclosing(generate(state, requests, record, streams=False)) as updates:
         async for index, update in updates:
             choices[index] |= {choice.index: choice for choice in update.choices}
             last[index] = update

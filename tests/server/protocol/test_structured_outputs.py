@@ -6,7 +6,7 @@ import pytest
 
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.structured_outputs import structured_outputs_of
+from quire.server.protocol.fields import structured_outputs_of
 from quire.server.protocol.validation import validate
 from quire.structured_outputs import StructuredOutputsParams
 from tests.server.fake_engine import CHAT, MODEL, assert_error, in_loop, make_server, requests_to

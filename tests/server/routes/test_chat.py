@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from quire.server.caller import Caller
-from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
+from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import validate
+from quire.server.request_record import Caller
 from quire.server.routes.chat import adds_generation_prompt, message_dicts, prepare_chat
 from tests.engine.builders import saying
 from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to

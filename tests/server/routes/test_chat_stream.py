@@ -19,6 +19,7 @@ async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings:
         response = await client.post(PATH, json={**CHAT, "stream": True, **fields})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
     found = chunks(response.text)
     for chunk in found:
         ChatCompletionChunk.model_validate(chunk)

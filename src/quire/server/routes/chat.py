@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.server.caller import Caller
 from quire.server.generation import Finished, new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
-from quire.server.protocol.structured_outputs import renaming, schema_field, structured_outputs_of
+from quire.server.protocol.fields import renaming, schema_field, structured_outputs_of
+from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
-from quire.server.streaming import stream_answer
+from quire.server.streaming import EventStream
 from quire.server.tools import ToolReader, ToolUse, fields_of, plan_tools, read_message
 
 router = APIRouter()
@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     job = await prepare(request, body, prepare_chat, n=body.n or 1)
     if body.stream:
-        return stream_answer(request, job.requests, _ChatChunks(job))
+        return EventStream(request, job.requests, _ChatChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
@@ -139,7 +139,6 @@ class _ChatChunks(Chunks):
         super().__init__(job)
         self._opening = job.opening
         self._tool_use = job.tool_use
-        self._is_plain = self._is_plain and job.tool_use is None
         self._writer = job.logprob_writer()
         self._readers: dict[int, ToolReader] = {}
 
@@ -149,10 +148,6 @@ class _ChatChunks(Chunks):
         extra = {"prompt_token_ids": request.prompt_token_ids} if body.return_token_ids else {}
         delta = {"role": "assistant", "content": self._opening}
         return b"".join(self.chunk(_choice(index, delta), extra) for index in range(body.n or 1))
-
-    def text_choice(self, index: int, choice: int, text: str) -> dict[str, Any]:
-        """Return a choice with new text only."""
-        return _choice(choice, {"content": text})
 
     def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update."""
