@@ -5,7 +5,7 @@ import pytest
 
 from quire.errors import EngineDeadError
 from quire.server import health as health_module
-from quire.server.health import LOOK_EVERY_S, MAX_PAUSE_S, MAX_SILENT_S, MAX_STALL_S, Health
+from quire.server.health import LOOK_EVERY_S, MAX_SILENT_S, MAX_STALL_S, Health
 
 
 class Clock:
@@ -56,14 +56,6 @@ def test_starting_engine_does_not_stall_and_is_not_ready() -> None:
     clock.now_s += 10_000
     assert not health.is_stalled()
     assert not health.answers()
-
-
-def watched(health: Health, clock: Clock, seconds: float) -> None:
-    async def main() -> None:
-        pass_time(health, clock, seconds)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
 
 
 def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,30 +143,3 @@ def test_engine_that_dies_during_a_ping_raises_nothing() -> None:
         assert not health.answers()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("first", ["probe", "look"])
-def test_pause_of_the_server_itself_is_no_stall(first: str) -> None:
-    health, _, client, clock = make()
-    client.ping = lambda: asyncio.sleep(0)
-    watched(health, clock, 3)
-    clock.now_s += 600
-    if first == "look":
-        watched(health, clock, 1)
-    assert not health.is_stalled()
-    assert health.answers()
-    # From then on the engine has as long as ever.
-    watched(health, clock, MAX_STALL_S - 2)
-    assert not health.is_stalled()
-    assert not health.answers()
-    watched(health, clock, 2)
-    assert health.is_stalled()
-
-
-def test_busy_event_loop_is_no_pause() -> None:
-    health, _, client, clock = make()
-    client.ping = lambda: asyncio.sleep(0)
-    for _ in range(10):
-        watched(health, clock, 1)
-        clock.now_s += MAX_PAUSE_S - 1
-    assert health.is_stalled()

@@ -11,13 +11,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
-from quire.outputs import PositionLogprobs
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
@@ -27,20 +25,6 @@ from quire.types import Request
 _R = TypeVar("_R")
 UPDATES_AHEAD = 4
 """Updates of several prompts in the queue to a slow reader; further ones wait in their `RequestStream`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Results of one request: its choices by index, its last update, and its prompt's log-probabilities."""
-
-    choices: list[ChoiceUpdate]
-    last: RequestUpdate
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-
-    @property
-    def num_generated(self) -> int:
-        """Return the number of tokens of all choices."""
-        return sum(len(choice.token_ids) for choice in self.choices)
 
 
 def new_id(prefix: str) -> str:
@@ -80,20 +64,13 @@ async def generate(
                            "for fewer tokens", code="request_timeout") from None  # fmt: skip
 
 
-async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[Finished]:
-    """Compute prepared requests and return their results. Raises: as `generate`."""
-    choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
+async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[RequestUpdate]:
+    """Compute prepared requests and return their final updates, which have all choices. Raises: as `generate`."""
     last: dict[int, RequestUpdate] = {}
-    of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(requests)
     async with aclosing(generate(state, requests, record, streams=False)) as updates:
         async for index, update in updates:
-            choices[index] |= {choice.index: choice for choice in update.choices}
             last[index] = update
-            of_prompts[index] = of_prompts[index] or update.prompt_logprobs
-    return [
-        Finished([found[key] for key in sorted(found)], last[index], of_prompts[index])
-        for index, found in enumerate(choices)
-    ]
+    return [last[index] for index in range(len(requests))]
 
 
 async def _compute_all(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from quire.server.generation import Finished
+from quire.engine.process.messages import RequestUpdate
 from quire.server.protocol.chat import ChatRequest
 from quire.server.protocol.validation import validate
 from quire.server.request_record import ANONYMOUS, RECORD_KEY
@@ -66,7 +66,7 @@ async def test_large_answer_is_written_in_a_thread(fields: dict[str, Any]) -> No
         await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    def write(results: list[Finished]) -> dict[str, int]:
+    def write(results: list[RequestUpdate]) -> dict[str, int]:
         threads.append(threading.get_ident())
         return {"a": len(results)}
 

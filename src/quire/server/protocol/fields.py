@@ -244,24 +244,6 @@ def check_formats(response_format: ResponseFormat | None, structured_outputs: St
         raise FieldError("structured_outputs", "response_format and structured_outputs exclude each other")
 
 
-def structured_outputs_of(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
-) -> StructuredOutputsParams | None:
-    """Return the sampler's constraint; None for free text. Raises: InvalidParameterError."""
-    if structured_outputs is not None:
-        given = structured_outputs.model_dump(
-            by_alias=True, exclude_none=True, exclude={"disable_additional_properties"}
-        )
-        if given.get("json_object") is False:
-            del given["json_object"]
-        return StructuredOutputsParams(**given)
-    if response_format is None or response_format.type == "text":
-        return None
-    if response_format.json_schema is None:
-        return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json=response_format.json_schema.schema_)
-
-
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
     """Rename parameters in errors to the fields that the client sent.
@@ -276,12 +258,6 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         if name is None:
             raise
         raise InvalidParameterError(name, error.value, error.limit) from None
-
-
-def schema_field(response_format: ResponseFormat | None) -> dict[str, str]:
-    """Return names for `renaming`: a schema sent as `response_format` keeps that name in errors."""
-    has_schema = response_format is not None and response_format.json_schema is not None
-    return {"structured_outputs": "response_format.json_schema.schema"} if has_schema else {}
 
 
 # --- Fields -----------------------------------------------------------------------------------
@@ -373,6 +349,27 @@ class ChoiceFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = False
     store: bool | None = None
     response_format: ResponseFormat | None = None
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that the client set. Raises: InvalidParameterError."""
+        chosen, form = super().sampling_values(), self.response_format
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(
+                by_alias=True, exclude_none=True, exclude={"disable_additional_properties"}
+            )
+            if given.get("json_object") is False:
+                del given["json_object"]
+            chosen["structured_outputs"] = StructuredOutputsParams(**given)
+        elif form is not None and form.json_schema is not None:
+            chosen["structured_outputs"] = StructuredOutputsParams(json=form.json_schema.schema_)
+        elif form is not None and form.type == "json_object":
+            chosen["structured_outputs"] = StructuredOutputsParams(json_object=True)
+        return chosen
+
+    def renamed(self) -> dict[str, str]:
+        """Return names for `renaming`: a schema sent as `response_format` keeps that name in errors."""
+        has_schema = self.response_format is not None and self.response_format.json_schema is not None
+        return {"structured_outputs": "response_format.json_schema.schema"} if has_schema else {}
 
     def check_together(self) -> None:
         """Raises: FieldError for fields that contradict each other."""

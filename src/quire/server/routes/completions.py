@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.outputs import PositionLogprobs
-from quire.server.generation import Finished, new_id
+from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
-from quire.server.protocol.fields import prompt_list, renaming, schema_field, structured_outputs_of
+from quire.server.protocol.fields import prompt_list, renaming
 from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
@@ -35,16 +35,16 @@ async def create_completion(request: Request) -> Response:
 
 
 def _prepare(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
-    front_end, chosen = state.supervisor.front_end, body.sampling_values()
+    front_end = state.supervisor.front_end
     scores_only = body.max_tokens == 0
-    # The engine generates at least one token; it is not shown.
-    chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
-    if body.logprobs is not None:
-        chosen["logprobs"] = body.logprobs
-        if body.echo:
-            chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    with renaming(schema_field(body.response_format)):
-        chosen["structured_outputs"] = structured_outputs_of(body.response_format, body.structured_outputs)
+    with renaming(body.renamed()):
+        chosen = body.sampling_values()
+        # The engine generates at least one token; it is not shown.
+        chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
+        if body.logprobs is not None:
+            chosen["logprobs"] = body.logprobs
+            if body.echo:
+                chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         params = front_end.sampling_params(chosen)
         prompts = [
             front_end.prompt(
@@ -112,7 +112,7 @@ class _ChoiceWriter:
         return self._job.front_end.tokenizer.decode(self._prompt.token_ids, skip_special_tokens=False)
 
 
-def _written(job: Job, results: list[Finished]) -> dict[str, Any]:
+def _written(job: Job, results: list[RequestUpdate]) -> dict[str, Any]:
     choices = []
     for prompt_index, finished in enumerate(results):
         of_prompt = finished.prompt_logprobs

@@ -11,9 +11,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.engine.process.messages import RequestUpdate
 from quire.sampling_params import PoolingParams
 from quire.server.errors import ApiError
-from quire.server.generation import Finished, new_id
+from quire.server.generation import new_id
 from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
 from quire.server.request_record import Caller
@@ -53,15 +54,15 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
 
 
 def _written(
-    model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[Finished]
+    model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[RequestUpdate]
 ) -> dict[str, Any]:
     write = base64_of if body.encoding_format == "base64" else list
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": write(_shortened(body, finished.last.embedding or []))}
-            for index, finished in enumerate(results)
+            {"object": "embedding", "index": index, "embedding": write(_shortened(body, update.embedding or []))}
+            for index, update in enumerate(results)
         ],
         "model": model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
+from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
-from quire.server.generation import Finished, collect, until_disconnect
+from quire.server.generation import collect, until_disconnect
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
@@ -58,7 +59,7 @@ async def prepare(
 
 
 async def answer(
-    request: Request, requests: Sequence[EngineRequest], write: Callable[[list[Finished]], Any]
+    request: Request, requests: Sequence[EngineRequest], write: Callable[[list[RequestUpdate]], Any]
 ) -> Response:
     """Compute prepared requests, and answer with what `write` makes of their results. Raises: as `collect`."""
     state, record = state_of(request), record_of(request)

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.front_end import FrontEnd, PromptTokens
-from quire.server.generation import Finished, timestamp
+from quire.server.generation import timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.fields import ChoiceFields, StreamOptions
@@ -45,12 +45,13 @@ class Job:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def answer(self, kind: str, choices: list[dict[str, Any]], results: list[Finished]) -> dict[str, Any]:
+    def answer(self, kind: str, choices: list[dict[str, Any]], results: list[RequestUpdate]) -> dict[str, Any]:
         """Return the whole answer."""
-        last = [finished.last for finished in results]
-        num_generated = 0 if self.scores_only else sum(finished.num_generated for finished in results)
-        usage = self.usage(num_generated, last)
-        return {**self.head(kind), "choices": choices, "usage": usage, **self.timings(num_generated, last[0])}
+        num_generated = 0
+        if not self.scores_only:
+            num_generated = sum(len(choice.token_ids) for update in results for choice in update.choices)
+        usage = self.usage(num_generated, results)
+        return {**self.head(kind), "choices": choices, "usage": usage, **self.timings(num_generated, results[0])}
 
     def usage(self, num_generated: int, last: Sequence[RequestUpdate]) -> dict[str, Any]:
         """Return OpenAI's `usage` of all prompts. `last`: the latest update of each request that has one."""

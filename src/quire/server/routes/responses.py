@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.errors import ApiError
-from quire.server.generation import Finished, new_id, timestamp
+from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
 from quire.server.protocol.fields import renaming
 from quire.server.protocol.responses import ResponsesRequest
@@ -120,8 +120,9 @@ class ResponseJob:
         return TextLogprobs(writer, IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skips))
 
 
-def _written(job: ResponseJob, results: list[Finished]) -> dict[str, Any]:
-    (choice,), last = results[0].choices, results[0].last
+def _written(job: ResponseJob, results: list[RequestUpdate]) -> dict[str, Any]:
+    (last,) = results
+    (choice,) = last.choices
     output = ResponseOutput(job)
     output.write(choice)
     return job.ended(output, choice.finish_reason, last)
