@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -167,20 +168,34 @@ def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
 
 
 @contextlib.asynccontextmanager
+async def running(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> AsyncIterator[None]:
+    """Run uvicorn without its loop, which looks only ten times a second if it should end."""
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=sockets)
+    await server.on_tick(0)
+    try:
+        yield
+    finally:
+        state = server.server_state
+        for listener in server.servers:
+            listener.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.001)
+        for task in state.tasks:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
     """Serve the application on a free port; yields its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(LIMIT_S):
-        while not server.started:
-            await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        server.force_exit = True
-        await task
+    async with running(server):
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
 def events(body: str) -> Iterator[tuple[str | None, str]]:

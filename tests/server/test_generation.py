@@ -1,15 +1,14 @@
 """Requests are computed together, and none outlives its reader."""
 
-import asyncio
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from quire.sampling_params import SamplingParams
-from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.errors import ApiError
 from quire.server.front_end import PromptTokens
-from quire.server.generation import collect, generate, new_id, until_disconnect
+from quire.server.generation import collect, generate, new_id
 from quire.server.state import ServerState
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import Request
@@ -51,18 +50,6 @@ async def test_admission_is_held_until_the_end(num: int) -> None:
 
 
 @in_loop
-async def test_slow_reader_gets_everything() -> None:
-    state, engine = make_state(next_token=saying("x" * 60))
-    texts = ["", "", ""]
-    async with aclosing(generate(state, requests(state, 3, max_tokens=50), record_of(), streams=True)) as updates:
-        async for index, update in updates:
-            texts[index] += "".join(choice.text for choice in update.choices)
-            while engine.num_requests and len(texts[index]) < 2:
-                await asyncio.sleep(0)
-    assert texts == ["x" * 50] * 3
-
-
-@in_loop
 async def test_dead_engine_raises() -> None:
     state, engine = make_state()
     engine.die()
@@ -85,45 +72,6 @@ async def test_request_that_the_engine_aborts_is_an_error() -> None:
         with pytest.raises(ApiError) as caught:
             [update async for update in updates]
     assert (caught.value.status, caught.value.code) == (503, "aborted")
-
-
-@in_loop
-async def test_disconnect_cancels_the_work() -> None:
-    cancelled = asyncio.Event()
-    gone = asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            cancelled.set()
-
-    async def receive() -> dict[str, str]:
-        if not gone.is_set():
-            gone.set()
-            return {"type": "http.request"}
-        return {"type": "http.disconnect"}
-
-    with pytest.raises(ClientDisconnected):
-        await until_disconnect(receive, work())
-    assert cancelled.is_set()
-
-
-@in_loop
-async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
-    async def receive() -> dict[str, str]:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def good() -> int:
-        return 5
-
-    async def bad() -> int:
-        raise ApiError(400, "x")
-
-    assert await until_disconnect(receive, good()) == 5
-    with pytest.raises(ApiError):
-        await until_disconnect(receive, bad())
 
 
 @in_loop

@@ -1,15 +1,12 @@
-"""Short versions of the rows L5, L7 and L9 of `python -m benchmarks.soak`."""
+"""Short versions of the rows L5 and L7 of `python -m benchmarks.soak`."""
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.soak.attacks import slow_attacks
-from benchmarks.soak.invariance import batch_invariance
 from quire.engine.process.stream import MAX_UNREAD_LOGPROBS
-from tests.cli.tiny_directory import make_tiny_directory
 from tests.server.served import CHAT, Served, chat_body, dechunked, quick, serving
 
 WIDE = {"logprobs": True, "top_logprobs": 20}
@@ -80,12 +77,3 @@ def test_slow_attackers_are_disconnected_while_others_are_served() -> None:
                 await served.until_idle()
 
     asyncio.run(main())
-
-
-def test_batches_caches_and_chunks_change_no_token(tmp_path: Path) -> None:
-    model = make_tiny_directory(tmp_path, max_position_embeddings=2048)
-    row = asyncio.run(
-        batch_invariance(str(model), count=8, num_clients=4, max_tokens=6, longest=100, chunk_sizes=(16,))
-    )
-    assert row.passes, row.cells()
-    assert {name: value for name, value, _ in row.checks}["answers compared"] == 40

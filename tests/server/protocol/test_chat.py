@@ -25,10 +25,6 @@ def test_template_variables_with_reserved_names_are_refused(name: str) -> None:
     assert param_of_refusal(chat_template_kwargs={name: 1}) == "chat_template_kwargs"
 
 
-def test_template_variables_with_other_names_are_taken() -> None:
-    assert validate(ChatRequest, {**CHAT, "chat_template_kwargs": {"enable_thinking": False}})
-
-
 @pytest.mark.parametrize(
     "field",
     [

@@ -55,10 +55,6 @@ def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
     assert (offer.tools, offer.choice, offer.demands) == ([other], mode, mode == "required")
 
 
-def test_choice_that_demands_nothing_needs_no_tools() -> None:
-    assert validate(ChatRequest, {**CHAT, "tool_choice": "auto"})
-
-
 def test_empty_list_of_tools_is_none() -> None:
     assert validate(ChatRequest, {**CHAT, "tools": []}).offer() is None
 

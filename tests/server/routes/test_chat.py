@@ -8,7 +8,7 @@ from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import validate
 from quire.server.request_record import Caller
-from quire.server.routes.chat import adds_generation_prompt, message_dicts, prepare_chat
+from quire.server.routes.chat import message_dicts, prepare_chat
 from tests.engine.builders import saying
 from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
 
@@ -55,18 +55,6 @@ async def test_stop_strings_and_tokens_say_what_matched() -> None:
     assert (choice["message"]["content"], choice["stop_reason"]) == ("Hell", ord("o"))
     (choice,) = (await ask({"stop": "lo", "include_stop_str_in_output": True}))["choices"]
     assert choice["message"]["content"] == "Hello"
-
-
-@in_loop
-async def test_several_choices_are_in_order() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        body = {**CHAT, "n": 3, "max_tokens": 6, "seed": 1, "ignore_eos": True}
-        answer = (await client.post(PATH, json=body)).json()
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    texts = {choice["message"]["content"] for choice in answer["choices"]}
-    assert len(texts) == 3
-    assert answer["usage"]["completion_tokens"] == 18
 
 
 @in_loop
@@ -191,16 +179,6 @@ async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
     async with requests_to(app) as client:
         message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
     assert "not finite" in message
-
-
-@pytest.mark.parametrize(
-    ("chosen", "continues", "expected"),
-    [(None, False, True), (None, True, False), (False, False, False), (True, None, True), (False, True, False)],
-)
-def test_generation_prompt_unless_a_message_is_continued(
-    chosen: bool | None, continues: bool | None, expected: bool
-) -> None:
-    assert adds_generation_prompt(chosen, continues) is expected
 
 
 def test_template_sees_the_sent_fields_and_always_some_content() -> None:
