@@ -30,7 +30,7 @@ from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES}
 
@@ -165,6 +165,12 @@ def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
     """A client of the application, without a socket. A stream's body comes as a whole."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
+
+
+async def post(app: FastAPI, path: str, body: Any) -> httpx2.Response:
+    """One request to the application."""
+    async with requests_to(app) as client:
+        return await client.post(path, json=body)
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
@@ -217,7 +217,6 @@ async def serving(
         await client.stop()
 
 
-@contextlib.contextmanager
-def quick(**times: float) -> Iterator[type[Connection]]:
+def quick(**times: float) -> type[Connection]:
     """A `Connection` with other time limits."""
-    yield type("QuickConnection", (Connection,), times)
+    return type("QuickConnection", (Connection,), times)

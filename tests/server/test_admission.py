@@ -12,7 +12,7 @@ from quire.server.admission import Admission
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
-from tests.server.fake_engine import record_of
+from tests.server.fake_engine import in_loop, record_of
 from tests.server.served import Answer, serving
 
 ANONYMOUS = record_of()
@@ -177,69 +177,61 @@ def slowly(step_s: float):
     return lambda step: time.sleep(step_s)
 
 
-def test_overload_is_refused_and_admitted_requests_finish() -> None:
-    async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
-            served.executor.in_step = slowly(0.005)
-            answers = await asyncio.gather(*(served.chat(max_tokens=20, ignore_eos=True) for _ in range(60)))
-            by_status: dict[int, list[Answer]] = {}
-            for answer in answers:
-                by_status.setdefault(answer.status, []).append(answer)
-            assert set(by_status) == {200, 429}
-            assert len(by_status[200]) >= 12
-            assert all(answer.json["usage"]["completion_tokens"] == 20 for answer in by_status[200])
-            assert all(int(answer.headers["retry-after"]) >= 1 for answer in by_status[429])
-            await served.until_idle()
-            assert (await served.chat()).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_overload_is_refused_and_admitted_requests_finish() -> None:
+    async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
+        served.executor.in_step = slowly(0.005)
+        answers = await asyncio.gather(*(served.chat(max_tokens=20, ignore_eos=True) for _ in range(60)))
+        by_status: dict[int, list[Answer]] = {}
+        for answer in answers:
+            by_status.setdefault(answer.status, []).append(answer)
+        assert set(by_status) == {200, 429}
+        assert len(by_status[200]) >= 12
+        assert all(answer.json["usage"]["completion_tokens"] == 20 for answer in by_status[200])
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in by_status[429])
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
-    async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
-            served.executor.in_step = slowly(0.02)
-            first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
-            while not served.executor.num_steps:
-                await asyncio.sleep(0.005)
-            answer = await served.chat(stream=stream)
-            assert (answer.status, answer.code) == (503, "queue_timeout")
-            served.executor.in_step = slowly(0)
-            assert (await first).json["usage"]["completion_tokens"] == 60
-            await served.until_idle()
-            assert (await served.chat()).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
+    async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
+        served.executor.in_step = slowly(0.02)
+        first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
+        while not served.executor.num_steps:
+            await asyncio.sleep(0.005)
+        answer = await served.chat(stream=stream)
+        assert (answer.status, answer.code) == (503, "queue_timeout")
+        served.executor.in_step = slowly(0)
+        assert (await first).json["usage"]["completion_tokens"] == 60
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
-def test_request_over_its_deadline_frees_its_blocks() -> None:
-    async def main() -> None:
-        async with serving(request_timeout_s=0.2) as served:
-            served.executor.in_step = slowly(0.02)
-            answer, stream = await asyncio.gather(
-                served.chat(max_tokens=100, ignore_eos=True), served.chat(max_tokens=100, ignore_eos=True, stream=True)
-            )
-            assert (answer.status, answer.code) == (504, "request_timeout")
-            assert stream.status == 200
-            assert b'"code":"request_timeout"' in stream.body
-            await served.until_idle()
-            served.supervisor.the_client.engine.scheduler.check_integrity()
-            assert served.supervisor.the_client.engine.scheduler.num_running == 0
-
-    asyncio.run(main())
+@in_loop
+async def test_request_over_its_deadline_frees_its_blocks() -> None:
+    async with serving(request_timeout_s=0.2) as served:
+        served.executor.in_step = slowly(0.02)
+        answer, stream = await asyncio.gather(
+            served.chat(max_tokens=100, ignore_eos=True), served.chat(max_tokens=100, ignore_eos=True, stream=True)
+        )
+        assert (answer.status, answer.code) == (504, "request_timeout")
+        assert stream.status == 200
+        assert b'"code":"request_timeout"' in stream.body
+        await served.until_idle()
+        served.supervisor.the_client.engine.scheduler.check_integrity()
+        assert served.supervisor.the_client.engine.scheduler.num_running == 0
 
 
-def test_answers_have_headers_of_the_limits() -> None:
-    async def main() -> None:
-        async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
-            answer = await served.chat()
-            assert answer.headers["x-ratelimit-limit-requests"] == "2"
-            assert answer.headers["x-ratelimit-remaining-requests"] == "1"
-            assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
-            await served.chat()
-            refused = await served.chat()
-            assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
-            assert (await served.answer("GET", "/health/live")).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_answers_have_headers_of_the_limits() -> None:
+    async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
+        answer = await served.chat()
+        assert answer.headers["x-ratelimit-limit-requests"] == "2"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+        await served.chat()
+        refused = await served.chat()
+        assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+        assert (await served.answer("GET", "/health/live")).status == 200
