@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import functools
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx2
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
 from quire.engine.process.deltas import DeltaEncoder
@@ -22,14 +24,20 @@ from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, QuireError
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
+from quire.server.request_record import RECORD_KEY, Caller, RequestRecord
 from quire.server.routes import make_app
 from quire.server.state import ServerState
 from tests.engine.builders import byte_tokenizer, make_engine
 
 MODEL = "tiny"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES}
+
+
+def record_of(client_id: str = "anonymous") -> RequestRecord:
+    """The gate's record of a request."""
+    return RequestRecord("id", "POST", "/", Caller(client_id))
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -138,7 +146,19 @@ def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[Fast
     """The application and its engine; `settings` are `FakeEngine`'s."""
     engine = engine or FakeEngine(**settings)
     supervisor: Any = FakeSupervisor(engine)
-    return make_app(ServerState(ServerOptions(), MODEL, supervisor)), engine
+    app = make_app(ServerState(ServerOptions(), MODEL, supervisor))
+    app.add_middleware(Recorded)
+    return app, engine
+
+
+class Recorded:
+    """Gives each request a record, as the gate does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, RECORD_KEY: record_of()}, receive, send)
 
 
 def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
@@ -147,21 +167,41 @@ def requests_to(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers, timeout=60)
 
 
+async def post(app: FastAPI, path: str, body: Any) -> httpx2.Response:
+    """One request to the application."""
+    async with requests_to(app) as client:
+        return await client.post(path, json=body)
+
+
+@contextlib.asynccontextmanager
+async def running(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> AsyncIterator[None]:
+    """Run uvicorn without its loop, which looks only ten times a second if it should end."""
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=sockets)
+    await server.on_tick(0)
+    try:
+        yield
+    finally:
+        state = server.server_state
+        for listener in server.servers:
+            listener.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.001)
+        for task in state.tasks:
+            task.cancel()
+
+
 @contextlib.asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
     """Serve the application on a free port; yields its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(LIMIT_S):
-        while not server.started:
-            await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        server.force_exit = True
-        await task
+    async with running(server):
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
 def events(body: str) -> Iterator[tuple[str | None, str]]:

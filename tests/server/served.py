@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
@@ -29,6 +29,7 @@ from quire.server.routes import make_app
 from quire.server.state import ServerState
 from quire.server.supervisor import EngineState
 from tests.engine.builders import NextToken, ScriptedExecutor, byte_tokenizer, make_engine, mixing
+from tests.server.fake_engine import running
 
 CHAT = "/v1/chat/completions"
 
@@ -204,24 +205,18 @@ async def serving(
     config = uvicorn.Config(
         Gate(app, state, KeyRing({}) if keys is None else keys), log_config=None, access_log=False, lifespan="off",
         http=connection, ws="none", server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=5, log_level=logging.WARNING,
+        log_level=logging.WARNING,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(state.health.watch())
-    while not server.started:
-        await asyncio.sleep(0.005)
     try:
-        yield Served(state, app, listener.getsockname()[1], server)
+        async with running(server, [listener]):
+            yield Served(state, app, listener.getsockname()[1], server)
     finally:
-        server.should_exit = True
         watching.cancel()
-        await task
         await client.stop()
 
 
-@contextlib.contextmanager
-def quick(**times: float) -> Iterator[type[Connection]]:
+def quick(**times: float) -> type[Connection]:
     """A `Connection` with other time limits."""
-    yield type("QuickConnection", (Connection,), times)
+    return type("QuickConnection", (Connection,), times)

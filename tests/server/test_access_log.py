@@ -12,6 +12,7 @@ import pytest
 from quire.server import gate
 from quire.server.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
+from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, Answer, chat_body, quick, serving
 
 SECRET = "sk-the-secret-key"
@@ -49,13 +50,11 @@ def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("log", ["text", "json"], indirect=True)
-def test_log_has_one_line_per_request_with_counts_and_names(log: io.StringIO) -> None:
-    async def main() -> None:
-        async with serving(keys=KeyRing({SECRET: "ann"})) as served:
-            await served.chat(headers=BEARER | {"X-Request-Id": "id-7"}, text="the prompt")
-            await served.answer("GET", f"{CHAT}?api_key={SECRET}", headers=BEARER)
-
-    asyncio.run(main())
+@in_loop
+async def test_log_has_one_line_per_request_with_counts_and_names(log: io.StringIO) -> None:
+    async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+        await served.chat(headers=BEARER | {"X-Request-Id": "id-7"}, text="the prompt")
+        await served.answer("GET", f"{CHAT}?api_key={SECRET}", headers=BEARER)
     lines = log.getvalue().splitlines()
     assert len(lines) == 2
     for word in ("POST", CHAT, "200", "ann", "id-7"):
@@ -87,38 +86,34 @@ def test_paths_and_headers_of_clients_forge_no_log_lines(log: io.StringIO) -> No
     assert max(map(len, text.splitlines())) < MAX_LINE_CHARACTERS
 
 
-def test_errors_contain_no_keys_and_no_prompts(log: io.StringIO) -> None:
-    async def main() -> None:
-        async with serving(keys=KeyRing({SECRET: "ann"})) as served:
-            for body in (b"{", b'{"model": 1}', b'{"model": "scripted", "messages": "a secret prompt"}'):
-                answer = await served.answer("POST", CHAT, headers=BEARER, body=body)
-                assert SECRET.encode() not in answer.body
-                assert answer.status == 400
-
-    asyncio.run(main())
+@in_loop
+async def test_errors_contain_no_keys_and_no_prompts(log: io.StringIO) -> None:
+    async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+        for body in (b"{", b'{"model": 1}', b'{"model": "scripted", "messages": "a secret prompt"}'):
+            answer = await served.answer("POST", CHAT, headers=BEARER, body=body)
+            assert SECRET.encode() not in answer.body
+            assert answer.status == 400
     assert SECRET not in log.getvalue()
     assert "secret prompt" not in log.getvalue()
 
 
-def test_client_that_leaves_is_counted_as_499_and_its_request_aborted() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            served.executor.in_step = lambda step: time.sleep(0.02)
-            body = json.dumps(chat_body(max_tokens=100, ignore_eos=True)).encode()
-            _, writer = await served.connect()
-            writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
-            writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-            async with asyncio.timeout(20):
-                while not served.executor.num_steps:
-                    await asyncio.sleep(0.005)
-            assert served.server_requests() == 1
-            writer.close()
-            await served.until_idle()
-            page = (await served.answer("GET", "/metrics")).body.decode()
-            assert re.search(r'quire_http_requests_total{.*status="499"} 1', page)
-            assert 'quire_requests_total{finish_reason="abort"} 1' in page
-
-    asyncio.run(main())
+@in_loop
+async def test_client_that_leaves_is_counted_as_499_and_its_request_aborted() -> None:
+    async with serving() as served:
+        served.executor.in_step = lambda step: time.sleep(0.02)
+        body = json.dumps(chat_body(max_tokens=100, ignore_eos=True)).encode()
+        _, writer = await served.connect()
+        writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        async with asyncio.timeout(20):
+            while not served.executor.num_steps:
+                await asyncio.sleep(0.005)
+        assert served.server_requests() == 1
+        writer.close()
+        await served.until_idle()
+        page = (await served.answer("GET", "/metrics")).body.decode()
+        assert re.search(r'quire_http_requests_total{.*status="499"} 1', page)
+        assert 'quire_requests_total{finish_reason="abort"} 1' in page
 
 
 REFUSED = {
@@ -136,63 +131,55 @@ REFUSED = {
 }
 
 
-def test_invalid_request_has_an_id_and_a_log_line_and_is_counted(log: io.StringIO) -> None:
-    async def main() -> None:
-        async with serving() as served:
-            for status, requests in REFUSED.items():
-                for data in requests:
-                    before = len(log.getvalue().splitlines())
-                    answer = Answer(await served.raw(data))
-                    assert answer.status == status
-                    (line,) = log.getvalue().splitlines()[before:]
-                    assert answer.headers["x-request-id"] in line
-                    assert str(status) in line
-            page = (await served.answer("GET", "/metrics")).body.decode()
-            for status, requests in REFUSED.items():
-                counted = re.findall(rf'quire_http_requests_total{{.*status="{status}"}} (\d+)', page)
-                assert sum(map(int, counted)) == len(requests)
-
-    asyncio.run(main())
+@in_loop
+async def test_invalid_request_has_an_id_and_a_log_line_and_is_counted(log: io.StringIO) -> None:
+    async with serving() as served:
+        for status, requests in REFUSED.items():
+            for data in requests:
+                before = len(log.getvalue().splitlines())
+                answer = Answer(await served.raw(data))
+                assert answer.status == status
+                (line,) = log.getvalue().splitlines()[before:]
+                assert answer.headers["x-request-id"] in line
+                assert str(status) in line
+        page = (await served.answer("GET", "/metrics")).body.decode()
+        for status, requests in REFUSED.items():
+            counted = re.findall(rf'quire_http_requests_total{{.*status="{status}"}} (\d+)', page)
+            assert sum(map(int, counted)) == len(requests)
     text = log.getvalue()
     assert SECRET not in text
     assert all(character == "\n" or character.isprintable() for character in text)
     assert max(map(len, text.splitlines())) < MAX_LINE_CHARACTERS
 
 
-def test_timeouts_of_requests_and_silent_connections_are_logged(log: io.StringIO) -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.1, LINGER_S=0.1) as connection:
-            async with serving(connection=connection) as served:
-                assert b" 408 " in await served.raw(b"")
-                assert b" 408 " in await served.raw(b"GET /version HTTP/1.1\r\nHost: a\r\n")
-                assert b" 408 " in await served.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                                                    b"Content-Length: 10\r\n\r\n{")  # fmt: skip
-
-    asyncio.run(main())
+@in_loop
+async def test_timeouts_of_requests_and_silent_connections_are_logged(log: io.StringIO) -> None:
+    async with serving(connection=quick(READ_TIMEOUT_S=0.1, LINGER_S=0.1)) as served:
+        assert b" 408 " in await served.raw(b"")
+        assert b" 408 " in await served.raw(b"GET /version HTTP/1.1\r\nHost: a\r\n")
+        assert b" 408 " in await served.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                            b"Content-Length: 10\r\n\r\n{")  # fmt: skip
     lines = log.getvalue().splitlines()
     assert len(lines) == 3
     assert all("408" in line for line in lines)
     assert "/v1/completions" in lines[2]
 
 
-def test_repeated_429s_of_a_key_are_logged_as_one_line_and_a_number(
+@in_loop
+async def test_repeated_429s_of_a_key_are_logged_as_one_line_and_a_number(
     log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "REPEATS_S", 0.2)
-
-    async def main() -> None:
-        async with serving(requests_per_minute=1) as served:
-            assert (await served.chat()).status == 200
-            refused = [await served.chat() for _ in range(6)]
-            assert {answer.status for answer in refused} == {429}
-            assert len({answer.headers["x-request-id"] for answer in refused}) == 6
-            async with asyncio.timeout(20):
-                while "more requests" not in log.getvalue():
-                    await asyncio.sleep(0.01)
-            page = (await served.answer("GET", "/metrics")).body.decode()
-            assert re.search(r'quire_http_requests_total{.*status="429"} 6', page)
-
-    asyncio.run(main())
+    async with serving(requests_per_minute=1) as served:
+        assert (await served.chat()).status == 200
+        refused = [await served.chat() for _ in range(6)]
+        assert {answer.status for answer in refused} == {429}
+        assert len({answer.headers["x-request-id"] for answer in refused}) == 6
+        async with asyncio.timeout(20):
+            while "more requests" not in log.getvalue():
+                await asyncio.sleep(0.01)
+        page = (await served.answer("GET", "/metrics")).body.decode()
+        assert re.search(r'quire_http_requests_total{.*status="429"} 6', page)
     # Not merely "429": the random id of another request may have these digits.
     lines = [line for line in log.getvalue().splitlines() if re.search(r'status"?(?:=|: )429', line)]
     own = [line for line in lines if "req-" in line]
@@ -203,12 +190,10 @@ def test_repeated_429s_of_a_key_are_logged_as_one_line_and_a_number(
     assert len(lines) == len(own) + len(numbers) < 6
 
 
-def test_429s_of_one_key_do_not_hide_those_of_another(log: io.StringIO) -> None:
-    async def main() -> None:
-        async with serving(requests_per_minute=1, keys=KeyRing({"a": "ann", "b": "bob"})) as served:
-            for key in "aabb":
-                await served.chat(headers={"Authorization": f"Bearer {key}"})
-
-    asyncio.run(main())
+@in_loop
+async def test_429s_of_one_key_do_not_hide_those_of_another(log: io.StringIO) -> None:
+    async with serving(requests_per_minute=1, keys=KeyRing({"a": "ann", "b": "bob"})) as served:
+        for key in "aabb":
+            await served.chat(headers={"Authorization": f"Bearer {key}"})
     refused = [line for line in log.getvalue().splitlines() if "429" in line]
     assert [name for line in refused for name in ("ann", "bob") if name in line] == ["ann", "bob"]

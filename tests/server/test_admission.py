@@ -9,10 +9,13 @@ import pytest
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Statistics
 from quire.server.admission import Admission
-from quire.server.caller import ANONYMOUS, Caller
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
+from quire.server.request_record import RequestRecord
+from tests.server.fake_engine import in_loop, record_of
 from tests.server.served import Answer, serving
+
+ANONYMOUS = record_of()
 
 
 class Clock:
@@ -29,11 +32,11 @@ def make(
     client = SimpleNamespace(statistics=statistics or Statistics())
     engine = SimpleNamespace(is_ready=True, client=client, options=SimpleNamespace(max_num_seqs=max_num_seqs))
     clock = Clock()
-    return Admission(ServerOptions(**({"request_timeout_s": 0.0} | options)), engine, clock), client, clock
+    return Admission(ServerOptions(**options), engine, clock), client, clock
 
 
-def refused(admission: Admission, caller: Caller = ANONYMOUS, tokens: int = 1, n: int = 1) -> ApiError:
-    with pytest.raises(ApiError) as caught, admission.enter(caller, tokens, n):
+def refused(admission: Admission, record: RequestRecord = ANONYMOUS, tokens: int = 1, n: int = 1) -> ApiError:
+    with pytest.raises(ApiError) as caught, admission.enter(record, tokens, n):
         pass
     return caught.value
 
@@ -53,16 +56,17 @@ def test_running_and_queued_requests_share_the_limit() -> None:
         admission.check_room(ANONYMOUS, 1)
 
 
-def test_refused_clients_get_increasing_times() -> None:
-    # 100 tokens a second, 50 per completion: each takes half a second.
-    statistics = Statistics(num_computed_tokens=1000, num_steps=1000, busy_s=10.0)
-    admission, _, clock = make(max_num_seqs=1, max_queued_requests=1, statistics=statistics)
-    with admission.enter(ANONYMOUS, 1, 1, 49), admission.enter(ANONYMOUS, 1, 1, 49):
-        hints = [refused(admission).retry_after_s for _ in range(9)]
-        assert hints == sorted(hints)
-        assert hints[8] - hints[3] == pytest.approx(2.5)
+def test_refused_clients_get_the_time_of_the_work_left_and_increasing_times() -> None:
+    statistics = Statistics(num_finished={"stop": 8, "length": 2}, busy_s=10.0)  # a second per completion
+    admission, client, clock = make(max_num_seqs=1, max_queued_requests=3)
+    with admission.enter(ANONYMOUS, 1, 4):
+        assert refused(admission).retry_after_s == 1, "nothing has finished"
+        client.statistics = statistics
+        hints = [refused(admission).retry_after_s for _ in range(80)]
+        assert hints[:3] == [4, 5, 6]
+        assert hints[-1] == 60
         clock.now_s += 1000
-        assert refused(admission).retry_after_s == pytest.approx(hints[0])
+        assert refused(admission).retry_after_s == 4
 
 
 def test_n_completions_count_as_n() -> None:
@@ -97,24 +101,9 @@ def test_single_long_prompt_may_exceed_the_bound_of_tokens() -> None:
         assert refused(admission).status == 429
 
 
-def test_retry_after_is_the_work_left_over_the_throughput() -> None:
-    admission, client, clock = make(max_num_seqs=1, max_queued_requests=1)
-    client.statistics = Statistics(
-        num_running=1, num_waiting=1, num_computed_tokens=1000, num_steps=1000, busy_s=10.0, num_running_prompt_tokens=0
-    )
-    clock.now_s += 5
-    with admission.enter(ANONYMOUS, 300, 1, 100), admission.enter(ANONYMOUS, 500, 1, 80) as place:
-        place.note(RequestUpdate("a", [ChoiceUpdate(0, "", [1] * 30)]))
-        # 800 prompt tokens and 180 of answers, of which 30 are there, at 100 tokens/s.
-        assert refused(admission).headers()["Retry-After"] == "10"
-    with admission.enter(ANONYMOUS, 300, 1, 100), admission.enter(ANONYMOUS, 500, 1, 80):
-        # Answers turned out to use a sixth of what they may; and one client is on its way back.
-        assert 12 <= refused(admission).retry_after_s <= 13
-
-
 def test_headers_of_a_key_do_not_make_it_known() -> None:
     admission, _, _ = make(max_num_seqs=4, max_queued_requests=4, requests_per_minute=100)
-    ann = Caller("ann")
+    ann = record_of("ann")
     assert dict(admission.rate_limit_headers(ANONYMOUS))[b"x-ratelimit-remaining-requests"] == b"100"
     with contextlib.ExitStack() as stack:
         for _ in range(8):
@@ -124,7 +113,7 @@ def test_headers_of_a_key_do_not_make_it_known() -> None:
 
 
 def test_key_cannot_fill_the_queue_while_another_is_known() -> None:
-    ann, bob = Caller("ann"), Caller("bob")
+    ann, bob = record_of("ann"), record_of("bob")
     admission, _, _ = make(max_num_seqs=2, max_queued_requests=10)
     with admission.enter(bob, 1, 1):
         pass
@@ -137,7 +126,7 @@ def test_key_cannot_fill_the_queue_while_another_is_known() -> None:
 
 
 def test_requests_per_minute_are_per_key() -> None:
-    ann, bob = Caller("ann"), Caller("bob")
+    ann, bob = record_of("ann"), record_of("bob")
     admission, _, clock = make(requests_per_minute=2)
     for _ in range(2):
         with admission.enter(ann, 1, 1):
@@ -183,105 +172,66 @@ def test_place_is_given_back_after_any_exception(error: type[BaseException]) -> 
     assert (admission.num_requests, admission._num_prompt_tokens) == (0, 0)
 
 
-def test_request_over_its_deadline_ends_with_504() -> None:
-    admission, _, _ = make(request_timeout_s=0.05)
-
-    async def main() -> None:
-        with pytest.raises(ApiError) as caught, admission.enter(ANONYMOUS, 1, 1):
-            await asyncio.sleep(60)
-        assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-        await asyncio.sleep(0)  # the task is no longer being cancelled
-        assert admission.num_requests == 0
-
-    asyncio.run(main())
-
-
-def test_cancellation_from_outside_is_no_timeout() -> None:
-    admission, _, _ = make(request_timeout_s=60)
-
-    async def work() -> None:
-        with admission.enter(ANONYMOUS, 1, 1):
-            await asyncio.sleep(60)
-
-    async def main() -> None:
-        task = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert admission.num_requests == 0
-
-    asyncio.run(main())
-
-
 def slowly(step_s: float):
     """What a scripted engine does in each step."""
     return lambda step: time.sleep(step_s)
 
 
-def test_overload_is_refused_and_admitted_requests_finish() -> None:
-    async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
-            served.executor.in_step = slowly(0.005)
-            answers = await asyncio.gather(*(served.chat(max_tokens=20, ignore_eos=True) for _ in range(60)))
-            by_status: dict[int, list[Answer]] = {}
-            for answer in answers:
-                by_status.setdefault(answer.status, []).append(answer)
-            assert set(by_status) == {200, 429}
-            assert len(by_status[200]) >= 12
-            assert all(answer.json["usage"]["completion_tokens"] == 20 for answer in by_status[200])
-            assert all(int(answer.headers["retry-after"]) >= 1 for answer in by_status[429])
-            await served.until_idle()
-            assert (await served.chat()).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_overload_is_refused_and_admitted_requests_finish() -> None:
+    async with serving(scheduler={"max_num_seqs": 4}, max_queued_requests=8) as served:
+        served.executor.in_step = slowly(0.005)
+        answers = await asyncio.gather(*(served.chat(max_tokens=20, ignore_eos=True) for _ in range(60)))
+        by_status: dict[int, list[Answer]] = {}
+        for answer in answers:
+            by_status.setdefault(answer.status, []).append(answer)
+        assert set(by_status) == {200, 429}
+        assert len(by_status[200]) >= 12
+        assert all(answer.json["usage"]["completion_tokens"] == 20 for answer in by_status[200])
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in by_status[429])
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
-    async def main() -> None:
-        async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
-            served.executor.in_step = slowly(0.02)
-            first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
-            while not served.executor.num_steps:
-                await asyncio.sleep(0.005)
-            answer = await served.chat(stream=stream)
-            assert (answer.status, answer.code) == (503, "queue_timeout")
-            served.executor.in_step = slowly(0)
-            assert (await first).json["usage"]["completion_tokens"] == 60
-            await served.until_idle()
-            assert (await served.chat()).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_request_that_waits_too_long_is_answered_503(stream: bool) -> None:
+    async with serving(scheduler={"max_num_seqs": 1}, queue_timeout_s=0.1) as served:
+        served.executor.in_step = slowly(0.02)
+        first = asyncio.create_task(served.chat(max_tokens=60, ignore_eos=True))
+        while not served.executor.num_steps:
+            await asyncio.sleep(0.005)
+        answer = await served.chat(stream=stream)
+        assert (answer.status, answer.code) == (503, "queue_timeout")
+        served.executor.in_step = slowly(0)
+        assert (await first).json["usage"]["completion_tokens"] == 60
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
-def test_request_over_its_deadline_frees_its_blocks() -> None:
-    async def main() -> None:
-        async with serving(request_timeout_s=0.2) as served:
-            served.executor.in_step = slowly(0.02)
-            answer, stream = await asyncio.gather(
-                served.chat(max_tokens=100, ignore_eos=True), served.chat(max_tokens=100, ignore_eos=True, stream=True)
-            )
-            assert (answer.status, answer.code) == (504, "request_timeout")
-            assert stream.status == 200
-            assert b'"code":"request_timeout"' in stream.body
-            await served.until_idle()
-            served.supervisor.the_client.engine.scheduler.check_integrity()
-            assert served.supervisor.the_client.engine.scheduler.num_running == 0
-
-    asyncio.run(main())
+@in_loop
+async def test_request_over_its_deadline_frees_its_blocks() -> None:
+    async with serving(request_timeout_s=0.2) as served:
+        served.executor.in_step = slowly(0.02)
+        answer, stream = await asyncio.gather(
+            served.chat(max_tokens=100, ignore_eos=True), served.chat(max_tokens=100, ignore_eos=True, stream=True)
+        )
+        assert (answer.status, answer.code) == (504, "request_timeout")
+        assert stream.status == 200
+        assert b'"code":"request_timeout"' in stream.body
+        await served.until_idle()
+        served.supervisor.the_client.engine.scheduler.check_integrity()
+        assert served.supervisor.the_client.engine.scheduler.num_running == 0
 
 
-def test_answers_have_headers_of_the_limits() -> None:
-    async def main() -> None:
-        async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
-            answer = await served.chat()
-            assert answer.headers["x-ratelimit-limit-requests"] == "2"
-            assert answer.headers["x-ratelimit-remaining-requests"] == "1"
-            assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
-            await served.chat()
-            refused = await served.chat()
-            assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
-            assert (await served.answer("GET", "/health/live")).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_answers_have_headers_of_the_limits() -> None:
+    async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
+        answer = await served.chat()
+        assert answer.headers["x-ratelimit-limit-requests"] == "2"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+        await served.chat()
+        refused = await served.chat()
+        assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+        assert (await served.answer("GET", "/health/live")).status == 200

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from quire.server import connection as limits
+from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, Answer, Served, chat_body, quick, serving
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
@@ -70,34 +72,30 @@ REFUSED: dict[tuple[int, str], dict[str, bytes]] = {
 }
 
 
-def test_invalid_and_oversized_requests_are_refused_in_openais_shape() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            for expected, requests in REFUSED.items():
-                for name, data in requests.items():
-                    answer = Answer(await served.raw(data))
-                    assert (answer.status, answer.code) == expected, name
-                    assert answer.headers["content-type"] == "application/json"
-                    assert set(answer.json["error"]) == {"message", "type", "param", "code"}
-            headers = {f"X-{number}": "a" * 200 for number in range(limits.MAX_HEADERS - 2)}
-            assert (await served.answer("GET", "/version", headers=headers)).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_invalid_and_oversized_requests_are_refused_in_openais_shape() -> None:
+    async with serving() as served:
+        for expected, requests in REFUSED.items():
+            for name, data in requests.items():
+                answer = Answer(await served.raw(data))
+                assert (answer.status, answer.code) == expected, name
+                assert answer.headers["content-type"] == "application/json"
+                assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+        headers = {f"X-{number}": "a" * 200 for number in range(limits.MAX_HEADERS - 2)}
+        assert (await served.answer("GET", "/version", headers=headers)).status == 200
 
 
-def test_chunked_body_is_read_and_its_trailers_are_no_headers() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            body = json.dumps(chat_body()).encode()
-            pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
-            chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-            end = b"0\r\nX-Request-Id: from-the-trailer\r\n\r\n"
-            headers = (CHUNKED, b"Content-Type: application/json", b"Connection: close")
-            answer = Answer(await served.raw(post(chunks + end, *headers)))
-            assert (answer.status, answer.json["usage"]["completion_tokens"]) == (200, 4)
-            assert answer.headers["x-request-id"] != "from-the-trailer"
-
-    asyncio.run(main())
+@in_loop
+async def test_chunked_body_is_read_and_its_trailers_are_no_headers() -> None:
+    async with serving() as served:
+        body = json.dumps(chat_body()).encode()
+        pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+        end = b"0\r\nX-Request-Id: from-the-trailer\r\n\r\n"
+        headers = (CHUNKED, b"Content-Type: application/json", b"Connection: close")
+        answer = Answer(await served.raw(post(chunks + end, *headers)))
+        assert (answer.status, answer.json["usage"]["completion_tokens"]) == (200, 4)
+        assert answer.headers["x-request-id"] != "from-the-trailer"
 
 
 @pytest.mark.parametrize(
@@ -105,98 +103,79 @@ def test_chunked_body_is_read_and_its_trailers_are_no_headers() -> None:
     [HEAD, b"GET /ver", post(b'{"mod', b"Content-Length: 100"), post(b"5\r\nab", b"Transfer-Encoding: chunked")],
     ids=["headers", "request line", "body", "chunk"],
 )
-def test_request_that_never_ends_is_answered_408(data: bytes) -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.3) as connection:
-            async with serving(connection=connection) as served:
-                answer = Answer(await served.raw(data))
-                assert (answer.status, answer.code) == (408, "request_timeout")
-                assert served.server_requests() == 0
-
-    asyncio.run(main())
+@in_loop
+async def test_request_that_never_ends_is_answered_408(data: bytes) -> None:
+    async with serving(connection=quick(READ_TIMEOUT_S=0.3)) as served:
+        answer = Answer(await served.raw(data))
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert served.server_requests() == 0
 
 
-def test_slow_input_does_not_prolong_the_time() -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.5) as connection:
-            async with serving(connection=connection) as served:
-                for drop in (b"X: a\r\n", b"\r\n"):
-                    reader, writer = await served.connect()
-                    writer.write(HEAD if drop.startswith(b"X") else drop)
-                    received = asyncio.create_task(reader.read())
-                    for _ in range(200):
-                        if received.done():
-                            break
-                        writer.write(drop)
-                        await asyncio.sleep(0.02)
-                    assert Answer(await received).status == 408
-                    writer.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_slow_input_does_not_prolong_the_time() -> None:
+    async with serving(connection=quick(READ_TIMEOUT_S=0.5)) as served:
+        for drop in (b"X: a\r\n", b"\r\n"):
+            reader, writer = await served.connect()
+            writer.write(HEAD if drop.startswith(b"X") else drop)
+            received = asyncio.create_task(reader.read())
+            for _ in range(200):
+                if received.done():
+                    break
+                writer.write(drop)
+                await asyncio.sleep(0.02)
+            assert Answer(await received).status == 408
+            writer.close()
 
 
-def test_stray_bytes_after_a_request_do_not_prevent_its_answer() -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.1, KEEP_ALIVE_S=0.3) as connection:
-            async with serving(connection=connection) as served:
-                served.executor.in_step = lambda step: time.sleep(0.1)
-                body = json.dumps(chat_body()).encode()
-                length = b"Content-Length: %d" % len(body)
-                answer = Answer(await served.raw(post(body, length, b"Content-Type: application/json") + b"\r\nGET"))
-                assert answer.status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_stray_bytes_after_a_request_do_not_prevent_its_answer() -> None:
+    async with serving(connection=quick(READ_TIMEOUT_S=0.1, KEEP_ALIVE_S=0.3)) as served:
+        served.executor.in_step = lambda step: time.sleep(0.1)
+        body = json.dumps(chat_body()).encode()
+        length = b"Content-Length: %d" % len(body)
+        answer = Answer(await served.raw(post(body, length, b"Content-Type: application/json") + b"\r\nGET"))
+        assert answer.status == 200
 
 
-def test_connection_serves_several_requests() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            data = await served.raw((HEAD + b"\r\n") * 3 + HEAD + b"Connection: close\r\n\r\n")
-            assert data.count(b"HTTP/1.1 200 OK") == 4
-
-    asyncio.run(main())
+@in_loop
+async def test_connection_serves_several_requests() -> None:
+    async with serving() as served:
+        data = await served.raw((HEAD + b"\r\n") * 3 + HEAD + b"Connection: close\r\n\r\n")
+        assert data.count(b"HTTP/1.1 200 OK") == 4
 
 
 @pytest.mark.parametrize(
     "tail", [b"POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"GET /version HT"]
 )
-def test_pipelined_request_that_never_ends_is_answered_408(tail: bytes) -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.2) as connection:
-            async with serving(connection=connection) as served:
-                data = await served.raw(HEAD + b"\r\n" + tail, timeout_s=10)
-                assert data.count(b"HTTP/1.1 200 OK") == 1
-                assert data.count(b"HTTP/1.1 408") == 1
-
-    asyncio.run(main())
+@in_loop
+async def test_pipelined_request_that_never_ends_is_answered_408(tail: bytes) -> None:
+    async with serving(connection=quick(READ_TIMEOUT_S=0.2)) as served:
+        data = await served.raw(HEAD + b"\r\n" + tail, timeout_s=10)
+        assert data.count(b"HTTP/1.1 200 OK") == 1
+        assert data.count(b"HTTP/1.1 408") == 1
 
 
-def test_idle_connection_is_closed() -> None:
-    async def main() -> None:
-        with quick(KEEP_ALIVE_S=0.2) as connection:
-            async with serving(connection=connection) as served:
-                assert (await served.raw(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
-
-    asyncio.run(main())
+@in_loop
+async def test_idle_connection_is_closed() -> None:
+    async with serving(connection=quick(KEEP_ALIVE_S=0.2)) as served:
+        assert (await served.raw(HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
 
 
-def test_flood_of_pipelined_requests_is_cut() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            await served.raw((HEAD + b"\r\n") * 5000)
-            assert (await served.answer("GET", "/version")).status == 200
-            assert sum(served.state.metrics._http.values()) < 100
+@in_loop
+async def test_flood_of_pipelined_requests_is_cut() -> None:
+    async with serving() as served:
+        await served.raw((HEAD + b"\r\n") * 5000)
+        assert (await served.answer("GET", "/version")).status == 200
+        page = (await served.answer("GET", "/metrics")).body.decode()
+        counted = re.findall(r"quire_http_requests_total{.*} (\d+)", page)
+        assert 0 < sum(map(int, counted)) < 100
 
-    asyncio.run(main())
 
-
-def test_upgrade_is_answered_as_an_ordinary_request() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            data = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"\x81\x85garbage"
-            assert Answer(await served.raw(data)).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_upgrade_is_answered_as_an_ordinary_request() -> None:
+    async with serving() as served:
+        data = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"\x81\x85garbage"
+        assert Answer(await served.raw(data)).status == 200
 
 
 async def unread(served: Served, data: bytes) -> socket.socket:
@@ -230,124 +209,105 @@ LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8
 """Answers that the kernel's buffers do not hold."""
 
 
-def test_reader_of_finished_answers_is_cut_unless_it_makes_progress() -> None:
-    async def main() -> None:
-        with quick(TAKE_TIMEOUT_S=0.4, KEEP_ALIVE_S=60) as connection:
-            async with serving(connection=connection) as served:
-                stuck, steady = await unread(served, LARGE), await unread(served, LARGE)
-                times = await asyncio.gather(
-                    seconds_until_cut(served, stuck, 1, 20), seconds_until_cut(served, steady, 1 << 14, 1.5)
-                )
-                assert times[0] is not None
-                assert times[1] is None
-                stuck.close()
-                steady.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_reader_of_finished_answers_is_cut_unless_it_makes_progress() -> None:
+    async with serving(connection=quick(TAKE_TIMEOUT_S=0.4, KEEP_ALIVE_S=60)) as served:
+        stuck, steady = await unread(served, LARGE), await unread(served, LARGE)
+        times = await asyncio.gather(
+            seconds_until_cut(served, stuck, 1, 20), seconds_until_cut(served, steady, 1 << 14, 1.5)
+        )
+        assert times[0] is not None
+        assert times[1] is None
+        stuck.close()
+        steady.close()
 
 
-def test_reader_that_pauses_a_stream_is_cut_and_others_are_served() -> None:
+@in_loop
+async def test_reader_that_pauses_a_stream_is_cut_and_others_are_served() -> None:
     scheduler = {"max_model_len": 1024, "num_blocks": 4000, "max_num_seqs": 64}
-
-    async def main() -> None:
-        body = json.dumps(chat_body(stream=True, max_tokens=900, n=8, ignore_eos=True)).encode()
-        request = post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json")
-        with quick(WRITE_TIMEOUT_S=1.0) as connection:
-            async with serving(connection=connection, scheduler=scheduler) as served:
-                clients = [await unread(served, request) for _ in range(2)]
-                for _ in range(5):
-                    answer = await served.chat(stream=True)
-                    assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
-                    here = served.server.server_state.connections
-                    assert max((item.transport.get_write_buffer_size() for item in here), default=0) < 128 << 10
-                await until(lambda: not served.server.server_state.connections)
-                await served.until_idle()
-                for client in clients:
-                    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    client.close()
-
-    asyncio.run(main())
+    body = json.dumps(chat_body(stream=True, max_tokens=900, n=8, ignore_eos=True)).encode()
+    request = post(body, b"Content-Length: %d" % len(body), b"Content-Type: application/json")
+    async with serving(connection=quick(WRITE_TIMEOUT_S=1.0), scheduler=scheduler) as served:
+        clients = [await unread(served, request) for _ in range(2)]
+        for _ in range(5):
+            answer = await served.chat(stream=True)
+            assert (answer.status, answer.body[-14:]) == (200, b"data: [DONE]\n\n")
+            here = served.server.server_state.connections
+            assert max((item.transport.get_write_buffer_size() for item in here), default=0) < 128 << 10
+        await until(lambda: not served.server.server_state.connections)
+        await served.until_idle()
+        for client in clients:
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            client.close()
 
 
-def test_many_idle_connections_leave_others_served() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            idle = [await served.connect() for _ in range(200)]
-            assert all([(await served.chat()).status == 200 for _ in range(4)])
-            for _, writer in idle:
-                writer.close()
-            await until(lambda: not served.server.server_state.connections)
-
-    asyncio.run(main())
+@in_loop
+async def test_many_idle_connections_leave_others_served() -> None:
+    async with serving() as served:
+        idle = [await served.connect() for _ in range(200)]
+        assert all([(await served.chat()).status == 200 for _ in range(4)])
+        for _, writer in idle:
+            writer.close()
+        await until(lambda: not served.server.server_state.connections)
 
 
-def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
-    async def main() -> None:
-        with quick(MAX_CONNECTIONS=3) as connection:
-            async with serving(connection=connection) as served:
-                here = served.server.server_state.connections
-                pairs = [await served.connect() for _ in range(3)]
-                await until(lambda: len(here) == 3)
-                assert (await served.answer("GET", "/version")).status == 200
-                await until(lambda: len(here) == 2)
-                for _, writer in pairs:
-                    writer.write(HEAD)  # from now on a request is under way
-                await until(lambda: not any(item.is_idle for item in here))
-                assert (await served.answer("GET", "/version")).status == 200
-                busy = (await served.connect())[1]
-                busy.write(HEAD)
-                await until(lambda: len(here) == 3 and not any(item.is_idle for item in here))
-                answer = Answer(await served.raw(HEAD + b"\r\n"))
-                assert (answer.status, answer.code) == (503, "too_many_connections")
-                for writer in [busy, *(writer for _, writer in pairs)]:
-                    writer.close()
-
-    asyncio.run(main())
-
-
-def test_limit_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (1024, 1024))
-
-    async def main() -> None:
-        async with serving() as served:
-            _, writer = await served.connect()
-            await until(lambda: bool(served.server.server_state.connections))
-            (connection,) = served.server.server_state.connections
-            assert connection._max_connections() == 1024 - limits.SPARE_FILES
+@in_loop
+async def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
+    async with serving(connection=quick(MAX_CONNECTIONS=3)) as served:
+        here = served.server.server_state.connections
+        pairs = [await served.connect() for _ in range(3)]
+        await until(lambda: len(here) == 3)
+        assert (await served.answer("GET", "/version")).status == 200
+        await until(lambda: len(here) == 2)
+        for _, writer in pairs:
+            writer.write(HEAD)  # from now on a request is under way
+        await until(lambda: not any(item.is_idle for item in here))
+        assert (await served.answer("GET", "/version")).status == 200
+        busy = (await served.connect())[1]
+        busy.write(HEAD)
+        await until(lambda: len(here) == 3 and not any(item.is_idle for item in here))
+        answer = Answer(await served.raw(HEAD + b"\r\n"))
+        assert (answer.status, answer.code) == (503, "too_many_connections")
+        for writer in [busy, *(writer for _, writer in pairs)]:
             writer.close()
 
-    asyncio.run(main())
+
+@in_loop
+async def test_limit_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (1024, 1024))
+    async with serving() as served:
+        _, writer = await served.connect()
+        await until(lambda: bool(served.server.server_state.connections))
+        (connection,) = served.server.server_state.connections
+        assert connection._max_connections() == 1024 - limits.SPARE_FILES
+        writer.close()
 
 
-def test_answers_are_sent_without_delay() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            _, writer = await served.connect()
-            try:
-                while not served.server.server_state.connections:
-                    await asyncio.sleep(0.005)
-                (connection,) = served.server.server_state.connections
-                accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            finally:
+@in_loop
+async def test_answers_are_sent_without_delay() -> None:
+    async with serving() as served:
+        _, writer = await served.connect()
+        try:
+            while not served.server.server_state.connections:
+                await asyncio.sleep(0.005)
+            (connection,) = served.server.server_state.connections
+            accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            writer.close()
+
+
+@in_loop
+async def test_connections_that_come_and_go_leave_no_files_open() -> None:
+    async with serving() as served:
+        await served.answer("GET", "/version")
+        before = psutil.Process().num_fds()
+        for _ in range(10):
+            pairs = await asyncio.gather(*(served.connect() for _ in range(25)))
+            for at, (_, writer) in enumerate(pairs):
+                if at % 2:
+                    writer.write(b"GET /version HT")
                 writer.close()
-
-    asyncio.run(main())
-
-
-def test_connections_that_come_and_go_leave_no_files_open() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            await served.answer("GET", "/version")
-            before = psutil.Process().num_fds()
-            for _ in range(10):
-                pairs = await asyncio.gather(*(served.connect() for _ in range(25)))
-                for at, (_, writer) in enumerate(pairs):
-                    if at % 2:
-                        writer.write(b"GET /version HT")
-                    writer.close()
-                assert (await served.answer("GET", "/version")).status == 200
-            await until(lambda: not served.server.server_state.connections)
-            assert psutil.Process().num_fds() <= before + 2
-
-    asyncio.run(main())
+            assert (await served.answer("GET", "/version")).status == 200
+        await until(lambda: not served.server.server_state.connections)
+        assert psutil.Process().num_fds() <= before + 2

@@ -1,4 +1,4 @@
-"""Faults of the engine and of connections, on a real server with a tiny model.
+"""Faults of the engine and of connections, and short loads, on a real server with a tiny model.
 
 `python -m benchmarks.soak` has the long ones and their limits in time.
 """
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.soak.client import Seen, ask, chat_body
+from benchmarks.soak.client import Manners, Seen, ask, chat_body
 from benchmarks.soak.faults import cut_links
+from benchmarks.soak.loads import HELLO, gathered
 from benchmarks.soak.server import Server, serving
 from tests.cli.tiny_directory import make_tiny_directory
 
+MAX_NUM_SEQS, QUEUE = 8, 60
 WORDS = ("one", "two", "three", "four")
 BAD_TOKENS = {"raise-in-step": ("Z", 57), "nan-logits": ("[", 58), "raise-in-output": ("\\", 59)}
 """By fault: a text, and its token."""
@@ -24,7 +26,8 @@ NEVER_DRAWN = {str(token): -100 for _, token in BAD_TOKENS.values()}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
     faults = [f"{name}:token={token}" for name, (_, token) in BAD_TOKENS.items()]
-    with serving(str(model), environment={"QUIRE_FAULTS": ";".join([*faults, "slow-step:ms=3"])}) as running:
+    limits = ("--max-num-seqs", str(MAX_NUM_SEQS), "--max-queued-requests", str(QUEUE))
+    with serving(str(model), *limits, environment={"QUIRE_FAULTS": ";".join([*faults, "slow-step:ms=3"])}) as running:
         yield running
 
 
@@ -67,3 +70,28 @@ def test_broken_connections_leave_nothing_behind(server: Server) -> None:
     assert max(value for value in measured.values() if isinstance(value, float)) < math.inf
     assert asyncio.run(server.metrics()).value("quire_requests_total", finish_reason="abort") > 0
     assert server.num_files() <= num_files + 2
+
+
+def test_disconnects_of_all_clients_free_everything(server: Server) -> None:
+    async def storm() -> None:
+        await ask(server.url, HELLO)
+        num_files = server.num_files()
+        # Fewer than there is room for: the place of the first may be given back a moment after its answer.
+        bodies = [chat_body(f"Story {index}", 1900, stream=index % 2 == 0) for index in range(QUEUE)]
+        seen = await asyncio.gather(*(ask(server.url, body, Manners(hang_up_after_s=0.5)) for body in bodies))
+        assert [(item.status, item.error) for item in seen if not item.hung_up] == []
+        assert await server.seconds_until_idle() < math.inf
+        assert (await ask(server.url, HELLO)).is_good
+        assert (await server.metrics()).value("quire_requests_total", finish_reason="abort") > 0
+        assert server.num_files() <= num_files + 2
+
+    asyncio.run(storm())
+
+
+def test_requests_beyond_the_queue_get_429_with_retry_after(server: Server) -> None:
+    seen = asyncio.run(gathered(server, 2 * (MAX_NUM_SEQS + QUEUE), 10))
+    refused = [item for item in seen if item.status == 429]
+    assert {item.status for item in seen} == {200, 429}
+    assert all(item.is_good and item.num_tokens == 10 for item in seen if item.status == 200)
+    assert all(item.retry_after_s is not None and item.retry_after_s >= 1 for item in refused)
+    assert asyncio.run(ask(server.url, HELLO)).is_good

@@ -12,17 +12,11 @@ from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import LONG_TEXT
 from tests.engine.builders import byte_tokenizer, make_config
-from tests.server.fake_engine import MESSAGES, in_loop
+from tests.server.fake_engine import MESSAGES
 
 
 def front_end(**changes: Any) -> FrontEnd:
     return FrontEnd(make_config(), byte_tokenizer(), changes.get("chat_template"))
-
-
-def test_prompt_as_text_or_as_ids() -> None:
-    assert front_end().prompt("hi").token_ids == [104, 105]
-    given = front_end().prompt([7, 8])
-    assert (given.text, given.token_ids, given.num_truncated) == (None, [7, 8], 0)
 
 
 @pytest.mark.parametrize(("keeps_start", "kept"), [(False, [101, 102]), (True, [97, 98])])
@@ -51,26 +45,6 @@ def test_max_prompt_len_leaves_room_for_max_tokens(asked: int | None, max_tokens
         front_end().max_prompt_len(0, max_tokens)
 
 
-def test_operators_template_is_used_and_sees_variables() -> None:
-    template = "{{ greeting }}{% for message in messages %}{{ message.content }}{% endfor %}"
-    prompt = front_end(chat_template=template).chat_prompt(MESSAGES, variables={"greeting": "Hey "})
-    assert prompt.text == "Hey hi"
-
-
-def test_clients_value_overrides_the_models_recommendation() -> None:
-    assert front_end().sampling_params({}).temperature == 0.5
-    assert front_end().sampling_params({}).max_tokens is None
-    assert front_end().sampling_params({"temperature": 1}).temperature == 1
-
-
-@in_loop
-async def test_work_runs_in_a_thread_and_raises_its_error_here() -> None:
-    made = front_end()
-    assert (await made.run(made.prompt, "a", max_len=1)).token_ids == [97]
-    with pytest.raises(ContextLengthError):
-        await made.run(made.prompt, "x" * 100_000)
-
-
 def test_structured_output_is_checked_without_compiling_it_here() -> None:
     made = front_end()
     form = StructuredOutputsParams(json={"type": "object"})
@@ -89,13 +63,6 @@ def test_structured_output_needs_an_end_token() -> None:
     made = FrontEnd(config, byte_tokenizer(), None)
     with pytest.raises(InvalidParameterError, match="no end-of-sequence token"):
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
-
-
-def test_system_message_describes_tools_unless_the_template_reads_them() -> None:
-    tools = [{"type": "function", "function": {"name": "now", "description": "The time"}}]
-    template = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
-    assert front_end(chat_template=template).chat_prompt([*MESSAGES], tools=tools).text == "[now]hi"
-    assert "The time" in (front_end().chat_prompt([*MESSAGES], tools=tools, max_len=10_000).text or "")
 
 
 @pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])

@@ -9,6 +9,7 @@ import pytest
 
 from quire.server.gate import QUEUED_PATHS
 from quire.server.keys import KeyRing
+from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, Served, chat_body, serving
 from tests.server.test_metrics import samples, value
 
@@ -28,123 +29,107 @@ async def full(headers: dict[str, str] | None = None, **options: Any) -> AsyncIt
         assert [answer.status for answer in await asyncio.gather(*tasks)] == [200, 200]
 
 
-def test_full_queue_refuses_before_the_body_is_read() -> None:
-    async def main() -> None:
-        async with full() as served:
-            for path in sorted(QUEUED_PATHS):
-                # The body is neither complete nor JSON.
-                answer = await served.answer("POST", path, headers={"Content-Length": "1000"}, body=b"{no JSON")
-                assert (answer.status, answer.code) == (429, "queue_full")
-                assert int(answer.headers["retry-after"]) >= 1
-                assert answer.headers["x-request-id"].startswith("req-")
-            assert (await served.answer("GET", "/v1/models")).status == 200
-            assert (await served.answer("POST", "/tokenize", body={"prompt": "hi"})).status == 200
-            assert (await served.answer("POST", "/nowhere", body={})).status == 404
-            found = await samples(served)
-            assert value(found, "quire_http_requests_total", method="POST", route=CHAT, status="429") == 1
-            assert value(found, "quire_refused_requests_total", reason="queue_full") == len(QUEUED_PATHS)
-
-    asyncio.run(main())
+@in_loop
+async def test_full_queue_refuses_before_the_body_is_read() -> None:
+    async with full() as served:
+        for path in sorted(QUEUED_PATHS):
+            # The body is neither complete nor JSON.
+            answer = await served.answer("POST", path, headers={"Content-Length": "1000"}, body=b"{no JSON")
+            assert (answer.status, answer.code) == (429, "queue_full")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["x-request-id"].startswith("req-")
+        assert (await served.answer("GET", "/v1/models")).status == 200
+        assert (await served.answer("POST", "/tokenize", body={"prompt": "hi"})).status == 200
+        assert (await served.answer("POST", "/nowhere", body={})).status == 404
+        found = await samples(served)
+        assert value(found, "quire_http_requests_total", method="POST", route=CHAT, status="429") == 1
+        assert value(found, "quire_refused_requests_total", reason="queue_full") == len(QUEUED_PATHS)
 
 
-def test_client_without_a_key_gets_401_though_the_queue_is_full() -> None:
-    async def main() -> None:
-        async with full({"Authorization": "Bearer k"}, keys=KeyRing({"k": None})) as served:
-            assert (await served.chat()).status == 401
-            assert (await served.chat(headers={"Authorization": "Bearer k"})).status == 429
-
-    asyncio.run(main())
+@in_loop
+async def test_client_without_a_key_gets_401_though_the_queue_is_full() -> None:
+    async with full({"Authorization": "Bearer k"}, keys=KeyRing({"k": None})) as served:
+        assert (await served.chat()).status == 401
+        assert (await served.chat(headers={"Authorization": "Bearer k"})).status == 429
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_connection_is_kept_or_closed_after_a_refusal_as_asked(is_kept: bool) -> None:
-    async def main() -> None:
-        async with full() as served:
-            body = json.dumps(chat_body()).encode()
-            connection = b"keep-alive" if is_kept else b"close"
-            head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n" % (CHAT.encode(), connection)
-            request = head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            reader, writer = await served.connect()
-            for _ in range(3 if is_kept else 1):
-                writer.write(request)
-                async with asyncio.timeout(10):
-                    answer = await reader.readuntil(b"}}")
-                assert answer.startswith(b"HTTP/1.1 429 ")
-            if not is_kept:
-                async with asyncio.timeout(10):
-                    assert await reader.read() == b""
-            writer.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_connection_is_kept_or_closed_after_a_refusal_as_asked(is_kept: bool) -> None:
+    async with full() as served:
+        body = json.dumps(chat_body()).encode()
+        connection = b"keep-alive" if is_kept else b"close"
+        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n" % (CHAT.encode(), connection)
+        request = head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        reader, writer = await served.connect()
+        for _ in range(3 if is_kept else 1):
+            writer.write(request)
+            async with asyncio.timeout(10):
+                answer = await reader.readuntil(b"}}")
+            assert answer.startswith(b"HTTP/1.1 429 ")
+        if not is_kept:
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+        writer.close()
 
 
 def head(method: bytes, path: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join((method + b" " + path + b" HTTP/1.1", b"Host: localhost", *headers)) + b"\r\n\r\n"
 
 
-def test_refusal_has_the_headers_of_every_answer() -> None:
-    async def main() -> None:
-        page = "https://app.example"
-        async with full(requests_per_minute=50, allowed_origins=(page,)) as served:
-            answer = await served.chat(headers={"X-Request-Id": "mine-7", "Origin": page})
-            assert (answer.status, answer.code) == (429, "queue_full")
-            assert answer.json["error"]["type"] == "rate_limit_error"
-            assert int(answer.headers["retry-after"]) >= 1
-            assert answer.headers["x-request-id"] == "mine-7"
-            assert answer.headers["x-ratelimit-remaining-requests"] == "48"
-            assert answer.headers["access-control-allow-origin"] == page
-            assert "retry-after" in answer.headers["access-control-expose-headers"]
-            assert answer.headers["content-type"] == "application/json"
-            assert int(answer.headers["content-length"]) == len(answer.body)
-            assert "date" in answer.headers
-            assert (await served.chat(headers={"Host": "evil.example"})).status == 403
-            preflight = {"Origin": page, "Access-Control-Request-Method": "POST"}
-            assert (await served.answer("OPTIONS", CHAT, headers=preflight)).status == 200
-            assert (await served.answer("GET", CHAT)).status == 405
-
-    asyncio.run(main())
+@in_loop
+async def test_refusal_has_the_headers_of_every_answer() -> None:
+    page = "https://app.example"
+    async with full(requests_per_minute=50, allowed_origins=(page,)) as served:
+        answer = await served.chat(headers={"X-Request-Id": "mine-7", "Origin": page})
+        assert (answer.status, answer.code) == (429, "queue_full")
+        assert answer.json["error"]["type"] == "rate_limit_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-request-id"] == "mine-7"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "48"
+        assert answer.headers["access-control-allow-origin"] == page
+        assert "retry-after" in answer.headers["access-control-expose-headers"]
+        assert answer.headers["content-type"] == "application/json"
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        assert "date" in answer.headers
+        assert (await served.chat(headers={"Host": "evil.example"})).status == 403
+        preflight = {"Origin": page, "Access-Control-Request-Method": "POST"}
+        assert (await served.answer("OPTIONS", CHAT, headers=preflight)).status == 200
+        assert (await served.answer("GET", CHAT)).status == 405
 
 
-def test_answers_to_pipelined_requests_keep_their_order() -> None:
-    async def main() -> None:
-        async with full() as served:
-            version, refused = head(b"GET", b"/version"), head(b"POST", CHAT.encode(), b"Content-Length: 2") + b"{}"
-            data = await served.raw(
-                refused + version + refused + refused + head(b"GET", b"/version", b"Connection: close")
-            )
-            assert [piece[:3] for piece in data.split(b"HTTP/1.1 ")[1:]] == [b"429", b"200", b"429", b"429", b"200"]
-
-    asyncio.run(main())
+@in_loop
+async def test_answers_to_pipelined_requests_keep_their_order() -> None:
+    async with full() as served:
+        version, refused = head(b"GET", b"/version"), head(b"POST", CHAT.encode(), b"Content-Length: 2") + b"{}"
+        data = await served.raw(refused + version + refused + refused + head(b"GET", b"/version", b"Connection: close"))
+        assert [piece[:3] for piece in data.split(b"HTTP/1.1 ")[1:]] == [b"429", b"200", b"429", b"429", b"200"]
 
 
 @pytest.mark.parametrize("expects", [(), (b"Expect: 100-continue",)])
-def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple[bytes, ...]) -> None:
-    async def main() -> None:
-        async with full() as served:
-            reader, writer = await served.connect()
-            writer.write(head(b"POST", CHAT.encode(), b"Content-Length: 2000000", *expects))
-            async with asyncio.timeout(10):
-                answer = await reader.readuntil(b"}}")
-            assert answer.startswith(b"HTTP/1.1 429 ")
-            writer.write(b"a" * 100_000)
-            await writer.drain()
-            async with asyncio.timeout(10):
-                assert await reader.read() == b""
-            writer.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple[bytes, ...]) -> None:
+    async with full() as served:
+        reader, writer = await served.connect()
+        writer.write(head(b"POST", CHAT.encode(), b"Content-Length: 2000000", *expects))
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        writer.write(b"a" * 100_000)
+        await writer.drain()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
 
 
-def test_exception_in_the_gate_is_answered_500(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with serving() as served:
+@in_loop
+async def test_exception_in_the_gate_is_answered_500(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
 
-            def fail(caller: object, num_requests: int) -> None:
-                raise ValueError("secrets at 0x7f00")
+        def fail(caller: object, num_requests: int) -> None:
+            raise ValueError("secrets at 0x7f00")
 
-            monkeypatch.setattr(served.state.admission, "check_room", fail)
-            answer = await served.chat()
-            assert (answer.status, answer.code) == (500, "internal_error")
-            assert b"secrets" not in answer.body
-
-    asyncio.run(main())
+        monkeypatch.setattr(served.state.admission, "check_room", fail)
+        answer = await served.chat()
+        assert (answer.status, answer.code) == (500, "internal_error")
+        assert b"secrets" not in answer.body

@@ -5,7 +5,8 @@ import pytest
 
 from quire.errors import EngineDeadError
 from quire.server import health as health_module
-from quire.server.health import LOOK_EVERY_S, MAX_PAUSE_S, MAX_SILENT_S, MAX_STALL_S, Health
+from quire.server.health import LOOK_EVERY_S, MAX_SILENT_S, MAX_STALL_S, Health
+from tests.server.fake_engine import in_loop
 
 
 class Clock:
@@ -58,15 +59,8 @@ def test_starting_engine_does_not_stall_and_is_not_ready() -> None:
     assert not health.answers()
 
 
-def watched(health: Health, clock: Clock, seconds: float) -> None:
-    async def main() -> None:
-        pass_time(health, clock, seconds)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
-
-
-def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "LOOK_EVERY_S", 0.001)
     health, _, client, clock = make(num_requests=0)
     num_asked = 0
@@ -78,103 +72,63 @@ def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.MonkeyPatch
         clock.now_s += 1
 
     client.ping = ping
-
-    async def main() -> None:
-        client.last_heard_s = clock.now_s - 1
-        watching = asyncio.create_task(health.watch())
-        async with asyncio.timeout(20):
-            while num_asked < 15:
-                await asyncio.sleep(0.001)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        assert health.answers()
-
-    asyncio.run(main())
+    client.last_heard_s = clock.now_s - 1
+    watching = asyncio.create_task(health.watch())
+    async with asyncio.timeout(20):
+        while num_asked < 15:
+            await asyncio.sleep(0.001)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert health.answers()
 
 
-def test_engine_that_sends_messages_is_not_pinged() -> None:
+@in_loop
+async def test_engine_that_sends_messages_is_not_pinged() -> None:
     health, _, client, clock = make()
-
-    async def main() -> None:
-        for _ in range(30):
-            client.last_heard_s = clock.now_s
-            pass_time(health, clock, LOOK_EVERY_S)  # there is no `ping` to be called
-            await asyncio.sleep(0)
-            client.last_heard_s = clock.now_s
-        assert health.answers()
-
-    asyncio.run(main())
+    for _ in range(30):
+        client.last_heard_s = clock.now_s
+        pass_time(health, clock, LOOK_EVERY_S)  # there is no `ping` to be called
+        await asyncio.sleep(0)
+        client.last_heard_s = clock.now_s
+    assert health.answers()
 
 
-def test_silent_engine_is_pinged_once_and_ready_when_it_answers() -> None:
+@in_loop
+async def test_silent_engine_is_pinged_once_and_ready_when_it_answers() -> None:
     health, _, client, clock = make()
     num_asked = 0
+    answered = asyncio.Event()
 
-    async def main() -> None:
-        answered = asyncio.Event()
+    async def ping() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        await answered.wait()
+        client.last_heard_s = clock.now_s
 
-        async def ping() -> None:
-            nonlocal num_asked
-            num_asked += 1
-            await answered.wait()
-            client.last_heard_s = clock.now_s
-
-        client.ping = ping
-        for _ in range(7):
-            pass_time(health, clock, 1)
-            await asyncio.sleep(0)
-            assert health.answers()
-        clock.now_s += MAX_SILENT_S - 7
-        assert not health.answers()
-        assert health.silence_s() == MAX_SILENT_S
-        assert num_asked == 1
-        answered.set()
-        await asyncio.sleep(0.01)
+    client.ping = ping
+    for _ in range(7):
+        pass_time(health, clock, 1)
+        await asyncio.sleep(0)
         assert health.answers()
+    clock.now_s += MAX_SILENT_S - 7
+    assert not health.answers()
+    assert health.silence_s() == MAX_SILENT_S
+    assert num_asked == 1
+    answered.set()
+    await asyncio.sleep(0.01)
+    assert health.answers()
 
-    asyncio.run(main())
 
-
-def test_engine_that_dies_during_a_ping_raises_nothing() -> None:
+@in_loop
+async def test_engine_that_dies_during_a_ping_raises_nothing() -> None:
     health, _, client, clock = make()
 
     async def ping() -> None:
         raise EngineDeadError("gone")
 
     client.ping = ping
-
-    async def main() -> None:
-        for _ in range(20):
-            pass_time(health, clock, 1)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert not health.answers()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("first", ["probe", "look"])
-def test_pause_of_the_server_itself_is_no_stall(first: str) -> None:
-    health, _, client, clock = make()
-    client.ping = lambda: asyncio.sleep(0)
-    watched(health, clock, 3)
-    clock.now_s += 600
-    if first == "look":
-        watched(health, clock, 1)
-    assert not health.is_stalled()
-    assert health.answers()
-    # From then on the engine has as long as ever.
-    watched(health, clock, MAX_STALL_S - 2)
-    assert not health.is_stalled()
+    for _ in range(20):
+        pass_time(health, clock, 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
     assert not health.answers()
-    watched(health, clock, 2)
-    assert health.is_stalled()
-
-
-def test_busy_event_loop_is_no_pause() -> None:
-    health, _, client, clock = make()
-    client.ping = lambda: asyncio.sleep(0)
-    for _ in range(10):
-        watched(health, clock, 1)
-        clock.now_s += MAX_PAUSE_S - 1
-    assert health.is_stalled()

@@ -5,7 +5,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server import keys as keys_module
-from quire.server.keys import KeyRing, check_exposure
+from quire.server.keys import KeyRing
 from quire.server.options import ServerOptions
 
 SECRET = "sk-very-secret"
@@ -94,10 +94,3 @@ def test_empty_variable_is_an_error(value: str) -> None:
 def test_two_keys_with_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="'ann'"):
         KeyRing({"one": "ann", "two": "ann"})
-
-
-def test_public_address_without_a_key_is_refused() -> None:
-    check_exposure(ServerOptions(), KeyRing({}))
-    check_exposure(ServerOptions(host="0.0.0.0"), KeyRing({SECRET: None}))
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
-        check_exposure(ServerOptions(host="0.0.0.0"), KeyRing({}))

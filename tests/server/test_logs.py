@@ -1,10 +1,9 @@
 import json
 import logging
-import sys
 
 import pytest
 
-from quire.server.logs import MAX_VALUE_CHARACTERS, JsonFormatter, TextFormatter, escaped, shown, use_format
+from quire.server.logs import MAX_VALUE_CHARACTERS, JsonFormatter, TextFormatter, shown
 
 
 def record(message: str = "hello", *, error: BaseException | None = None, **fields: object) -> logging.LogRecord:
@@ -54,19 +53,3 @@ def test_values_that_are_not_plain_are_quoted(value: object, text: str) -> None:
 def test_tracebacks_stay_readable() -> None:
     assert "ValueError: bad" in TextFormatter().format(record(error=ValueError("bad")))
     assert "ValueError: bad" in json.loads(JsonFormatter().format(record(error=ValueError("bad"))))["traceback"]
-
-
-def test_escaping_leaves_text_alone() -> None:
-    assert escaped("grüße → 世界") == "grüße → 世界"
-
-
-def test_the_format_of_the_log_can_be_chosen() -> None:
-    logger, handler = logging.getLogger("quire"), logging.StreamHandler(sys.stderr)
-    logger.addHandler(handler)
-    try:
-        use_format("json")
-        assert isinstance(handler.formatter, JsonFormatter)
-        use_format("text")
-        assert isinstance(handler.formatter, TextFormatter)
-    finally:
-        logger.removeHandler(handler)

@@ -1,8 +1,5 @@
-from dataclasses import fields
-
 import pytest
 
-from quire.config import EngineOptions
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 
@@ -21,16 +18,6 @@ def test_error_names_the_option_with_a_bad_value(name: str, value: object) -> No
         ServerOptions(**{name: value})
 
 
-def test_the_defaults_are_bounded_and_local() -> None:
-    options = ServerOptions()
-    assert options.is_local
-    assert not options.insecure
-    assert (options.allowed_hosts, options.allowed_origins, options.api_key_file) == ((), (), None)
-    assert options.max_body_bytes == 4 << 20
-    assert min(options.max_queued_requests, options.max_queued_tokens, options.queue_timeout_s) > 0
-    assert options.request_timeout_s > 0
-
-
 @pytest.mark.parametrize(
     ("host", "is_local"),
     [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("LocalHost", True), ("0.0.0.0", False), ("::", False),
@@ -38,12 +25,3 @@ def test_the_defaults_are_bounded_and_local() -> None:
 )  # fmt: skip
 def test_loopback_addresses_are_local(host: str, is_local: bool) -> None:
     assert ServerOptions(host=host).is_local is is_local
-
-
-def test_no_option_contains_a_key() -> None:
-    assert [item.name for item in fields(ServerOptions) if "key" in item.name] == ["api_key_file"]
-
-
-def test_served_model_name_replaces_the_model_option() -> None:
-    assert ServerOptions().model_name(EngineOptions(model="a")) == "a"
-    assert ServerOptions(served_model_name="b").model_name(EngineOptions(model="a")) == "b"

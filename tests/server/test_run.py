@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from quire.config import EngineOptions
 from quire.errors import ConfigError
-from quire.server.run import bind
+from quire.server.options import ServerOptions
+from quire.server.run import bind, serve
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.server.serving import LIMIT_S, RunningChat, Serving, serving
 
@@ -26,11 +28,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_directory(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
 
 
-def test_server_accepts_many_connections_then_drains_in_order(directory: Path) -> None:
+def test_server_accepts_many_connections_then_drains_until_the_timeout(directory: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     try:
-        server = Serving(directory, **SLOW)
+        server = Serving(directory, "--drain-timeout-s", "5", **SLOW)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     process = psutil.Process(server.process.pid)
@@ -43,28 +45,21 @@ def test_server_accepts_many_connections_then_drains_in_order(directory: Path) -
                 stack.enter_context(socket.create_connection(address, timeout=LIMIT_S))
             assert server.get("/health/ready") == 200
         assert process.num_fds() < 512
-        chats = [RunningChat(server, 60) for _ in range(4)]
+        chats = [RunningChat(server, 20) for _ in range(4)]
+        endless = RunningChat(server, 2000)
         server.signal(signal.SIGTERM)
         server.wait_until("/health/ready", 503)
         assert server.get("/health/live") == 200
         status, body = server.chat(1)
         assert (status, body["error"]["code"]) == (503, "draining")
         for chat in chats:
-            assert chat.events()[-1]["usage"]["completion_tokens"] == 60
+            assert chat.events()[-1]["usage"]["completion_tokens"] == 20
         assert server.wait() == 0
+        assert endless.events()[-1]["error"]["code"] == "engine_dead", "the time to drain is over"
     finally:
         server.kill()
     assert "open files" not in server.stderr
     assert "Traceback" not in server.stderr
-
-
-def test_drain_ends_after_its_timeout(directory: Path) -> None:
-    with serving(directory, "--drain-timeout-s", "0.2", **SLOW) as server:
-        chats = [RunningChat(server, 2000) for _ in range(2)]
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-        for chat in chats:
-            assert chat.events()[-1]["error"]["code"] == "engine_dead"
 
 
 def test_second_signal_ends_the_server_at_once(directory: Path) -> None:
@@ -137,15 +132,7 @@ def test_server_that_is_still_loading_ends_with_a_reason(directory: Path, is_eng
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
-    [
-        (["--port", "99999"], 2, "not in 0 … 65535"),
-        (["--host", "192.0.2.1"], 2, "no address of this machine: choose another --host"),
-        (["nowhere"], 3, "no model 'nowhere'"),
-        (["--bad"], 2, "No such option"),
-        (["--chat-template", "missing.jinja"], 2, "neither a Jinja template nor a readable file"),
-        (["--chat-template", "{% for %}"], 2, "has an error in line 1"),
-        (["--kv-cache-memory-bytes", "1"], 4, "KV"),
-    ],
+    [(["nowhere"], 3, "no model 'nowhere'"), (["--kv-cache-memory-bytes", "1"], 4, "KV")],
 )
 def test_server_that_cannot_start_prints_one_line(
     directory: Path, arguments: list[str], code: int, message: str
@@ -158,14 +145,26 @@ def test_server_that_cannot_start_prints_one_line(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "template", "message"),
+    [
+        ("192.0.2.1", None, "no address of this machine: choose another --host"),
+        ("no.such.host.invalid", None, "is not an address"),
+        ("127.0.0.1", "missing.jinja", "neither a Jinja template nor a readable file"),
+        ("127.0.0.1", "{% for %}", "has an error in line 1"),
+    ],
+)
+def test_options_that_cannot_work_are_config_errors(
+    host: str, template: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        serve(EngineOptions(chat_template=template), ServerOptions(host=host, port=0, insecure=True))
+
+
 def test_port_in_use_is_a_config_error() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{other.getsockname()[1]}"):
             bind("127.0.0.1", other.getsockname()[1])
-
-
-def test_unknown_host_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="is not an address"):
-        bind("no.such.host.invalid", 0)

@@ -1,15 +1,13 @@
-"""Short versions of the rows L5, L7 and L9 of `python -m benchmarks.soak`."""
+"""Short versions of the rows L5 and L7 of `python -m benchmarks.soak`."""
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.soak.attacks import slow_attacks
-from benchmarks.soak.invariance import batch_invariance
 from quire.engine.process.stream import MAX_UNREAD_LOGPROBS
-from tests.cli.tiny_directory import make_tiny_directory
+from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, Served, chat_body, dechunked, quick, serving
 
 WIDE = {"logprobs": True, "top_logprobs": 20}
@@ -42,50 +40,36 @@ def token_count(events: list[str]) -> int:
 
 
 @pytest.mark.parametrize("fields", [{}, WIDE], ids=["text", "logprobs"])
-def test_late_reader_gets_the_whole_stream(fields: dict[str, object]) -> None:
-    async def main() -> None:
-        num_tokens = 100 if fields else 900
-        async with serving(scheduler=ROOMY) as served:
-            events = await read_late(served, num_tokens, return_token_ids=True, **fields)
-            assert events[-1] == "[DONE]"
-            assert token_count(events) == num_tokens
-
-    asyncio.run(main())
+@in_loop
+async def test_late_reader_gets_the_whole_stream(fields: dict[str, object]) -> None:
+    num_tokens = 100 if fields else 900
+    async with serving(scheduler=ROOMY) as served:
+        events = await read_late(served, num_tokens, return_token_ids=True, **fields)
+        assert events[-1] == "[DONE]"
+        assert token_count(events) == num_tokens
 
 
-def test_reader_with_too_many_unread_logprobs_gets_them_and_an_error() -> None:
-    async def main() -> None:
-        async with serving(scheduler=ROOMY) as served:
-            events = await read_late(served, 1900, return_token_ids=True, **WIDE)
-            error = json.loads(events[-2])["error"]
-            assert error["code"] == "reader_too_slow"
-            assert str(MAX_UNREAD_LOGPROBS) in error["message"]
-            assert 100 < token_count(events[:-2] + events[-1:]) < 1900
-            await served.until_idle()
-            assert (await served.chat()).status == 200
-
-    asyncio.run(main())
+@in_loop
+async def test_reader_with_too_many_unread_logprobs_gets_them_and_an_error() -> None:
+    async with serving(scheduler=ROOMY) as served:
+        events = await read_late(served, 1900, return_token_ids=True, **WIDE)
+        error = json.loads(events[-2])["error"]
+        assert error["code"] == "reader_too_slow"
+        assert str(MAX_UNREAD_LOGPROBS) in error["message"]
+        assert 100 < token_count(events[:-2] + events[-1:]) < 1900
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
-def test_slow_attackers_are_disconnected_while_others_are_served() -> None:
-    async def main() -> None:
-        with quick(READ_TIMEOUT_S=0.5, TAKE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2) as connection:
-            async with serving(connection=connection, scheduler=ROOMY) as served:
-                served.state.model_name = "soak"
-                row = await slow_attacks(
-                    f"http://127.0.0.1:{served.port}", count=20, duration_s=3.0, every_s=0.1, limit_s=2.5,
-                    max_tokens=8,
-                )  # fmt: skip
-                assert row.passes, row.cells()
-                await served.until_idle()
-
-    asyncio.run(main())
-
-
-def test_batches_caches_and_chunks_change_no_token(tmp_path: Path) -> None:
-    model = make_tiny_directory(tmp_path, max_position_embeddings=2048)
-    row = asyncio.run(
-        batch_invariance(str(model), count=8, num_clients=4, max_tokens=6, longest=100, chunk_sizes=(16,))
-    )
-    assert row.passes, row.cells()
-    assert {name: value for name, value, _ in row.checks}["answers compared"] == 40
+@in_loop
+async def test_slow_attackers_are_disconnected_while_others_are_served() -> None:
+    async with serving(
+        connection=quick(READ_TIMEOUT_S=0.5, TAKE_TIMEOUT_S=1.0, KEEP_ALIVE_S=1, LINGER_S=0.2), scheduler=ROOMY
+    ) as served:
+        served.state.model_name = "soak"
+        row = await slow_attacks(
+            f"http://127.0.0.1:{served.port}", count=20, duration_s=3.0, every_s=0.1, limit_s=2.5,
+            max_tokens=8,
+        )  # fmt: skip
+        assert row.passes, row.cells()
+        await served.until_idle()

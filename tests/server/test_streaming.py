@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from quire.server.errors import ApiError
-from quire.server.streaming import DONE, EventStream, TextEvent, event
+from quire.server.streaming import event
 from tests.engine.builders import assert_all_home
 from tests.server.fake_engine import CHAT, in_loop, listening, make_server
 
@@ -54,77 +50,12 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.001)
 
 
-@given(st.text())
-def test_text_event_equals_the_event_with_this_text(text: str) -> None:
-    made = TextEvent(lambda text: {"id": "x", "choices": [{"delta": {"content": text}}]}, "name")
-    assert made.encode(text) == event({"id": "x", "choices": [{"delta": {"content": text}}]}, "name")
-
-
 def test_event_is_one_line_of_json() -> None:
     data = event({"a": "line\nbreak\r\u2028"})
     assert data.startswith(b"data: ")
     assert data.endswith(b"\n\n")
     assert data.count(b"\n") == 2
     assert json.loads(data[6:]) == {"a": "line\nbreak\r\u2028"}
-
-
-@in_loop
-async def test_each_item_is_one_send() -> None:
-    async def items() -> AsyncGenerator[bytes, None]:
-        yield b"one"
-        yield b"two"
-
-    exchange = Exchange()
-    await EventStream(items())(post("/"), exchange.receive, exchange.send)
-    start, *bodies = exchange.sent
-    assert (start["status"], dict(start["headers"])[b"cache-control"]) == (200, b"no-cache")
-    assert [(body["body"], body["more_body"]) for body in bodies] == [(b"one", True), (b"two", True), (b"", False)]
-
-
-@pytest.mark.parametrize("num_before", [0, 1])
-@in_loop
-async def test_error_is_an_answer_or_an_event(num_before: int) -> None:
-    async def items() -> AsyncGenerator[bytes, None]:
-        for _ in range(num_before):
-            yield b"one"
-        raise ApiError(429, "too many", code="queue_full", retry_after_s=3)
-
-    exchange = Exchange()
-    await EventStream(items())(post("/"), exchange.receive, exchange.send)
-    start, *bodies = exchange.sent
-    if num_before:
-        assert start["status"] == 200
-        assert bodies[1]["body"].endswith(DONE)
-        assert json.loads(bodies[1]["body"].split(b"\n")[0][6:])["error"]["code"] == "queue_full"
-        assert bodies[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-    else:
-        assert start["status"] == 429
-        assert dict(start["headers"])[b"retry-after"] == b"3"
-
-
-@pytest.mark.parametrize("waits_in", ["receive", "send"])
-@in_loop
-async def test_disconnect_closes_the_generator(waits_in: str) -> None:
-    closed = asyncio.Event()
-
-    async def items() -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                yield b"more"
-                await asyncio.sleep(0)
-        finally:
-            closed.set()
-
-    exchange = Exchange()
-    task = asyncio.create_task(EventStream(items())(post("/"), exchange.receive, exchange.send))
-    await until(lambda: len(exchange.sent) > 3)
-    if waits_in == "send":
-        exchange.reads.clear()
-        await until(lambda: exchange.is_blocked)
-        assert not task.done()
-    exchange.gone.set()
-    await task
-    assert closed.is_set()
 
 
 @pytest.mark.parametrize("streams", [True, False])

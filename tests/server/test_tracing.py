@@ -1,6 +1,5 @@
 """Names, times and parents of spans, with a stand-in for the provider."""
 
-import asyncio
 import importlib.util
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import pytest
 
 from quire.outputs import RequestMetrics
-from quire.server.request_record import RequestRecord
+from quire.server.request_record import Caller, RequestRecord
 from quire.server.tracing import Tracer, phases
+from tests.server.fake_engine import in_loop
 from tests.server.served import serving
 
 needs_api = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def test_missing_exporter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 @needs_api
 def test_spans_of_a_request() -> None:
     recorder = Recorder()
-    record = RequestRecord("id", "POST", "/", "ann", 7, 9)
+    record = RequestRecord("id", "POST", "/", Caller("ann"), 7, 9)
     Tracer(recorder).write(record, METRICS, ["stop"])
     whole = recorder.spans[0]
     assert [span.name for span in recorder.spans] == ["quire.request", "queue", "prefill", "decode"]
@@ -84,16 +84,14 @@ def test_span_belongs_to_the_trace_of_the_client() -> None:
 
 @needs_api
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_request_is_traced_without_its_text(stream: bool) -> None:
-    async def main() -> None:
-        async with serving() as served:
-            recorder = Recorder()
-            served.state.admission._tracer = Tracer(recorder)
-            assert (await served.chat(text="the secret prompt", stream=stream)).status == 200
-            await served.until_idle()
-            assert [span.name for span in recorder.spans] == ["quire.request", "queue", "prefill", "decode"]
-            attributes = recorder.spans[0].given["attributes"]
-            assert attributes["gen_ai.usage.output_tokens"] == 4
-            assert "secret" not in str(attributes)
-
-    asyncio.run(main())
+@in_loop
+async def test_every_request_is_traced_without_its_text(stream: bool) -> None:
+    async with serving() as served:
+        recorder = Recorder()
+        served.state.admission._tracer = Tracer(recorder)
+        assert (await served.chat(text="the secret prompt", stream=stream)).status == 200
+        await served.until_idle()
+        assert [span.name for span in recorder.spans] == ["quire.request", "queue", "prefill", "decode"]
+        attributes = recorder.spans[0].given["attributes"]
+        assert attributes["gen_ai.usage.output_tokens"] == 4
+        assert "secret" not in str(attributes)

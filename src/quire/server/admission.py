@@ -1,57 +1,108 @@
-"""Admission control: a queue bounded in requests and prompt tokens, limits per key, deadlines.
+"""Admission control: a queue bounded in requests and prompt tokens, limits per key.
 
 `generation.generate` calls `Admission.enter` once per request. A request waits if it is admitted and, by the engine's
-last report, does not run yet. Knows no HTTP beyond the errors. Next to read: `rate_limits.py`, `throughput.py`.
+last report, does not run yet. Knows no HTTP beyond the errors. Next to read: `metrics.py`.
 """
 
-import asyncio
-import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from quire.engine.process.messages import RequestUpdate, Statistics
-from quire.server.caller import Caller
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
-from quire.server.rate_limits import RateLimits
-from quire.server.request_record import current_record
+from quire.server.request_record import RequestRecord
 from quire.server.supervisor import Supervisor
-from quire.server.throughput import AnswerLengths, Throughput
 from quire.server.tracing import Tracer
 
+MINUTE_S = 60.0
 RESERVED_SHARE = 4
 """A quarter of the queue stays free of any one key, once a second key has sent a request."""
-MOST_RETURNING = 10_000
-"""Most refused clients that are counted until they come back."""
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+"""Limits of `Retry-After`."""
 
 
+class Bucket:
+    """Token bucket of `per_minute`. Generated tokens, known only afterwards, may overdraw it."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._at_s = clock()
+
+    @property
+    def level(self) -> float:
+        """Amount that is left now; below 0 if overdrawn."""
+        now_s = self._clock()
+        gained = max(0.0, now_s - self._at_s) * self.per_minute / MINUTE_S
+        self._level, self._at_s = min(float(self.per_minute), self._level + gained), now_s
+        return self._level
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until `amount` is available, or the bucket is full."""
+        missing = min(amount, self.per_minute) - self.level
+        return max(0.0, missing) * MINUTE_S / self.per_minute
+
+    def take(self, amount: float) -> None:
+        """Use an amount, even if it is not available. Mutates: the level."""
+        self._level = self.level - amount
+
+
+class RateLimits:
+    """Buckets of one key; None without a limit."""
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float]) -> None:
+        def bucket(per_minute: int | None) -> Bucket | None:
+            return None if per_minute is None else Bucket(per_minute, clock)
+
+        self.requests = bucket(options.requests_per_minute)
+        self.tokens = bucket(options.tokens_per_minute)
+
+    def wait_s(self, num_tokens: int) -> float:
+        """Return the seconds until a request with `num_tokens` prompt tokens is allowed; 0 for now."""
+        waits = [bucket.wait_s(amount) for bucket, amount in ((self.requests, 1), (self.tokens, num_tokens)) if bucket]
+        return max(waits, default=0.0)
+
+    def take(self, *, num_requests: int = 0, num_tokens: int = 0) -> None:
+        """Use requests and tokens. Mutates: the buckets."""
+        if self.requests is not None and num_requests:
+            self.requests.take(num_requests)
+        if self.tokens is not None and num_tokens:
+            self.tokens.take(num_tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return OpenAI's `x-ratelimit-*` headers."""
+        found: list[tuple[bytes, bytes]] = []
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                left = max(0, int(bucket.level))
+                found += [
+                    (f"x-ratelimit-limit-{name}".encode(), str(bucket.per_minute).encode()),
+                    (f"x-ratelimit-remaining-{name}".encode(), str(left).encode()),
+                    (f"x-ratelimit-reset-{name}".encode(), f"{bucket.wait_s(bucket.per_minute):.3f}s".encode()),
+                ]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Place of one request in the server, from its admission to its end."""
 
-    def __init__(
-        self, limits: RateLimits, num_prompt_tokens: int, tracer: Tracer | None, on_tokens: Callable[[int], None]
-    ) -> None:
-        self.num_generated_tokens = 0
-        self._on_tokens = on_tokens
-        self._limits = limits
-        self._tracer = tracer
-        self._record = current_record()
-        if self._record is not None:
-            self._record.num_prompt_tokens += num_prompt_tokens
+    limits: RateLimits
+    tracer: Tracer | None
+    record: RequestRecord
 
     def note(self, update: RequestUpdate) -> None:
         """Count the tokens of an update for the log and the key's limit; write a trace with the last update."""
         num_tokens = sum(len(choice.token_ids) for choice in update.choices)
-        self.num_generated_tokens += num_tokens
-        self._on_tokens(num_tokens)
-        self._limits.take(num_tokens=num_tokens)
-        if self._record is not None:
-            self._record.num_generated_tokens += num_tokens
-            if self._tracer is not None and update.metrics is not None:
-                reasons = [choice.finish_reason for choice in update.choices if choice.finish_reason is not None]
-                self._tracer.write(self._record, update.metrics, reasons)
+        self.limits.take(num_tokens=num_tokens)
+        self.record.num_generated_tokens += num_tokens
+        if self.tracer is not None and update.metrics is not None:
+            reasons = [choice.finish_reason for choice in update.choices if choice.finish_reason is not None]
+            self.tracer.write(self.record, update.metrics, reasons)
 
 
 class Admission:
@@ -71,21 +122,17 @@ class Admission:
         self._supervisor = supervisor
         self._clock = clock
         self._num_prompt_tokens = 0
-        self._num_allowed_tokens = 0
-        self._num_generated_tokens = 0
+        self._next_return_s = 0.0
         self._held: Counter[str] = Counter()
         self._limits: dict[str, RateLimits] = {}
-        self._throughput = Throughput(clock)
-        self._lengths = AnswerLengths()
-        self._returning = _Returning()
         self._tracer = tracer
 
     # --- Calls of the routes --------------------------------------------------------------------
 
-    def check_room(self, caller: Caller, num_requests: int) -> None:
+    def check_room(self, record: RequestRecord, num_requests: int) -> None:
         """Refuse requests before they are read and tokenised. Raises: ApiError 429 with `Retry-After`."""
-        self._check_rate(caller, 1)
-        self._check_queue(caller, 1, num_requests)
+        self._check_rate(record, 1)
+        self._check_queue(record, 1, num_requests)
 
     def num_at_once(self, num_prompts: int, num_choices: int) -> int:
         """Return the number of prompts of one request to compute at a time, each with `num_choices` choices."""
@@ -93,159 +140,87 @@ class Admission:
         return min(num_prompts, max(1, (limit - limit // RESERVED_SHARE) // num_choices))
 
     @contextmanager
-    def enter(
-        self, caller: Caller, num_prompt_tokens: int, num_completions: int, num_allowed_tokens: int = 0
-    ) -> Iterator[Place]:
-        """Hold a place while the body runs; the body must await in the task that entered.
-
-        num_allowed_tokens: sum of `max_tokens` of all completions.
-        Raises: ApiError 429 with `Retry-After`; ApiError 504 out of the body after `request_timeout_s`.
-        """
-        self._check_rate(caller, num_prompt_tokens)
-        self._check_queue(caller, num_prompt_tokens, num_completions)
-        limits = self._limits_of(caller)
+    def enter(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> Iterator[Place]:
+        """Hold a place while the body runs. Raises: ApiError 429 with `Retry-After`."""
+        self._check_rate(record, num_prompt_tokens)
+        self._check_queue(record, num_prompt_tokens, num_completions)
+        limits = self._limits_of(record)
         limits.take(num_requests=1, num_tokens=num_prompt_tokens)
-        self._hold(caller, num_prompt_tokens, num_completions)
-        place = Place(limits, num_prompt_tokens, self._tracer, self._on_tokens)
-        self._num_allowed_tokens += num_allowed_tokens
+        record.num_prompt_tokens += num_prompt_tokens
+        self._hold(record, num_prompt_tokens, num_completions)
         try:
-            with _deadline(self._options.request_timeout_s):
-                yield place
+            yield Place(limits, self._tracer, record)
         finally:
-            self._num_generated_tokens -= place.num_generated_tokens
-            self._num_allowed_tokens -= num_allowed_tokens
-            self._lengths.add(num_allowed_tokens, place.num_generated_tokens)
-            self._hold(caller, -num_prompt_tokens, -num_completions)
+            self._hold(record, -num_prompt_tokens, -num_completions)
 
-    def rate_limit_headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
+    def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
         """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
-        limits = self._limits.get(caller.client_id) or RateLimits(self._options, self._clock)
+        limits = self._limits.get(record.client_id) or RateLimits(self._options, self._clock)
         return limits.headers()
 
     # --- The queue ------------------------------------------------------------------------------
 
-    def _num_tokens_behind(self, statistics: Statistics) -> int:
-        return max(0, self._num_prompt_tokens - statistics.num_running_prompt_tokens)
-
-    def _num_seats(self, statistics: Statistics) -> int:
-        # While the engine's queue is empty, it has room for `max_num_seqs` sequences.
-        return statistics.num_running if statistics.num_waiting else self._supervisor.options.max_num_seqs
-
-    def _check_queue(self, caller: Caller, num_prompt_tokens: int, num_completions: int) -> None:
-        options, num_seats = self._options, self._supervisor.options.max_num_seqs
-        limit = num_seats + options.max_queued_requests
+    def _check_queue(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:
+        options, max_num_seqs = self._options, self._supervisor.options.max_num_seqs
+        limit = max_num_seqs + options.max_queued_requests
         if num_completions > limit:
             message = f"n={num_completions} is more than this server takes at once, {limit}: ask for fewer"
             raise self._refuse(ApiError(400, message, code="too_many_completions", param="n"))
-        statistics = self._statistics()
-        num_waiting = self.num_requests - self._num_seats(statistics)
+        statistics = statistics_of(self._supervisor)
+        # While the engine's queue is empty, it has room for `max_num_seqs` sequences.
+        num_waiting = self.num_requests - (statistics.num_running if statistics.num_waiting else max_num_seqs)
         if num_waiting + num_completions > options.max_queued_requests:
             raise self._full(
                 f"{max(0, num_waiting)} completions wait already, of at most {options.max_queued_requests}", statistics
             )
-        num_tokens = self._num_tokens_behind(statistics)
-        if num_tokens and num_tokens + num_prompt_tokens > options.max_queued_tokens:
+        num_tokens = self._num_prompt_tokens - statistics.num_running_prompt_tokens
+        if num_tokens > 0 and num_tokens + num_prompt_tokens > options.max_queued_tokens:
             raise self._full(
                 f"{num_tokens} prompt tokens wait already, of at most {options.max_queued_tokens}", statistics
             )
         share = max(1, limit - limit // RESERVED_SHARE)
-        if len(self._limits) > 1 and self._held[caller.client_id] + num_completions > share:
+        if len(self._limits) > 1 and self._held[record.client_id] + num_completions > share:
             raise self._full(
-                f"this key has {self._held[caller.client_id]} completions here, of at most {share}", statistics
+                f"this key has {self._held[record.client_id]} completions here, of at most {share}", statistics
             )
 
     def _full(self, what: str, statistics: Statistics) -> ApiError:
-        # Refused clients get one time after the other: with the same time for all, most would be refused again.
-        now_s = self._clock()
-        num_tokens = self._num_tokens_behind(statistics) + self._num_tokens_left(self._returning.count(now_s))
-        wait_s = self._throughput.wait_s(statistics, num_tokens, self._supervisor.options.max_num_seqs)
-        self._returning.add(now_s + wait_s)
+        """Return the refusal; `Retry-After` is the engine's mean time per completion times those in the server.
+
+        Each refused client gets a later time than the one before: with one time for all, most would be refused again.
+        """
+        now_s, num_finished = self._clock(), sum(statistics.num_finished.values())
+        each_s = statistics.busy_s / num_finished if num_finished else 0.0
+        free_s = max(self._next_return_s, now_s + self.num_requests * each_s)
+        wait_s = min(MAX_WAIT_S, max(MIN_WAIT_S, free_s - now_s))
+        self._next_return_s = now_s + wait_s + each_s
         message = f"the server is busy: {what}; try again later"
         return self._refuse(ApiError(429, message, code="queue_full", retry_after_s=wait_s))
-
-    def _on_tokens(self, num_tokens: int) -> None:
-        self._num_generated_tokens += num_tokens
-
-    def _num_tokens_left(self, num_returning: int) -> float:
-        """Estimate the tokens left to compute for admitted requests and `num_returning` similar ones."""
-        share, num_here = self._lengths.used_share, max(1, self.num_requests)
-        num_left = max(0.0, self._num_allowed_tokens * share - self._num_generated_tokens)
-        each = (self._num_prompt_tokens + self._num_allowed_tokens * share) / num_here
-        return num_left + num_returning * each
 
     def _refuse(self, error: ApiError) -> ApiError:
         self.num_refused[error.code or ""] += 1
         return error
 
-    def _check_rate(self, caller: Caller, num_prompt_tokens: int) -> None:
-        wait_s = self._limits_of(caller).wait_s(num_prompt_tokens)
+    def _check_rate(self, record: RequestRecord, num_prompt_tokens: int) -> None:
+        wait_s = self._limits_of(record).wait_s(num_prompt_tokens)
         if wait_s > 0:
             message = f"this key has used what it may in a minute; try again in {wait_s:.0f} s"
             raise self._refuse(ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s))
 
-    def _limits_of(self, caller: Caller) -> RateLimits:
-        limits = self._limits.get(caller.client_id)
+    def _limits_of(self, record: RequestRecord) -> RateLimits:
+        limits = self._limits.get(record.client_id)
         if limits is None:
-            limits = self._limits[caller.client_id] = RateLimits(self._options, self._clock)
+            limits = self._limits[record.client_id] = RateLimits(self._options, self._clock)
         return limits
 
-    def _hold(self, caller: Caller, num_prompt_tokens: int, num_completions: int) -> None:
+    def _hold(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:
         self.num_requests += num_completions
         self._num_prompt_tokens += num_prompt_tokens
-        self._held[caller.client_id] += num_completions
-        if not self._held[caller.client_id]:
-            del self._held[caller.client_id]
-
-    def _statistics(self) -> Statistics:
-        statistics = statistics_of(self._supervisor)
-        self._throughput.note(statistics)
-        return statistics
-
-
-class _Returning:
-    """Times at which refused clients were told to come back."""
-
-    def __init__(self) -> None:
-        self._times_s: list[float] = []
-
-    def add(self, time_s: float) -> None:
-        """Note a client that comes back at this time."""
-        if len(self._times_s) < MOST_RETURNING:
-            heapq.heappush(self._times_s, time_s)
-
-    def count(self, now_s: float) -> int:
-        """Return the number of clients that have not come back yet."""
-        while self._times_s and self._times_s[0] <= now_s:
-            heapq.heappop(self._times_s)
-        return len(self._times_s)
+        self._held[record.client_id] += num_completions
+        if not self._held[record.client_id]:
+            del self._held[record.client_id]
 
 
 def statistics_of(supervisor: Supervisor) -> Statistics:
     """Return the engine's last report; all zeros while no engine runs."""
     return supervisor.client.statistics if supervisor.is_ready else Statistics()
-
-
-@contextmanager
-def _deadline(timeout_s: float) -> Iterator[None]:
-    """Cancel the running task after `timeout_s`, 0 being never. Raises: ApiError 504."""
-    task = asyncio.current_task() if timeout_s else None
-    if task is None:
-        yield
-        return
-    is_over = False
-
-    def end() -> None:
-        nonlocal is_over
-        is_over = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(timeout_s, end)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not is_over or task.uncancel() > 0:
-            raise  # cancelled for another reason too
-        raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask for "
-                       "fewer tokens", code="request_timeout") from None  # fmt: skip
-    finally:
-        timer.cancel()

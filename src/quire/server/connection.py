@@ -71,11 +71,8 @@ class Connection(HttpToolsProtocol):
         self._gate = self.app
         self.timeout_keep_alive = self.KEEP_ALIVE_S
         self._refusal: ApiError | None = None
-        self._read_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._linger_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_deaf = False
-        self._is_in_headers = True
         self._is_in_body = False
         self._is_in_message = False
         self._framing_bytes = 0
@@ -104,9 +101,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
-        for timer in (self._read_timer, self._write_timer, self._linger_timer):
-            if timer is not None:
-                timer.cancel()
+        for name in [*self._timers]:
+            self._stop_timer(name)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -114,7 +110,7 @@ class Connection(HttpToolsProtocol):
     def is_idle(self) -> bool:
         """True if nothing is being received, computed or sent."""
         is_answered = self.cycle is None or self.cycle.response_complete
-        is_free = is_answered and not self._is_in_message and self._write_timer is None
+        is_free = is_answered and not self._is_in_message and "write" not in self._timers
         return is_free and not self.transport.is_closing()
 
     def _max_connections(self) -> int:
@@ -128,7 +124,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf or self.parser is None or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        if self._read_timer is None and (self._is_in_headers or self._is_in_body):
+        if "read" not in self._timers:
             self._start_read_timer()
         self._framing_bytes += len(data)
         try:
@@ -142,7 +138,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._refusal or MALFORMED)
             return
         self._watch_reading()
-        if self._is_in_headers and self._framing_bytes > MAX_HEADER_BYTES:
+        if not self._is_in_body and self._framing_bytes > MAX_HEADER_BYTES:
             self._refuse(HEADERS_TOO_LARGE)
         elif self._framing_bytes > MAX_FRAMING_BYTES:
             self._refuse(TOO_MANY_CHUNKS)
@@ -150,7 +146,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Reset the state of the request."""
         super().on_message_begin()
-        self._is_in_headers = self._is_in_message = True
+        self._is_in_message = True
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -164,7 +160,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
             self._stop(HEADERS_TOO_LARGE)
-        if self._is_in_headers:
+        if not self._is_in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -181,7 +177,6 @@ class Connection(HttpToolsProtocol):
         if names.count(b"host") > 1 or (version == "1.1" and b"host" not in names):
             self._stop(BAD_HOST)
         super().on_headers_complete()
-        self._is_in_headers = False
         self._is_in_body = True
 
     def on_body(self, body: bytes) -> None:
@@ -191,9 +186,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the time limit: the request is complete."""
-        self._stop_read_timer()
+        self._stop_timer("read")
         self._is_in_body = self._is_in_message = False
-        self._is_in_headers = True
         self._framing_bytes = 0
         super().on_message_complete()
 
@@ -228,26 +222,25 @@ class Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         self._is_deaf = True
-        self._stop_read_timer()
+        self._stop_timer("read")
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._linger_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
+        self._timers["linger"] = self.loop.call_later(self.LINGER_S, self.transport.abort)
 
     def _watch_reading(self) -> None:
         """Start the time limit of a request that begins in the piece of input where the last one ended."""
-        if self._is_in_message and self._read_timer is None and not self._is_deaf:
+        if self._is_in_message and "read" not in self._timers and not self._is_deaf:
             self._start_read_timer()
 
     def _start_read_timer(self) -> None:
-        self._read_timer = self.loop.call_later(self.READ_TIMEOUT_S, self._on_read_timeout)
+        self._timers["read"] = self.loop.call_later(self.READ_TIMEOUT_S, self._on_read_timeout)
 
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _on_read_timeout(self) -> None:
-        self._read_timer = None
+        del self._timers["read"]
         # Stray bytes behind a request must not cost its answer; once that is out, the keep-alive time runs.
         if not self._owes_answer():
             self._refuse(TIMED_OUT)
@@ -257,15 +250,13 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the time limit of a client that reads more slowly than the application writes."""
         super().pause_writing()
-        if self._write_timer is None:
+        if "write" not in self._timers:
             self._start_write_timer(self.WRITE_TIMEOUT_S)
 
     def resume_writing(self) -> None:
         """Stop the time limit: the client has read everything."""
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._stop_timer("write")
 
     def on_response_complete(self) -> None:
         """Limit the time to read the answer; discard the rest of a request that was answered before it was read."""
@@ -273,13 +264,13 @@ class Connection(HttpToolsProtocol):
         if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._linger()
         self._watch_reading()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        if "write" in self._timers:
+            self._stop_timer("write")
             self._start_write_timer(self.TAKE_TIMEOUT_S)
 
     def _start_write_timer(self, timeout_s: float) -> None:
         num_unsent = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(timeout_s, self._on_write_timeout, timeout_s, num_unsent)
+        self._timers["write"] = self.loop.call_later(timeout_s, self._on_write_timeout, timeout_s, num_unsent)
 
     def _on_write_timeout(self, timeout_s: float, num_unsent: int) -> None:
         if self.transport.get_write_buffer_size() < num_unsent:

@@ -16,14 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from quire.errors import CapacityError, ContextLengthError, InvalidParameterError, QuireError, RequestError, nearest
+from quire.server.request_record import CLIENT_LEFT
 
 LOGGER = logging.getLogger("quire.server")
 MAX_ECHOED_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 2000
 TOO_LONG = "this model's maximum context length is exceeded: "
 """OpenAI's words: LiteLLM and others recognise the error by them, and cut the prompt or ask a larger model."""
-CLIENT_LEFT = 499
-"""The status in logs after a disconnect."""
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Error types by status. Others: "invalid_request_error" below 500, "server_error" from 500 on."""
 
@@ -123,27 +122,21 @@ def install_error_handlers(app: FastAPI, paths: Sequence[str] = ()) -> None:
     """
 
     async def on_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect | ClientDisconnected):
+            return Response(status_code=CLIENT_LEFT)
+        if isinstance(error, HTTPException):
+            error = _routing_error(error, request, paths)
         return ApiError.of(error).response()
 
-    async def on_disconnect(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_LEFT)
+    for kind in (ClientDisconnect, ClientDisconnected, ApiError, QuireError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
 
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = json.dumps(request.scope["path"][:MAX_ECHOED_CHARACTERS])
-        if error.status_code == 404:
-            hint = nearest(request.scope["path"][:MAX_ECHOED_CHARACTERS], paths)
-            return ApiError(404, f"no route {path}{hint}", code="route_not_found").response()
-        if error.status_code == 405:
-            message = f"{request.method[:20]} is not allowed for {path}"
-            answer = ApiError(405, message, code="method_not_allowed").response()
-            answer.headers.update(error.headers or {})
-            return answer
-        return ApiError(error.status_code, str(error.detail)[:MAX_ECHOED_CHARACTERS]).response()
 
-    for kind in (ClientDisconnect, ClientDisconnected):
-        app.add_exception_handler(kind, on_disconnect)
-    app.add_exception_handler(ApiError, on_error)
-    app.add_exception_handler(QuireError, on_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(Exception, on_error)
+def _routing_error(error: HTTPException, request: Request, paths: Sequence[str]) -> ApiError:
+    path = request.scope["path"][:MAX_ECHOED_CHARACTERS]
+    if error.status_code == 404:
+        return ApiError(404, f"no route {json.dumps(path)}{nearest(path, paths)}", code="route_not_found")
+    if error.status_code == 405:
+        message = f"{request.method[:20]} is not allowed for {json.dumps(path)}"
+        return ApiError(405, message, code="method_not_allowed", extra_headers=error.headers)
+    return ApiError(error.status_code, str(error.detail)[:MAX_ECHOED_CHARACTERS])

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.caller import ANONYMOUS, SCOPE_KEY, Caller
 from quire.server.errors import ApiError
 from quire.server.keys import KeyRing, check_exposure
-from quire.server.request_record import CLIENT_LEFT, RECORD_KEY, RequestRecord, set_current_record
+from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, RECORD_KEY, Caller, RequestRecord
 from quire.server.state import ServerState
 
 ACCESS_LOG = logging.getLogger("quire.access")
@@ -69,7 +68,6 @@ class Gate:
                 await send({"type": "websocket.close", "code": 1008})
             return
         record = self._record(scope)
-        set_current_record(record)
         has_left = has_ended = False
 
         async def receive_watched() -> Message:
@@ -135,9 +133,7 @@ class Gate:
             if caller is None:
                 message = NO_KEY if token is None else UNKNOWN_KEY
                 raise ApiError(401, message, code="invalid_api_key", extra_headers={"WWW-Authenticate": "Bearer"})
-        assert caller is not None
-        scope[RECORD_KEY].client_id = caller.client_id
-        scope[SCOPE_KEY] = caller
+        scope[RECORD_KEY].caller = caller
 
     def _check_names(self, scope: Scope) -> None:
         """Refuse DNS rebinding (a web page under a host name that points here) and forms of other sites.
@@ -174,7 +170,7 @@ class Gate:
                 retry_after_s=self._state.options.drain_timeout_s, extra_headers={"Connection": "close"},
             )  # fmt: skip
         if scope["method"] == "POST" and scope["path"] in QUEUED_PATHS:
-            self._state.admission.check_room(scope[SCOPE_KEY], 1)
+            self._state.admission.check_room(scope[RECORD_KEY], 1)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the whole body; None if the client left first. Raises: ApiError 413, 415."""
@@ -209,9 +205,9 @@ class Gate:
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the headers of every answer; rate limits only after the check of the key."""
-        caller = scope.get(SCOPE_KEY)
-        limits = [] if caller is None else self._state.admission.rate_limit_headers(caller)
-        return [(b"x-request-id", scope[RECORD_KEY].request_id.encode()), *limits]
+        record = scope[RECORD_KEY]
+        limits = [] if record.caller is None else self._state.admission.rate_limit_headers(record)
+        return [(b"x-request-id", record.request_id.encode()), *limits]
 
     def _note(self, scope: Scope) -> None:
         """Count a request that is over and write its log line, once. Never content, never a key."""
@@ -221,7 +217,7 @@ class Gate:
         record.is_noted = True
         status, duration_s = record.status, time.perf_counter() - record.started_s
         route = getattr(scope.get("route"), "path", None)
-        if route is None and SCOPE_KEY in scope and scope["path"] in QUEUED_PATHS:
+        if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:
             route = scope["path"]
         self._state.metrics.http_request(scope["method"], route, status, duration_s)
         # Probes come all day and say nothing while they succeed.

@@ -11,15 +11,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from starlette.types import Receive
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Submit
-from quire.outputs import PositionLogprobs
-from quire.server.caller import Caller
 from quire.server.errors import ApiError, ClientDisconnected
+from quire.server.request_record import RequestRecord
 from quire.server.state import ServerState
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from quire.types import Request
@@ -27,20 +25,6 @@ from quire.types import Request
 _R = TypeVar("_R")
 UPDATES_AHEAD = 4
 """Updates of several prompts in the queue to a slow reader; further ones wait in their `RequestStream`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Results of one request: its choices by index, its last update, and its prompt's log-probabilities."""
-
-    choices: list[ChoiceUpdate]
-    last: RequestUpdate
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-
-    @property
-    def num_generated(self) -> int:
-        """Return the number of tokens of all choices."""
-        return sum(len(choice.token_ids) for choice in self.choices)
 
 
 def new_id(prefix: str) -> str:
@@ -54,7 +38,7 @@ def timestamp() -> int:
 
 
 async def generate(
-    state: ServerState, requests: Sequence[Request], caller: Caller, *, streams: bool
+    state: ServerState, requests: Sequence[Request], record: RequestRecord, *, streams: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate], None]:
     """Compute prepared requests; yield each update with its request's position in `requests`.
 
@@ -64,32 +48,29 @@ async def generate(
     num_choices = 1 + len(requests[0].siblings)
     num_at_once = state.admission.num_at_once(len(requests), num_choices)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
-    num_allowed = sum(request.max_tokens for request in requests) * num_choices
-    with state.admission.enter(caller, num_prompt_tokens, num_at_once * num_choices, num_allowed) as place:
+    timeout_s = state.options.request_timeout_s
+    with state.admission.enter(record, num_prompt_tokens, num_at_once * num_choices) as place:
         if len(requests) > 1:
             updates = _compute_all(state, requests, num_at_once, streams=streams)
         else:
             updates = _compute(state, 0, requests[0], streams=streams)
-        async with aclosing(updates):
-            async for item in updates:
-                place.note(item[1])
-                yield item
+        try:
+            async with asyncio.timeout(timeout_s or None), aclosing(updates):
+                async for item in updates:
+                    place.note(item[1])
+                    yield item
+        except TimeoutError:
+            raise ApiError(504, f"the request took longer than {timeout_s:g} s, the most that this server allows: ask "
+                           "for fewer tokens", code="request_timeout") from None  # fmt: skip
 
 
-async def collect(state: ServerState, requests: Sequence[Request], caller: Caller) -> list[Finished]:
-    """Compute prepared requests and return their results. Raises: as `generate`."""
-    choices: list[dict[int, ChoiceUpdate]] = [{} for _ in requests]
+async def collect(state: ServerState, requests: Sequence[Request], record: RequestRecord) -> list[RequestUpdate]:
+    """Compute prepared requests and return their final updates, which have all choices. Raises: as `generate`."""
     last: dict[int, RequestUpdate] = {}
-    of_prompts: list[list[PositionLogprobs | None] | None] = [None] * len(requests)
-    async with aclosing(generate(state, requests, caller, streams=False)) as updates:
+    async with aclosing(generate(state, requests, record, streams=False)) as updates:
         async for index, update in updates:
-            choices[index] |= {choice.index: choice for choice in update.choices}
             last[index] = update
-            of_prompts[index] = of_prompts[index] or update.prompt_logprobs
-    return [
-        Finished([found[key] for key in sorted(found)], last[index], of_prompts[index])
-        for index, found in enumerate(choices)
-    ]
+    return [last[index] for index in range(len(requests))]
 
 
 async def _compute_all(

@@ -2,7 +2,7 @@
 
 The server is live while its requests make progress: a platform should restart it otherwise. It is ready while it takes
 requests. Both count from the engine's last message, not from the first probe: `Health.watch` pings a silent engine.
-Time in which this process itself was stopped does not count. Next to read: `routes/status.py`.
+Next to read: `routes/status.py`.
 """
 
 import asyncio
@@ -18,8 +18,6 @@ MAX_SILENT_S = 8.0
 """An engine answers pings also while it computes."""
 LOOK_EVERY_S = 1.0
 """An engine that has sent nothing for this time is pinged."""
-MAX_PAUSE_S = 5.0
-"""If the watch is this late, this process was stopped, or its machine slept."""
 
 
 class Health:
@@ -29,8 +27,6 @@ class Health:
         """`clock`: the clock of the client's times."""
         self._supervisor = supervisor
         self._clock = clock
-        self._looked_s: float | None = None
-        self._resumed_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
@@ -47,7 +43,7 @@ class Health:
         """Return the seconds without a step while there are requests; 0 without requests or while the engine starts."""
         if not self._supervisor.is_ready or not self._supervisor.client.num_requests:
             return 0.0
-        return self._since(self._supervisor.client.progress_s)
+        return max(0.0, self._clock() - self._supervisor.client.progress_s)
 
     def is_stalled(self) -> bool:
         """Return whether requests make no progress."""
@@ -55,30 +51,15 @@ class Health:
 
     def silence_s(self) -> float:
         """Return the seconds since the engine's last message."""
-        return self._since(self._supervisor.client.last_heard_s)
+        return max(0.0, self._clock() - self._supervisor.client.last_heard_s)
 
     def answers(self) -> bool:
         """Return whether the engine runs and answers in time."""
         return self._supervisor.is_ready and self.silence_s() < MAX_SILENT_S
 
-    def _since(self, moment_s: float) -> float:
-        now_s = self._note_time()
-        return max(0.0, now_s - max(moment_s, self._resumed_s))
-
-    def _note_time(self) -> float:
-        # After a pause a probe may come before `watch`.
-        now_s = self._clock()
-        if self._looked_s is not None and now_s - self._looked_s > MAX_PAUSE_S:
-            self._resumed_s = self._looked_s = now_s
-        return now_s
-
     def _look(self) -> None:
-        self._looked_s = self._note_time()
-        if self._asking is not None or not self._supervisor.is_ready:
-            return
-        client = self._supervisor.client
-        if self._looked_s - client.last_heard_s >= LOOK_EVERY_S:
-            self._asking = asyncio.create_task(self._ask(client), name="quire-ping")
+        if self._asking is None and self._supervisor.is_ready and self.silence_s() >= LOOK_EVERY_S:
+            self._asking = asyncio.create_task(self._ask(self._supervisor.client), name="quire-ping")
             # The engine may die meanwhile; without this, asyncio logs an exception that was never retrieved.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
 

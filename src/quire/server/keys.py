@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quire.errors import ConfigError
-from quire.server.caller import Caller
 from quire.server.options import ServerOptions
+from quire.server.request_record import Caller
 
 VARIABLE = "QUIRE_API_KEY"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -7,9 +7,9 @@ Next to read: `../engine/process/statistics.py`.
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -25,13 +25,15 @@ from quire.types import RequestStatus
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-MAX_ROUTES = 200
-REFUSALS = ("queue_full", "rate_limit_exceeded", "too_many_completions")
+_NO_REFUSALS = dict.fromkeys(("queue_full", "rate_limit_exceeded", "too_many_completions"), 0)
 """Shown as 0 before the first: Prometheus sees no increase of a counter that begins at 1."""
 LAG_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 LAG_EVERY_S = 0.25
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 FINISH_REASONS = tuple(status.value for status in RequestStatus if status.is_finished)
 VLLM_LABELS = ("model_name", "engine")
+# Series of the times at which counters began double the page.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Name, vLLM's name, help text, value.
 _Row = tuple[str, str | None, str, Callable[[Statistics], float]]
@@ -71,13 +73,21 @@ class Metrics(Collector):
         self._model_name = model_name
         self._supervisor = supervisor
         self._admission = admission
-        self._http: Counter[tuple[str, str, str]] = Counter()
-        self._http_s: dict[str, Histogram] = {}
-        self._lag = Histogram([0] * (len(LAG_BOUNDS_S) + 1))
         self._lag_timer: asyncio.TimerHandle | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self._http = prometheus_client.Counter(
+            "quire_http_requests", "HTTP requests", ("method", "route", "status"), registry=registry
+        )
+        self._http_s = prometheus_client.Histogram(
+            "quire_http_request_seconds", "Until the last byte of the answer", ("route",), registry=registry,
+            buckets=LATENCY_BOUNDS_S,
+        )  # fmt: skip
+        self._lag = prometheus_client.Histogram(
+            "quire_event_loop_lag_seconds", "How late the server's event loop is", registry=registry,
+            buckets=LAG_BOUNDS_S,
+        )  # fmt: skip
+        registry.register(self)
+        ProcessCollector(registry=registry)
 
     def render(self) -> bytes:
         """Return the page."""
@@ -88,13 +98,8 @@ class Metrics(Collector):
     def http_request(self, method: str, route: str | None, status: int, duration_s: float) -> None:
         """Count a request. `route`: the template of its path; None if the gate refused it or no route matched."""
         name = route or "none"
-        if name not in self._http_s and len(self._http_s) >= MAX_ROUTES:
-            name = "other"
-        self._http[method if method in METHODS else "other", name, str(status)] += 1
-        histogram = self._http_s.get(name)
-        if histogram is None:
-            histogram = self._http_s[name] = Histogram([0] * (len(LATENCY_BOUNDS_S) + 1))
-        histogram.add(LATENCY_BOUNDS_S, duration_s)
+        self._http.labels(method if method in METHODS else "other", name, str(status)).inc()
+        self._http_s.labels(name).observe(duration_s)
 
     def watch_loop(self) -> None:
         """Measure from now on how late the running event loop is. A second call does nothing."""
@@ -104,7 +109,7 @@ class Metrics(Collector):
     def _measure_lag(self, loop: asyncio.AbstractEventLoop, due_s: float | None) -> None:
         now_s = loop.time()
         if due_s is not None:
-            self._lag.add(LAG_BOUNDS_S, max(0.0, now_s - due_s))
+            self._lag.observe(max(0.0, now_s - due_s))
         next_s = now_s + LAG_EVERY_S
         self._lag_timer = loop.call_at(next_s, self._measure_lag, loop, next_s)
 
@@ -112,40 +117,14 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        vllm_model_name = self._model_name if self._options.metrics_names == "vllm" else None
-        yield from self._server_metrics()
-        yield from engine_metrics(statistics_of(self._supervisor), vllm_model_name)
-
-    def _server_metrics(self) -> Iterable[Metric]:
-        build = GaugeMetricFamily("quire_build_info", "Version and model", labels=["version", "model"])
-        build.add_metric([__version__, self._model_name], 1)
-        yield build
-        is_ready = self._supervisor.is_ready
-        yield GaugeMetricFamily("quire_engine_up", "1 while the engine takes requests", value=is_ready)
-        deaths = self._supervisor.num_deaths
-        yield CounterMetricFamily("quire_engine_deaths", "Engine processes that ended unexpectedly", value=deaths)
-        yield GaugeMetricFamily(
-            "quire_admitted_requests",
-            "Completions in the server, waiting or running",
-            value=self._admission.num_requests,
-        )
-        refused = CounterMetricFamily("quire_refused_requests", "Refused requests", labels=["reason"])
-        for reason, number in {**dict.fromkeys(REFUSALS, 0), **self._admission.num_refused}.items():
-            refused.add_metric([reason], number)
-        yield refused
-        requests = CounterMetricFamily("quire_http_requests", "HTTP requests", labels=["method", "route", "status"])
-        for labels, number in self._http.items():
-            requests.add_metric(list(labels), number)
-        yield requests
-        durations = HistogramMetricFamily(
-            "quire_http_request_seconds", "Until the last byte of the answer", labels=["route"]
-        )
-        for route, histogram in self._http_s.items():
-            add_histogram(durations, [route], LATENCY_BOUNDS_S, histogram)
-        yield durations
-        lag = HistogramMetricFamily("quire_event_loop_lag_seconds", "How late the server's event loop is")
-        add_histogram(lag, [], LAG_BOUNDS_S, self._lag)
-        yield lag
+        supervisor, name = self._supervisor, self._model_name
+        yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), [((__version__, name), 1)])
+        yield _GAUGE("quire_engine_up", "1 while the engine takes requests", supervisor.is_ready)
+        yield _COUNTER("quire_engine_deaths", "Engine processes that ended unexpectedly", supervisor.num_deaths)
+        yield _GAUGE("quire_admitted_requests", "Completions, waiting or running", self._admission.num_requests)
+        refused = [((reason,), number) for reason, number in {**_NO_REFUSALS, **self._admission.num_refused}.items()]
+        yield _family(_COUNTER, "quire_refused_requests", "Refused requests", ("reason",), refused)
+        yield from engine_metrics(statistics_of(supervisor), name if self._options.metrics_names == "vllm" else None)
 
 
 # --- Metrics of the engine ----------------------------------------------------------------------
@@ -153,63 +132,56 @@ class Metrics(Collector):
 
 def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None) -> Iterable[Metric]:
     """Return all metrics, 0 where no engine has reported; with a model's name also those of vLLM."""
-    for kind, rows in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+    of_vllm = () if vllm_model_name is None else (vllm_model_name, "0")
+    for kind, rows in ((_GAUGE, GAUGES), (_COUNTER, COUNTERS)):
         for name, vllm_name, text, value in rows:
-            yield kind(f"quire_{name}", text, value=value(statistics))
-            if vllm_name is not None and vllm_model_name is not None:
-                family = kind(f"vllm:{vllm_name}", text, labels=VLLM_LABELS)
-                family.add_metric([vllm_model_name, "0"], value(statistics))
-                yield family
+            yield kind(f"quire_{name}", text, value(statistics))
+            if vllm_name and of_vllm:
+                yield _family(kind, f"vllm:{vllm_name}", text, VLLM_LABELS, [(of_vllm, value(statistics))])
     for name, vllm_name, text, key in HISTOGRAMS:
-        histogram = HistogramMetricFamily(f"quire_{name}", text)
-        _add_named(histogram, [], key, statistics)
-        yield histogram
-        if vllm_model_name is not None:
-            histogram = HistogramMetricFamily(f"vllm:{vllm_name}", text, labels=VLLM_LABELS)
-            _add_named(histogram, [vllm_model_name, "0"], key, statistics)
-            yield histogram
-    yield from _labelled(statistics)
-    if vllm_model_name is not None:
-        labels = [*VLLM_LABELS, "finished_reason"]
-        success = CounterMetricFamily("vllm:request_success", "Requests that ended", labels=labels)
-        for reason, number in _finished(statistics).items():
-            success.add_metric([vllm_model_name, "0", reason], number)
-        yield success
+        yield _histogram(f"quire_{name}", text, (), [((), key)], statistics)
+        if of_vllm:
+            yield _histogram(f"vllm:{vllm_name}", text, VLLM_LABELS, [(of_vllm, key)], statistics)
+    num_free, num_cached = statistics.num_free_blocks, statistics.num_cached_blocks
+    states = {"used": statistics.num_blocks - num_free, "cached": num_cached, "free": num_free - num_cached}
+    blocks = [((state,), number) for state, number in states.items()]
+    yield _family(_GAUGE, "quire_kv_blocks", "KV blocks: used, cached prefix, free", ("state",), blocks)
+    kinds = [((kind,), f"step_{kind}") for kind in ("prefill", "decode")]
+    yield _histogram("quire_step_duration_seconds", "Duration of one step", ("kind",), kinds, statistics)
+    finished = {**dict.fromkeys(FINISH_REASONS, 0), **statistics.num_finished}
+    by_reason = [((reason,), number) for reason, number in finished.items()]
+    yield _family(_COUNTER, "quire_requests", "Completions that ended", ("finish_reason",), by_reason)
+    if of_vllm:
+        of_models = [((*of_vllm, reason), number) for reason, number in finished.items()]
+        labels = (*VLLM_LABELS, "finished_reason")
+        yield _family(_COUNTER, "vllm:request_success", "Requests that ended", labels, of_models)
 
 
-def _labelled(statistics: Statistics) -> Iterable[Metric]:
-    num_used = statistics.num_blocks - statistics.num_free_blocks
-    blocks = GaugeMetricFamily("quire_kv_blocks", "KV blocks: used, cached prefix, free", labels=["state"])
-    blocks.add_metric(["used"], num_used)
-    blocks.add_metric(["cached"], statistics.num_cached_blocks)
-    blocks.add_metric(["free"], statistics.num_free_blocks - statistics.num_cached_blocks)
-    yield blocks
-    finished = CounterMetricFamily("quire_requests", "Completions that ended", labels=["finish_reason"])
-    for reason, number in _finished(statistics).items():
-        finished.add_metric([reason], number)
-    yield finished
-    steps = HistogramMetricFamily("quire_step_duration_seconds", "Duration of one step", labels=["kind"])
-    for kind in ("prefill", "decode"):
-        _add_named(steps, [kind], f"step_{kind}", statistics)
-    yield steps
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    family = kind(name, text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
 
 
-def _finished(statistics: Statistics) -> dict[str, int]:
-    return {**dict.fromkeys(FINISH_REASONS, 0), **statistics.num_finished}
-
-
-def _add_named(family: HistogramMetricFamily, labels: Sequence[str], name: str, statistics: Statistics) -> None:
-    bounds = BOUNDS_S[name]
-    add_histogram(family, labels, bounds, statistics.histograms.get(name) or Histogram([0] * (len(bounds) + 1)))
-
-
-def add_histogram(
-    family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], histogram: Histogram
-) -> None:
-    """Add one histogram to a family; Prometheus's buckets count everything up to their bound."""
-    names = [*map(str, bounds), "+Inf"]
-    sums = itertools.accumulate(histogram.counts)
-    family.add_metric(list(labels), list(zip(names, sums, strict=True)), histogram.total)
+def _histogram(
+    name: str, text: str, labels: Sequence[str], keys: Iterable[tuple[tuple[str, ...], str]], statistics: Statistics
+) -> Metric:
+    """Return a histogram of the engine's; `keys`: values of the labels, and the key in `Statistics.histograms`."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, key in keys:
+        bounds = BOUNDS_S[key]
+        histogram = statistics.histograms.get(key) or Histogram([0] * (len(bounds) + 1))
+        # A bucket of Prometheus counts everything up to its bound.
+        buckets = zip([*map(str, bounds), "+Inf"], itertools.accumulate(histogram.counts), strict=True)
+        family.add_metric(values, list(buckets), histogram.total)
+    return family
 
 
 def kv_usage(statistics: Statistics) -> float:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
+from quire.server.gate import OPEN_PATHS, QUEUED_PATHS
 from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.server.protocol.prompts import (
@@ -41,9 +42,6 @@ ERRORS = {
     504: "The request took longer than the server allows.",
     503: "The engine is starting, or has died: try again after `Retry-After` seconds.",
 }
-WITH_BODY = (400, 401, 404, 413, 415, 500, 503)
-GENERATES = (*WITH_BODY, 429, 504)
-WITHOUT_BODY = (401, 500, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +54,42 @@ class Endpoint:
     body: type[BaseModel] | None
     answer: type[BaseModel] | None
     chunk: type[BaseModel] | None = None
-    errors: tuple[int, ...] = WITH_BODY
     media_type: str = "application/json"
-    is_open: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the route needs no key."""
+        return self.path in OPEN_PATHS
+
+    @property
+    def errors(self) -> tuple[int, ...]:
+        """Return the statuses of its errors."""
+        if self.is_open:
+            return (503,)
+        if self.body is None:
+            return (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+        found = (400, 401, 404, 413, 415, 500, 503)
+        return (*found, 429, 504) if self.path in QUEUED_PATHS else found
 
 
 ENDPOINTS = (
     Endpoint("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatCompletion,
-             ChatCompletionChunk, GENERATES),
-    Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, Completion,
-             GENERATES),
+             ChatCompletionChunk),
+    Endpoint("post", "/v1/completions", "Continue prompts", CompletionRequest, Completion, Completion),
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
-             ResponseEvent, GENERATES),
-    Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList,
-             errors=GENERATES),
-    Endpoint("get", "/v1/models", "The model of this server", None, ModelList, errors=WITHOUT_BODY),
-    Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard, errors=(*WITHOUT_BODY, 404)),
+             ResponseEvent),
+    Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
+    Endpoint("get", "/v1/models", "The model of this server", None, ModelList),
+    Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
-    Endpoint("get", "/version", "The server's version", None, VersionAnswer, errors=WITHOUT_BODY),
-    Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer, errors=(503,),
-             is_open=True),
-    Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
-    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
-    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer, errors=(503,), is_open=True),
-    Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, errors=WITHOUT_BODY, media_type="text/plain"),
-    Endpoint("get", "/openapi.json", "This description", None, None, errors=WITHOUT_BODY),
+    Endpoint("get", "/version", "The server's version", None, VersionAnswer),
+    Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer),
+    Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer),
+    Endpoint("get", "/health", "Whether requests are taken", None, StatusAnswer),
+    Endpoint("get", "/ping", "Whether requests are taken", None, StatusAnswer),
+    Endpoint("get", "/metrics", "Metrics for Prometheus", None, None, media_type="text/plain"),
+    Endpoint("get", "/openapi.json", "This description", None, None),
 )  # fmt: skip
 
 
@@ -109,7 +117,10 @@ def build_document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    content: dict[str, Any] = {endpoint.media_type: {"schema": _schema(endpoint)}}
+    plain = {"type": "object" if endpoint.media_type == "application/json" else "string"}
+    content: dict[str, Any] = {
+        endpoint.media_type: {"schema": plain if endpoint.answer is None else _ref(endpoint.answer)}
+    }
     if endpoint.chunk is not None:
         # A stream's schema is that of one event's data.
         content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": _ref(endpoint.chunk)}
@@ -142,20 +153,9 @@ def _error(status: int) -> dict[str, Any]:
     return found
 
 
-def _schema(endpoint: Endpoint) -> dict[str, Any]:
-    if endpoint.answer is not None:
-        return _ref(endpoint.answer)
-    return {"type": "object" if endpoint.media_type == "application/json" else "string"}
-
-
 def _ref(kind: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": REF.format(model=kind.__name__)}
 
 
-def text() -> str:
-    """Return the content of docs/openapi.json."""
-    return json.dumps(build_document(), indent=1, ensure_ascii=False) + "\n"
-
-
 if __name__ == "__main__":
-    PATH.write_text(text())
+    PATH.write_text(json.dumps(build_document(), indent=1, ensure_ascii=False) + "\n")

@@ -5,14 +5,13 @@ Knows no HTTP. Next to read: `run.py`, `../cli/ps.py`.
 """
 
 import contextlib
-import json
 import logging
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import platformdirs
 import psutil
 
@@ -23,8 +22,7 @@ SAME_START_S = 2.0
 """Largest difference between two readings of a process's start. A larger one means that its id was used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerNote:
+class ServerNote(msgspec.Struct, frozen=True):
     """A server. `started_s`: start of its process, since 1970."""
 
     pid: int
@@ -56,7 +54,10 @@ def registered(url: str, model: str) -> Iterator[None]:
     started_s = psutil.Process().create_time()
     note = ServerNote(os.getpid(), url, model, started_s, socket.gethostname(), __version__)
     try:
-        _write(path, note)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(note))
+        os.replace(temporary, path)
     except OSError as error:
         LOGGER.info("quire ps will not know this server: %s: %s", path.parent, error.strerror)
     try:
@@ -70,31 +71,11 @@ def find() -> list[ServerNote]:
     """Return the servers that run on this machine, oldest first. Mutates: removes notes of servers that are gone."""
     found = []
     for path in sorted(directory().glob("*.json")):
-        note = _read(path)
-        if note is None or note.host != socket.gethostname():
-            continue  # another machine with the same home directory, or not a note
-        if note.is_running():
-            found.append(note)
-        else:
-            with contextlib.suppress(OSError):
+        # Files of another machine with the same home directory, and files that are not notes, stay.
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            note = msgspec.json.decode(path.read_bytes(), type=ServerNote)
+            if note.host == socket.gethostname() and note.is_running():
+                found.append(note)
+            elif note.host == socket.gethostname():
                 path.unlink()
     return sorted(found, key=lambda note: note.started_s)
-
-
-def _write(path: Path, note: ServerNote) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(note)), encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def _read(path: Path) -> ServerNote | None:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        note = ServerNote(**values)
-    except (OSError, ValueError, TypeError):
-        return None
-    texts = (note.url, note.model, note.host, note.version)
-    is_note = isinstance(note.pid, int) and isinstance(note.started_s, (int, float))
-    is_note = is_note and all(isinstance(text, str) for text in texts)
-    return note if is_note and note.url.startswith(("http://", "https://")) else None

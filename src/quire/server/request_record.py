@@ -1,28 +1,55 @@
-"""Record of one HTTP request for log and metrics: counts and names, never content.
+"""Record of one HTTP request for log, metrics and limits: its caller, counts and names, never content.
 
-The gate makes one per request; the tasks of the request find it with `current_record`.
-Next to read: `gate.py`, which logs it, and `admission.py`, which counts tokens in it.
+The gate makes one per request and puts it into the ASGI scope. Next to read: `gate.py`, which logs it, `keys.py`, where
+callers come from, and `admission.py`, which counts tokens in it.
 """
 
 import time
-from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import HTTPConnection
 
 CLIENT_LEFT = 499
 """Status of a request whose client left before its answer began."""
+RECORD_KEY = "quire.record"
+"""Key of the record in the ASGI scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An API key, or the anonymous caller of a server without keys.
+
+    `client_id` names it in the scheduler, in limits and in logs; `cache_salt` separates its prefix cache from others.
+    """
+
+    client_id: str = "anonymous"
+    cache_salt: str = ""
+
+    def identity(self, priority: int | None, cache_salt: str | None = None) -> dict[str, Any]:
+        """Return the arguments of `InputProcessor.prepare` about the caller; `cache_salt` is the request's own."""
+        return {
+            "priority": priority or 0,
+            "client_id": self.client_id,
+            "cache_salt": self.cache_salt + (cache_salt or ""),
+        }
+
+
+ANONYMOUS = Caller()
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """A request. `trace_headers`: W3C headers of a distributed trace. `status`: of the answer.
 
-    `is_noted`: it is logged and counted. `started_s`: by `time.perf_counter()`.
+    `caller`: None before the check of the key. `is_noted`: it is logged and counted. `started_s`: by
+    `time.perf_counter()`.
     """
 
     request_id: str
     method: str
     path: str
-    client_id: str = ""
+    caller: Caller | None = None
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     trace_headers: tuple[tuple[str, str], ...] = ()
@@ -30,17 +57,14 @@ class RequestRecord:
     is_noted: bool = False
     started_s: float = field(default_factory=time.perf_counter)
 
-
-RECORD_KEY = "quire.record"
-"""Key of the record in the ASGI scope."""
-_CURRENT: ContextVar[RequestRecord | None] = ContextVar("quire_request_record", default=None)
-
-
-def current_record() -> RequestRecord | None:
-    """Return the record of the request that this task works for; None outside of requests."""
-    return _CURRENT.get()
+    @property
+    def client_id(self) -> str:
+        """Name of the caller; empty before the check of the key."""
+        return "" if self.caller is None else self.caller.client_id
 
 
-def set_current_record(record: RequestRecord) -> None:
-    """Set the record for this task and the tasks that it starts."""
-    _CURRENT.set(record)
+def record_of(request: HTTPConnection) -> RequestRecord:
+    """Return the record of a request."""
+    record = request.scope[RECORD_KEY]
+    assert isinstance(record, RequestRecord)
+    return record

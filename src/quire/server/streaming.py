@@ -1,26 +1,23 @@
 """Server-sent events, encoded without a framework.
 
 A chunk may cost the event loop a few microseconds only, because an engine makes over a thousand of them per second on
-the same cores that compute: constant parts are encoded once per request (`TextEvent`), and one update of the engine is
-one `send`. Next to read: `routes/job.py`.
+the same cores that compute: one update of the engine is one `send`. Next to read: `routes/job.py`.
 """
 
 import contextlib
-import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from quire.engine.process.messages import RequestUpdate
-from quire.server.caller import Caller, caller_of
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.generation import generate, until_disconnect
-from quire.server.state import ServerState, state_of
+from quire.server.request_record import record_of
+from quire.server.state import state_of
 from quire.types import Request as EngineRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -38,77 +35,38 @@ def event(content: object, name: str | None = None) -> bytes:
     return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
-class TextEvent:
-    """An event with one variable text: the bytes before and after it are encoded once."""
-
-    __slots__ = ("_after", "_before")
-
-    def __init__(self, content_with: Callable[[str], object], name: str | None = None) -> None:
-        """`content_with` returns the event's content for a text; the text must occur once in it."""
-        mark = uuid.uuid4().hex
-        self._before, self._after = event(content_with(mark), name).split(_encode(mark))
-
-    def encode(self, text: str) -> bytes:
-        """Return the event with this text."""
-        return self._before + _encode(text) + self._after
-
-
-def error_event(error: ApiError) -> bytes:
-    """Return the end of a stream that fails after its beginning: OpenAI's error object, then the usual end."""
-    return event(error.body()) + DONE
-
-
-class EventWriter(Protocol):
+class EventWriter:
     """Writes the events of one answer; `index` is the position of an update's request in the answer."""
 
     def opening(self) -> bytes:
         """Return the events before the first update."""
-        ...
+        return b""
 
     def of(self, index: int, update: RequestUpdate) -> bytes:
         """Return the events of an update."""
-        ...
+        raise NotImplementedError
 
     def closing(self) -> bytes:
         """Return the events after the last update."""
-        ...
+        return DONE
 
-
-async def stream_updates(
-    state: ServerState, requests: Sequence[EngineRequest], caller: Caller, writer: EventWriter
-) -> AsyncGenerator[bytes, None]:
-    """Compute prepared requests, and write each update when it comes. Raises: as `generate`.
-
-    The opening waits for the first update: until then an error is an ordinary answer.
-    """
-    data = writer.opening()
-    async with aclosing(generate(state, requests, caller, streams=True)) as updates:
-        async for index, update in updates:
-            if update.prompt_logprobs is None:
-                data += writer.of(index, update)
-            else:  # may be tens of thousands of numbers: other streams would wait
-                data += await state.supervisor.front_end.run(writer.of, index, update)
-            if data:
-                yield data
-            data = b""
-    data += writer.closing()
-    if data:
-        yield data
+    def failed(self, error: ApiError) -> bytes:
+        """Return the end of a stream that fails after its beginning."""
+        return event(error.body()) + DONE
 
 
 class EventStream(Response):
-    """Sends the events that a generator yields.
+    """Computes prepared requests and sends each update when it comes.
 
-    An error before the first event is an ordinary error answer; afterwards `on_error` makes an event of it. When the
-    client disconnects, also while it does not read, the generator is closed at once.
+    The opening waits for the first update: until then an error is an ordinary answer, afterwards an event. When the
+    client disconnects, also while it does not read, the requests are aborted at once.
     """
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], on_error: Callable[[ApiError], bytes] = error_event
-    ) -> None:
+    def __init__(self, request: Request, requests: Sequence[EngineRequest], writer: EventWriter) -> None:
         super().__init__()
-        self._events = events
-        self._on_error = on_error
+        self._state = state_of(request)
+        self._updates = generate(self._state, requests, record_of(request), streams=True)
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -118,31 +76,32 @@ class EventStream(Response):
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(self._events()) as events:
                 async for data in events:
                     if not has_started:
                         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                         has_started = True
-                    await send(_body(data, more=True))
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except OSError:
             raise
         except Exception as error:
             answer = ApiError.of(error)
             if not has_started:
                 return await answer.response()(scope, receive, send)
-            await send(_body(self._on_error(answer), more=True))
-        await send(_body(b"", more=False))
+            await send({"type": "http.response.body", "body": self._writer.failed(answer), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-def stream_answer(
-    request: Request,
-    requests: Sequence[EngineRequest],
-    writer: EventWriter,
-    on_error: Callable[[ApiError], bytes] = error_event,
-) -> EventStream:
-    """Return the answer that streams prepared requests."""
-    return EventStream(stream_updates(state_of(request), requests, caller_of(request), writer), on_error)
-
-
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        data = self._writer.opening()
+        async with aclosing(self._updates) as updates:
+            async for index, update in updates:
+                if update.prompt_logprobs is None:
+                    data += self._writer.of(index, update)
+                else:  # may be tens of thousands of numbers: other streams would wait
+                    data += await self._state.supervisor.front_end.run(self._writer.of, index, update)
+                if data:
+                    yield data
+                data = b""
+        data += self._writer.closing()
+        if data:
+            yield data

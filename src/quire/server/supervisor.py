@@ -55,16 +55,14 @@ class Supervisor:
     def client(self) -> EngineClient:
         """The running engine. Raises: ApiError 503 while there is none."""
         if self._client is None or not self.is_ready:
-            raise ApiError(503, f"the engine is {self.state.value}: try again in a moment", code="engine_not_ready",
-                           retry_after_s=2)  # fmt: skip
+            raise _not_ready(f"the engine is {self.state.value}")
         return self._client
 
     @property
     def front_end(self) -> FrontEnd:
         """The model's tokenizer and limits. Raises: ApiError 503 before the first start."""
         if self._front_end is None:
-            raise ApiError(503, "the model is being loaded: try again in a moment", code="engine_not_ready",
-                           retry_after_s=2)  # fmt: skip
+            raise _not_ready("the model is being loaded")
         return self._front_end
 
     async def start(self) -> None:
@@ -108,9 +106,9 @@ class Supervisor:
             assert self._client is not None
             how = await self._client.describe_end()
             if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
-                return self._give_up(EngineDeadError(
-                    f"{how}, the {MAX_DEATHS}th time within {DEATHS_WITHIN_S:.0f} s: giving up"
-                ))  # fmt: skip
+                self.state = EngineState.STOPPED
+                message = f"{how}, the {MAX_DEATHS}th time within {DEATHS_WITHIN_S:.0f} s: giving up"
+                return self._on_stop(EngineDeadError(message))
             LOGGER.error("%s; starting another", how)
             try:
                 await self._launch()
@@ -119,6 +117,6 @@ class Supervisor:
                 self._died.set()
                 await asyncio.sleep(1)
 
-    def _give_up(self, error: QuireError) -> None:
-        self.state = EngineState.STOPPED
-        self._on_stop(error)
+
+def _not_ready(what: str) -> ApiError:
+    return ApiError(503, f"{what}: try again in a moment", code="engine_not_ready", retry_after_s=2)

@@ -11,9 +11,8 @@ import pytest
 from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
-from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.fields import SHARED_NAMES, known_names, prompt_list
+from quire.server.protocol.fields import SHARED_NAMES, Body, known_names, prompt_list
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT

@@ -6,7 +6,6 @@ import pytest
 
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.structured_outputs import structured_outputs_of
 from quire.server.protocol.validation import validate
 from quire.structured_outputs import StructuredOutputsParams
 from tests.server.fake_engine import CHAT, MODEL, assert_error, in_loop, make_server, requests_to
@@ -17,7 +16,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHE
 
 def params(**fields: Any) -> StructuredOutputsParams | None:
     body = validate(ChatRequest, {**CHAT, **fields})
-    return structured_outputs_of(body.response_format, body.structured_outputs)
+    return body.sampling_values().get("structured_outputs")
 
 
 def test_each_way_to_ask_for_structured_output() -> None:

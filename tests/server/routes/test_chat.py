@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from quire.server.caller import Caller
-from quire.server.protocol.base import Body
 from quire.server.protocol.chat import ChatCompletion, ChatRequest, Message
+from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import validate
-from quire.server.routes.chat import adds_generation_prompt, message_dicts, prepare_chat
+from quire.server.request_record import Caller
+from quire.server.routes.chat import message_dicts, prepare_chat
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, requests_to
+from tests.server.fake_engine import CHAT, MESSAGES, assert_error, in_loop, make_server, post, requests_to
 
 PATH = "/v1/chat/completions"
 
@@ -18,8 +18,7 @@ PATH = "/v1/chat/completions"
 async def ask(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> dict[str, Any]:
     """A good answer to CHAT with these fields; held to its schema."""
     app, engine = make_server(next_token=saying(text), **settings)
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={**CHAT, **fields})
+    response = await post(app, PATH, {**CHAT, **fields})
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     ChatCompletion.model_validate(answer)
@@ -55,18 +54,6 @@ async def test_stop_strings_and_tokens_say_what_matched() -> None:
     assert (choice["message"]["content"], choice["stop_reason"]) == ("Hell", ord("o"))
     (choice,) = (await ask({"stop": "lo", "include_stop_str_in_output": True}))["choices"]
     assert choice["message"]["content"] == "Hello"
-
-
-@in_loop
-async def test_several_choices_are_in_order() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        body = {**CHAT, "n": 3, "max_tokens": 6, "seed": 1, "ignore_eos": True}
-        answer = (await client.post(PATH, json=body)).json()
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    texts = {choice["message"]["content"] for choice in answer["choices"]}
-    assert len(texts) == 3
-    assert answer["usage"]["completion_tokens"] == 18
 
 
 @in_loop
@@ -129,16 +116,14 @@ async def test_usage_has_cached_tokens() -> None:
         answer = (await client.post(PATH, json=body)).json()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 20
     assert answer["timings"]["cache_n"] == 20
-    async with requests_to(app) as client:
-        answer = (await client.post(PATH, json={**body, "cache_salt": "mine"})).json()
+    answer = (await post(app, PATH, {**body, "cache_salt": "mine"})).json()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 @in_loop
 async def test_request_id_is_in_the_answer_but_not_in_the_engine() -> None:
     app, engine = make_server()
-    async with requests_to(app) as client:
-        answers = [(await client.post(PATH, json={**CHAT, "request_id": "mine"})).json() for _ in range(2)]
+    answers = [(await post(app, PATH, {**CHAT, "request_id": "mine"})).json() for _ in range(2)]
     assert [answer["id"] for answer in answers] == ["chatcmpl-mine"] * 2
     assert len({request.request_id for request in engine.submitted}) == 2
 
@@ -161,8 +146,7 @@ async def test_request_id_is_in_the_answer_but_not_in_the_engine() -> None:
 @in_loop
 async def test_field_that_the_model_refuses_is_named(fields: dict[str, Any], code: str, param: str | None) -> None:
     app, engine = make_server()
-    async with requests_to(app) as client:
-        assert_error(await client.post(PATH, json={**CHAT, **fields}), 400, code, param)
+    assert_error(await post(app, PATH, {**CHAT, **fields}), 400, code, param)
     assert engine.submitted == []
 
 
@@ -188,19 +172,8 @@ async def test_engine_that_dies_is_a_503_and_a_failed_request_a_500() -> None:
             return "the logits of this request are not finite"
 
     engine.executor.errors = EveryRequest()
-    async with requests_to(app) as client:
-        message = assert_error(await client.post(PATH, json=CHAT), 500, "generation_failed")
+    message = assert_error(await post(app, PATH, CHAT), 500, "generation_failed")
     assert "not finite" in message
-
-
-@pytest.mark.parametrize(
-    ("chosen", "continues", "expected"),
-    [(None, False, True), (None, True, False), (False, False, False), (True, None, True), (False, True, False)],
-)
-def test_generation_prompt_unless_a_message_is_continued(
-    chosen: bool | None, continues: bool | None, expected: bool
-) -> None:
-    assert adds_generation_prompt(chosen, continues) is expected
 
 
 def test_template_sees_the_sent_fields_and_always_some_content() -> None:

@@ -7,7 +7,17 @@ import pytest
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.chat import ChatCompletionChunk
 from tests.engine.builders import saying
-from tests.server.fake_engine import CHAT, MESSAGES, assert_error, chunks, events, in_loop, make_server, requests_to
+from tests.server.fake_engine import (
+    CHAT,
+    MESSAGES,
+    assert_error,
+    chunks,
+    events,
+    in_loop,
+    make_server,
+    post,
+    requests_to,
+)
 
 PATH = "/v1/chat/completions"
 
@@ -15,10 +25,10 @@ PATH = "/v1/chat/completions"
 async def stream(fields: dict[str, Any], text: str = "Hello wörld", **settings: Any) -> list[dict[str, Any]]:
     """The chunks of a good stream; each is held to its schema."""
     app, engine = make_server(next_token=saying(text), **settings)
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={**CHAT, "stream": True, **fields})
+    response = await post(app, PATH, {**CHAT, "stream": True, **fields})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
     found = chunks(response.text)
     for chunk in found:
         ChatCompletionChunk.model_validate(chunk)
@@ -89,8 +99,7 @@ async def test_each_choice_has_its_role_its_text_and_its_end() -> None:
 async def test_log_probabilities_and_ids_are_those_of_the_whole_answer() -> None:
     fields = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "max_tokens": 8}
     app, _ = make_server(next_token=saying("Hello wörld"))
-    async with requests_to(app) as client:
-        whole = (await client.post(PATH, json={**CHAT, **fields})).json()
+    whole = (await post(app, PATH, {**CHAT, **fields})).json()
     found = await stream(fields)
     choices = [chunk["choices"][0] for chunk in found]
     content = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
@@ -124,8 +133,7 @@ async def test_error_before_the_first_token_is_an_ordinary_answer() -> None:
 async def test_error_after_the_first_token_is_an_event_and_the_stream_ends_as_always() -> None:
     app, engine = make_server(next_token=saying("Hello"))
     engine.executor.in_step = lambda step: engine.die() if step == 4 else None
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={**CHAT, "stream": True})
+    response = await post(app, PATH, {**CHAT, "stream": True})
     assert response.status_code == 200
     *before, error = chunks(response.text)
     assert text_of(before) == "Hel"

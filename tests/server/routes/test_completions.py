@@ -8,7 +8,7 @@ import pytest
 from quire.server.protocol.prompts import Completion
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
 from tests.engine.builders import mixing, saying
-from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, requests_to
+from tests.server.fake_engine import MODEL, assert_error, chunks, in_loop, make_server, post, requests_to
 
 PATH = "/v1/completions"
 
@@ -16,8 +16,7 @@ PATH = "/v1/completions"
 async def ask(fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """A good answer, held to its schema."""
     app, engine = make_server(**({"next_token": saying("Hello wörld")} | settings))
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, **fields})
+    response = await post(app, PATH, {"model": MODEL, **fields})
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     Completion.model_validate(answer)
@@ -104,8 +103,7 @@ async def test_cut_prompt_is_echoed_as_it_was_computed() -> None:
 
 async def stream(fields: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
     app, engine = make_server(**({"next_token": saying("Hello wörld")} | settings))
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "stream": True, **fields})
+    response = await post(app, PATH, {"model": MODEL, "stream": True, **fields})
     assert response.status_code == 200, response.text
     found = chunks(response.text)
     for chunk in found:
@@ -196,8 +194,7 @@ async def test_structured_output_dead_end_is_a_400(streams: bool) -> None:
         {engine.submitted[0].request_id: "nothing may follow"} if step == 3 else {}
     )
     body = {"model": MODEL, "prompt": "a", "max_tokens": 50, "stream": streams}
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json=body)
+    response = await post(app, PATH, body)
     if streams:
         *_, last, done = response.text.split("data: ")
         assert done.strip() == "[DONE]"

@@ -7,7 +7,7 @@ import pytest
 from quire.server.protocol.fields import MAX_PROMPTS
 from quire.server.protocol.prompts import EmbeddingList
 from quire.server.routes.embeddings import base64_of
-from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, requests_to
+from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, post, requests_to
 
 PATH = "/v1/embeddings"
 
@@ -35,8 +35,7 @@ async def test_inputs_beyond_the_queue_are_computed_a_batch_at_a_time(num: int) 
     most = admission.num_at_once(num, 1)
     seen: set[int] = set()
     engine.executor.in_step = lambda step: seen.update({engine.num_requests, admission.num_requests})
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "input": [[index % 200] for index in range(num)]})
+    response = await post(app, PATH, {"model": MODEL, "input": [[index % 200] for index in range(num)]})
     assert response.status_code == 200, response.text
     assert [item["embedding"][1] for item in response.json()["data"]] == [index % 200 for index in range(num)]
     assert max(seen) == most < num
@@ -103,6 +102,5 @@ async def test_truncation_keeps_the_start_of_a_text_unless_side_is_left(side: st
 async def test_prompt_that_fails_is_a_500() -> None:
     app, engine = make_server()
     engine.executor.in_step = lambda step: engine.executor.errors.update({engine.submitted[0].request_id: "broken"})
-    async with requests_to(app) as client:
-        response = await client.post(PATH, json={"model": MODEL, "input": ["a", "b"]})
+    response = await post(app, PATH, {"model": MODEL, "input": ["a", "b"]})
     assert_error(response, 500, "engine_error")

@@ -2,8 +2,8 @@ import pytest
 
 from quire.engine.process.messages import RequestUpdate
 from quire.outputs import RequestMetrics
-from quire.server.protocol.answers import Timings, Usage
-from quire.server.routes.job import timings, usage
+from quire.server.protocol.answers import Timings
+from quire.server.routes.job import timings
 
 
 def update(first_token_s: float | None, last_token_s: float | None, scheduled_s: float | None = 11.0) -> RequestUpdate:
@@ -30,9 +30,3 @@ def test_times_of_zero_give_speeds_of_zero() -> None:
 def test_timings_need_a_token() -> None:
     assert timings(4, 0, update(None, None)) is None
     assert timings(4, 0, RequestUpdate("r")) is None
-
-
-def test_usage_has_truncated_tokens_only_after_truncation() -> None:
-    assert Usage.model_validate(usage(10, 3, 2)).prompt_tokens_details.truncated_tokens is None
-    assert usage(10, 3, 2)["total_tokens"] == 13
-    assert usage(10, 3, 2, 5)["prompt_tokens_details"] == {"cached_tokens": 2, "truncated_tokens": 5}

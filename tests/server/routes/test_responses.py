@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from quire.engine.process.messages import ChoiceUpdate
 from quire.outputs import Logprob
-from quire.server.caller import ANONYMOUS
 from quire.server.protocol.responses import OutputMessage, ResponseEvent, ResponseObject, ResponsesRequest
 from quire.server.protocol.validation import validate
+from quire.server.request_record import ANONYMOUS
 from quire.server.routes.responses import ResponseJob, ResponseOutput, prepare_response
 from tests.engine.builders import EOS, saying
 from tests.server.fake_engine import MODEL, assert_error, events, in_loop, make_server, requests_to

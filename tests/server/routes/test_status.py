@@ -15,22 +15,20 @@ from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, 
 from tests.server.served import serving
 
 
-def test_ready_server_answers_get_and_head() -> None:
-    async def main() -> None:
-        async with serving() as served:
-            for path in ("/health/live", "/health/ready", "/health", "/ping"):
-                assert (await served.answer("GET", path)).status == 200
-                answer = await served.answer("HEAD", path)
-                assert (answer.status, answer.body) == (200, b"")
-            assert (await served.answer("GET", "/version")).json == {"version": __version__}
-            answer = await served.answer("GET", "/metrics")
-            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-            families = {family.name for family in text_string_to_metric_families(answer.body.decode())}
-            assert {"quire_requests_running", "quire_generation_tokens", "process_resident_memory_bytes"} <= families
-            document = (await served.answer("GET", "/openapi.json")).json
-            assert document == json.loads(json.dumps(build_document()))
-
-    asyncio.run(main())
+@in_loop
+async def test_ready_server_answers_get_and_head() -> None:
+    async with serving() as served:
+        for path in ("/health/live", "/health/ready", "/health", "/ping"):
+            assert (await served.answer("GET", path)).status == 200
+            answer = await served.answer("HEAD", path)
+            assert (answer.status, answer.body) == (200, b"")
+        assert (await served.answer("GET", "/version")).json == {"version": __version__}
+        answer = await served.answer("GET", "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {family.name for family in text_string_to_metric_families(answer.body.decode())}
+        assert {"quire_requests_running", "quire_generation_tokens", "process_resident_memory_bytes"} <= families
+        document = (await served.answer("GET", "/openapi.json")).json
+        assert document == json.loads(json.dumps(build_document()))
 
 
 @in_loop
@@ -45,42 +43,37 @@ async def test_only_the_served_model_exists() -> None:
 
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED])
-def test_server_without_an_engine_is_live_and_not_ready(state: EngineState) -> None:
-    async def main() -> None:
-        async with serving() as served:
-            served.supervisor.state = state
-            assert (await served.answer("GET", "/health/live")).status == 200
-            for path in ("/health/ready", "/health", "/ping"):
-                answer = await served.answer("GET", path)
-                assert (answer.status, answer.code) == (503, "engine_not_ready")
-                assert int(answer.headers["retry-after"]) >= 1
-
-    asyncio.run(main())
+@in_loop
+async def test_server_without_an_engine_is_live_and_not_ready(state: EngineState) -> None:
+    async with serving() as served:
+        served.supervisor.state = state
+        assert (await served.answer("GET", "/health/live")).status == 200
+        for path in ("/health/ready", "/health", "/ping"):
+            answer = await served.answer("GET", path)
+            assert (answer.status, answer.code) == (503, "engine_not_ready")
+            assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_hanging_step_ends_liveness_though_the_process_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.server.health.MAX_STALL_S", 0.2)
+    async with serving() as served:
+        hanging = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-    async def main() -> None:
-        async with serving() as served:
-            hanging = asyncio.Event()
-            loop = asyncio.get_running_loop()
+        def hang(step: int) -> None:
+            while not hanging.is_set() and not loop.is_closed():
+                time.sleep(0.02)
 
-            def hang(step: int) -> None:
-                while not hanging.is_set() and not loop.is_closed():
-                    time.sleep(0.02)
-
-            served.executor.in_step = hang
-            chat = asyncio.create_task(served.chat())
-            assert (await served.answer("GET", "/health/live")).status == 200
-            async with asyncio.timeout(20):
-                while not served.state.health.is_stalled():
-                    await asyncio.sleep(0.01)
-            answer = await served.answer("GET", "/health/live")
-            assert (answer.status, answer.code) == (503, "engine_stalled")
-            assert (await served.answer("GET", "/health/ready")).status == 200, "pings are answered beside a step"
-            hanging.set()
-            assert (await chat).status == 200
-            assert (await served.answer("GET", "/health/live")).status == 200
-
-    asyncio.run(main())
+        served.executor.in_step = hang
+        chat = asyncio.create_task(served.chat())
+        assert (await served.answer("GET", "/health/live")).status == 200
+        async with asyncio.timeout(20):
+            while not served.state.health.is_stalled():
+                await asyncio.sleep(0.01)
+        answer = await served.answer("GET", "/health/live")
+        assert (answer.status, answer.code) == (503, "engine_stalled")
+        assert (await served.answer("GET", "/health/ready")).status == 200, "pings are answered beside a step"
+        hanging.set()
+        assert (await chat).status == 200
+        assert (await served.answer("GET", "/health/live")).status == 200

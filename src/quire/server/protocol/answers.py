@@ -68,6 +68,31 @@ class Timings(Answer):
     predicted_per_second: float
 
 
+class AnswerHead(Answer):
+    """Fields of every chat completion and completion, and of their chunks."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class TokenLogprob(Answer):
+    """A likely token at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """The sampled token at a position, and the most likely ones, best first."""
+
+    top_logprobs: list[TokenLogprob]
+
+
 class PromptLogprob(Answer):
     """A token at a position of the prompt."""
 

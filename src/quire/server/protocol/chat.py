@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
-from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, ChoiceFields, text_or_list
+from quire.server.protocol.answers import Answer, AnswerHead, ChosenLogprob, PromptLogprobs, Usage
+from quire.server.protocol.fields import MAX_INTEGER, MAX_LOGPROBS, Body, ChoiceFields, FieldError, text_or_list
 from quire.server.protocol.tools import (
     MAX_TOOLS,
     AnswerToolCall,
@@ -135,20 +134,6 @@ def check_template_fields(
 # --- Answers ----------------------------------------------------------------------------------
 
 
-class TokenLogprob(Answer):
-    """A likely token at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChosenLogprob(TokenLogprob):
-    """The sampled token at a position, and the most likely ones, best first."""
-
-    top_logprobs: list[TokenLogprob]
-
-
 class ChatLogprobs(Answer):
     """Log-probabilities with an entry per token."""
 
@@ -176,17 +161,12 @@ class ChatChoice(Answer):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(AnswerHead):
     """The whole answer."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    timings: Timings | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -210,15 +190,9 @@ class ChatChunkChoice(Answer):
     token_ids: list[int] | None = None
 
 
-class ChatCompletionChunk(Answer):
+class ChatCompletionChunk(AnswerHead):
     """An event of a stream. With `include_usage` the last one has the usage and no choices."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    timings: Timings | None = None
     prompt_token_ids: list[int] | None = None

@@ -1,19 +1,31 @@
-"""Request fields that several routes share: sampling fields with vLLM's names, under OpenAI's limits.
+"""Base of every object in a request body, and the request fields that several routes share.
 
-An unlisted field is an error that names the nearest one: a misspelt `max_token` must not pass silently. Fields of
-OpenAI and vLLM that would change the answer, and that this server cannot obey, are in `UNSUPPORTED`; fields without
-effect here are accepted and ignored. Ranges are checked here so that openapi.json shows them; the engine's
-`InputProcessor` checks what needs the model. Next to read: `chat.py`.
+Sampling fields have vLLM's names, under OpenAI's limits. An unlisted field is an error that names the nearest one: a
+misspelt `max_token` must not pass silently. Fields of OpenAI and vLLM that would change the answer, and that this
+server cannot obey, are in `UNSUPPORTED`; fields without effect here are accepted and ignored. Ranges are checked here
+so that openapi.json shows them; the engine's `InputProcessor` checks what needs the model. Next to read: `chat.py`.
 """
 
 import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
 
+from quire.errors import InvalidParameterError
 from quire.sampling_params import SamplingParams
-from quire.server.protocol.base import AlwaysTrue, Body, FieldError
-from quire.server.protocol.structured_outputs import ResponseFormat, StructuredOutputs, check_formats
+from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -89,6 +101,38 @@ OTHER_NAMES = {
 """Names that other servers or routes use → names here. The hint is the first one that the request has."""
 
 
+class Body(BaseModel):
+    """A JSON object with known fields only; numbers are not parsed from strings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class FieldError(ValueError):
+    """A field that contradicts another one. `param` is its path."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _require(*, expected: bool) -> Callable[[bool], bool]:
+    def check(value: bool) -> bool:
+        if value is not expected:
+            raise ValueError(f"must be {str(expected).lower()}")
+        return value
+
+    return check
+
+
+# `Literal[False]` would accept 0, because it compares with `==`.
+AlwaysFalse = Annotated[
+    StrictBool, AfterValidator(_require(expected=False)), WithJsonSchema({"const": False, "type": "boolean"})
+]
+AlwaysTrue = Annotated[
+    StrictBool, AfterValidator(_require(expected=True)), WithJsonSchema({"const": True, "type": "boolean"})
+]
+
+
 def text_or_list(value: Any) -> str:
     """Return the tag of the union member to check: without it, errors would be about both."""
     return "<list>" if isinstance(value, list) else "<text>"
@@ -139,6 +183,84 @@ def prompt_list(prompt: Prompts) -> list[str] | list[list[int]]:
         return [value]
     several: list[str] | list[list[int]] = value
     return several
+
+
+# --- Structured output ------------------------------------------------------------------------
+
+
+ConstraintText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_BYTES)]
+SchemaName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+SchemaDescription = Annotated[str, Field(max_length=1024)]
+
+
+class JsonSchema(Body):
+    """A schema with a name, which has no effect. Schemas are always enforced strictly."""
+
+    name: SchemaName
+    description: SchemaDescription | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Free text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's field: exactly one of the first five."""
+
+    json_: (
+        Annotated[
+            Annotated[ConstraintText, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+            Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+        ]
+        | None
+    ) = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: ConstraintText | None = None
+    choice: Annotated[list[ConstraintText], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    grammar: ConstraintText | None = None
+    disable_any_whitespace: bool | None = False
+    disable_additional_properties: AlwaysFalse | None = False
+    """Must be false: the schema itself says whether an object may have other properties."""
+    whitespace_pattern: ConstraintText | None = None
+    structural_tag: None = None
+
+
+def check_formats(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> None:
+    """Raises: FieldError for a format without its schema, and for both fields at once."""
+    if response_format is None:
+        return
+    has_schema = response_format.json_schema is not None
+    if has_schema != (response_format.type == "json_schema"):
+        raise FieldError(
+            "response_format.json_schema",
+            "response_format.json_schema goes with the type json_schema, and with no other",
+        )
+    if structured_outputs is not None and response_format.type != "text":
+        raise FieldError("structured_outputs", "response_format and structured_outputs exclude each other")
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename parameters in errors to the fields that the client sent.
+
+    `names` maps the engine's name to the field. The name of an object stands for all of its fields.
+    Raises: InvalidParameterError.
+    """
+    try:
+        yield
+    except InvalidParameterError as error:
+        name = names.get(error.field) or names.get(error.field.partition(".")[0])
+        if name is None:
+            raise
+        raise InvalidParameterError(name, error.value, error.limit) from None
+
+
+# --- Fields -----------------------------------------------------------------------------------
 
 
 class StreamOptions(Body):
@@ -227,6 +349,27 @@ class ChoiceFields(SamplingFields):
     return_tokens_as_token_ids: bool | None = False
     store: bool | None = None
     response_format: ResponseFormat | None = None
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that the client set. Raises: InvalidParameterError."""
+        chosen, form = super().sampling_values(), self.response_format
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(
+                by_alias=True, exclude_none=True, exclude={"disable_additional_properties"}
+            )
+            if given.get("json_object") is False:
+                del given["json_object"]
+            chosen["structured_outputs"] = StructuredOutputsParams(**given)
+        elif form is not None and form.json_schema is not None:
+            chosen["structured_outputs"] = StructuredOutputsParams(json=form.json_schema.schema_)
+        elif form is not None and form.type == "json_object":
+            chosen["structured_outputs"] = StructuredOutputsParams(json_object=True)
+        return chosen
+
+    def renamed(self) -> dict[str, str]:
+        """Return names for `renaming`: a schema sent as `response_format` keeps that name in errors."""
+        has_schema = self.response_format is not None and self.response_format.json_schema is not None
+        return {"structured_outputs": "response_format.json_schema.schema"} if has_schema else {}
 
     def check_together(self) -> None:
         """Raises: FieldError for fields that contradict each other."""

@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from quire.server.protocol.answers import Answer, PromptLogprobs, Timings, Usage
-from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.answers import Answer, AnswerHead, PromptLogprobs
 from quire.server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, Message, check_template_fields
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
     MAX_TOKEN_IDS,
+    Body,
     ChoiceFields,
+    FieldError,
     IgnoredFields,
     ModelName,
     Prompts,
@@ -40,19 +41,15 @@ class CompletionRequest(ChoiceFields):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool | None = True
 
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """Return the prompts, always as a list."""
-        return prompt_list(self.prompt)
-
     @model_validator(mode="after")
     def _check(self) -> "CompletionRequest":
         self.check_together()
-        num_choices = len(self.prompts) * (self.n or 1)
+        num_prompts = len(prompt_list(self.prompt))
+        num_choices = num_prompts * (self.n or 1)
         if num_choices > MAX_CHOICES:
             raise FieldError(
                 "n",
-                f"{len(self.prompts)} prompts with n={self.n} are {num_choices} choices, more than {MAX_CHOICES}: "
+                f"{num_prompts} prompts with n={self.n} are {num_choices} choices, more than {MAX_CHOICES}: "
                 "send several requests",
             )
         if self.best_of not in (None, 1, self.n or 1):
@@ -84,17 +81,11 @@ class CompletionChoice(Answer):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class Completion(Answer):
+class Completion(AnswerHead):
     """The whole answer, or one event of a stream. With `include_usage` the last event has the usage and no choices."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
-    timings: Timings | None = None
 
 
 # --- Embeddings ------------------------------------------------------------------------------
@@ -123,11 +114,6 @@ class EmbeddingRequest(IgnoredFields):
     def is_normalized(self) -> bool:
         """Return whether vectors are normalised to length 1."""
         return self.normalize is not False and self.use_activation is not False
-
-    @property
-    def inputs(self) -> list[str] | list[list[int]]:
-        """Return the inputs, always as a list."""
-        return prompt_list(self.input)
 
 
 class Embedding(Answer):

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from quire.server.protocol.answers import Answer
-from quire.server.protocol.base import AlwaysFalse, Body, FieldError
+from quire.server.protocol.answers import Answer, ChosenLogprob
 from quire.server.protocol.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -21,12 +20,18 @@ from quire.server.protocol.chat import (
 from quire.server.protocol.fields import (
     MAX_INTEGER,
     MAX_LOGPROBS,
+    AlwaysFalse,
+    Body,
+    FieldError,
+    JsonSchema,
     ModelName,
+    ResponseFormat,
     SamplingFields,
+    SchemaDescription,
+    SchemaName,
     StreamOptions,
     text_or_list,
 )
-from quire.server.protocol.structured_outputs import JsonSchema, ResponseFormat, SchemaDescription, SchemaName
 from quire.server.protocol.tools import (
     MAX_TOOLS,
     AllowedNames,
@@ -298,27 +303,13 @@ class ResponsesRequest(SamplingFields):
 # --- Answers ----------------------------------------------------------------------------------
 
 
-class OutputTokenLogprob(Answer):
-    """A likely token at a position."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class OutputLogprob(OutputTokenLogprob):
-    """The sampled token at a position, and the most likely ones, best first."""
-
-    top_logprobs: list[OutputTokenLogprob]
-
-
 class OutputText(Answer):
     """The content of a message."""
 
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[OutputLogprob]
+    logprobs: list[ChosenLogprob]
 
 
 class OutputMessage(Answer):
@@ -426,7 +417,7 @@ class ResponseEvent(Answer):
     text: str | None = None
     name: str | None = None
     arguments: str | None = None
-    logprobs: list[OutputLogprob] | None = None
+    logprobs: list[ChosenLogprob] | None = None
     code: str | None = None
     message: str | None = None
     param: str | None = None

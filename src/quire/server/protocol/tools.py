@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from quire.server.protocol.answers import Answer
-from quire.server.protocol.base import Body, FieldError
+from quire.server.protocol.fields import Body, FieldError
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from quire.errors import nearest
 from quire.server.errors import ApiError, shown
-from quire.server.protocol.base import Body, FieldError
-from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, known_names
+from quire.server.protocol.fields import OTHER_NAMES, UNSUPPORTED, WITHOUT_EFFECT, Body, FieldError, known_names
 
 MAX_NAME_CHARACTERS = 100
 _B = TypeVar("_B", bound=Body)

@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.server.caller import Caller
-from quire.server.generation import Finished, new_id
+from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
-from quire.server.protocol.structured_outputs import renaming, schema_field, structured_outputs_of
+from quire.server.protocol.fields import renaming
+from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
-from quire.server.streaming import stream_answer
+from quire.server.streaming import EventStream
 from quire.server.tools import ToolReader, ToolUse, fields_of, plan_tools, read_message
 
 router = APIRouter()
@@ -37,19 +37,15 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     job = await prepare(request, body, prepare_chat, n=body.n or 1)
     if body.stream:
-        return stream_answer(request, job.requests, _ChatChunks(job))
+        return EventStream(request, job.requests, _ChatChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
 def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJob:
     """Render, tokenise and check. Raises: RequestError."""
     front_end = state.supervisor.front_end
-    chosen = body.sampling_values()
     max_tokens = body.max_completion_tokens or body.max_tokens
-    if max_tokens is not None:
-        chosen["max_tokens"] = max_tokens
-    if body.logprobs:
-        chosen["logprobs"] = body.top_logprobs or 0
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
     offer, is_parallel = body.offer(), body.parallel_tool_calls is not False
     tool_use = plan_tools(front_end.template, front_end.tokenizer, offer, is_parallel=is_parallel)
     prompt = front_end.chat_prompt(
@@ -62,10 +58,12 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
         keeps_start=body.keeps_start,
     )
-    with renaming({"logprobs": "top_logprobs", **schema_field(body.response_format), **fields_of(tool_use)}):
-        chosen["structured_outputs"] = structured_outputs_of(body.response_format, body.structured_outputs)
+    with renaming({"logprobs": "top_logprobs", **body.renamed(), **fields_of(tool_use)}):
+        limits = {
+            name: value for name, value in (("max_tokens", max_tokens), ("logprobs", num_top)) if value is not None
+        }
         calls = {} if tool_use is None else tool_use.sampling_values()
-        params = front_end.sampling_params({**chosen, **calls})
+        params = front_end.sampling_params({**body.sampling_values(), **limits, **calls})
         identity = caller.identity(body.priority, body.cache_salt)
         request = front_end.prepare(new_id("chat"), prompt, params, **identity)
     return ChatJob(
@@ -75,7 +73,7 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         answer_id=f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl"),
         requests=[request],
         prompts=[prompt],
-        num_top=(body.top_logprobs or 0) if body.logprobs else None,
+        num_top=num_top,
         tool_use=tool_use,
         opening=_opening(body),
     )
@@ -102,7 +100,7 @@ def _opening(body: ChatRequest) -> str:
     return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
 
 
-def _written(job: ChatJob, results: list[Finished]) -> dict[str, Any]:
+def _written(job: ChatJob, results: list[RequestUpdate]) -> dict[str, Any]:
     (finished,) = results
     writer = job.logprob_writer()
     choices = []
@@ -139,7 +137,6 @@ class _ChatChunks(Chunks):
         super().__init__(job)
         self._opening = job.opening
         self._tool_use = job.tool_use
-        self._is_plain = self._is_plain and job.tool_use is None
         self._writer = job.logprob_writer()
         self._readers: dict[int, ToolReader] = {}
 
@@ -149,10 +146,6 @@ class _ChatChunks(Chunks):
         extra = {"prompt_token_ids": request.prompt_token_ids} if body.return_token_ids else {}
         delta = {"role": "assistant", "content": self._opening}
         return b"".join(self.chunk(_choice(index, delta), extra) for index in range(body.n or 1))
-
-    def text_choice(self, index: int, choice: int, text: str) -> dict[str, Any]:
-        """Return a choice with new text only."""
-        return _choice(choice, {"content": text})
 
     def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update."""

@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.outputs import PositionLogprobs
-from quire.server.caller import Caller
-from quire.server.generation import Finished, new_id
+from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
+from quire.server.protocol.fields import prompt_list, renaming
 from quire.server.protocol.prompts import DEFAULT_MAX_TOKENS, CompletionRequest
-from quire.server.protocol.structured_outputs import renaming, schema_field, structured_outputs_of
+from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
-from quire.server.streaming import stream_answer
+from quire.server.streaming import EventStream
 
 router = APIRouter()
 KIND = "text_completion"
@@ -28,23 +28,23 @@ KIND = "text_completion"
 async def create_completion(request: Request) -> Response:
     """Continue prompts."""
     body = await read_body(request, CompletionRequest)
-    job = await prepare(request, body, _prepare, num_prompts=len(body.prompts), n=body.n or 1)
+    job = await prepare(request, body, _prepare, num_prompts=len(prompt_list(body.prompt)), n=body.n or 1)
     if body.stream:
-        return stream_answer(request, job.requests, _CompletionChunks(job))
+        return EventStream(request, job.requests, _CompletionChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 
 def _prepare(state: ServerState, body: CompletionRequest, caller: Caller) -> Job:
-    front_end, chosen = state.supervisor.front_end, body.sampling_values()
+    front_end = state.supervisor.front_end
     scores_only = body.max_tokens == 0
-    # The engine generates at least one token; it is not shown.
-    chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
-    if body.logprobs is not None:
-        chosen["logprobs"] = body.logprobs
-        if body.echo:
-            chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    with renaming(schema_field(body.response_format)):
-        chosen["structured_outputs"] = structured_outputs_of(body.response_format, body.structured_outputs)
+    with renaming(body.renamed()):
+        chosen = body.sampling_values()
+        # The engine generates at least one token; it is not shown.
+        chosen["max_tokens"] = 1 if scores_only else body.max_tokens or DEFAULT_MAX_TOKENS
+        if body.logprobs is not None:
+            chosen["logprobs"] = body.logprobs
+            if body.echo:
+                chosen["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         params = front_end.sampling_params(chosen)
         prompts = [
             front_end.prompt(
@@ -53,7 +53,7 @@ def _prepare(state: ServerState, body: CompletionRequest, caller: Caller) -> Job
                 max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, chosen["max_tokens"]),
                 keeps_start=body.keeps_start,
             )
-            for prompt in body.prompts
+            for prompt in prompt_list(body.prompt)
         ]
         identity = caller.identity(body.priority, body.cache_salt)
         requests = [front_end.prepare(new_id("cmpl"), prompt, params, **identity) for prompt in prompts]
@@ -80,10 +80,6 @@ class _ChoiceWriter:
         self._has_begun = False
         self._logprobs = job.logprob_writer()
 
-    def text(self, text: str) -> dict[str, Any]:
-        """Return a choice with new text only."""
-        return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
-
     def write(self, update: ChoiceUpdate, of_prompt: list[PositionLogprobs | None] | None) -> dict[str, Any]:
         """Return the new parts of the choice. `of_prompt`: the prompt's log-probabilities. Mutates: the progress."""
         body, is_first = self._job.body, not self._has_begun
@@ -98,7 +94,7 @@ class _ChoiceWriter:
             if self._logprobs is not None:
                 positions = [*(of_prompt or [None] * len(prompt_ids)), *positions]
                 shown_ids = [*prompt_ids, *token_ids]
-        written = self.text(text)
+        written: dict[str, Any] = {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:
             written["logprobs"] = self._logprobs.legacy(shown_ids, positions)
         if update.finish_reason is not None:
@@ -116,7 +112,7 @@ class _ChoiceWriter:
         return self._job.front_end.tokenizer.decode(self._prompt.token_ids, skip_special_tokens=False)
 
 
-def _written(job: Job, results: list[Finished]) -> dict[str, Any]:
+def _written(job: Job, results: list[RequestUpdate]) -> dict[str, Any]:
     choices = []
     for prompt_index, finished in enumerate(results):
         of_prompt = finished.prompt_logprobs
@@ -138,18 +134,13 @@ class _CompletionChunks(Chunks):
         self._of_prompts: dict[int, list[PositionLogprobs | None]] = {}
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
 
-    def _writer(self, index: int, choice: int) -> _ChoiceWriter:
-        writer = self._writers.get((index, choice))
-        if writer is None:
-            writer = self._writers[index, choice] = _ChoiceWriter(self._job, index, choice)
-        return writer
-
-    def text_choice(self, index: int, choice: int, text: str) -> dict[str, Any]:
-        """Return a choice with new text only."""
-        return self._writer(index, choice).text(text)
-
     def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
-        """Return the choice of the chunk for an update."""
+        """Return the choice of the chunk for an update; none for part of a character."""
         if update.prompt_logprobs is not None:
             self._of_prompts[index] = update.prompt_logprobs
-        return [self._writer(index, choice.index).write(choice, self._of_prompts.get(index))]
+        if not (choice.text or choice.finish_reason or self._has_extras):
+            return []
+        key = (index, choice.index)
+        if key not in self._writers:
+            self._writers[key] = _ChoiceWriter(self._job, *key)
+        return [self._writers[key].write(choice, self._of_prompts.get(index))]

@@ -11,11 +11,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.engine.process.messages import RequestUpdate
 from quire.sampling_params import PoolingParams
-from quire.server.caller import Caller
 from quire.server.errors import ApiError
-from quire.server.generation import Finished, new_id
+from quire.server.generation import new_id
+from quire.server.protocol.fields import prompt_list
 from quire.server.protocol.prompts import EmbeddingRequest
+from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
@@ -27,7 +29,7 @@ router = APIRouter()
 async def create_embeddings(request: Request) -> Response:
     """Turn texts into vectors."""
     body = await read_body(request, EmbeddingRequest)
-    requests = await prepare(request, body, _prepare, num_prompts=len(body.inputs), n=1)
+    requests = await prepare(request, body, _prepare, num_prompts=len(prompt_list(body.input)), n=1)
     model = state_of(request).model_name
     return await answer(request, requests, lambda results: _written(model, body, requests, results))
 
@@ -43,7 +45,7 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
     adds_special_tokens, keeps_start = body.add_special_tokens is not False, body.truncation_side != "left"
     identity = caller.identity(body.priority)
     requests = []
-    for text in body.inputs:
+    for text in prompt_list(body.input):
         prompt = front_end.prompt(
             text, add_special_tokens=adds_special_tokens, max_len=max_len, keeps_start=keeps_start
         )
@@ -52,15 +54,15 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
 
 
 def _written(
-    model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[Finished]
+    model: str, body: EmbeddingRequest, requests: list[EngineRequest], results: list[RequestUpdate]
 ) -> dict[str, Any]:
     write = base64_of if body.encoding_format == "base64" else list
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": write(_shortened(body, finished.last.embedding or []))}
-            for index, finished in enumerate(results)
+            {"object": "embedding", "index": index, "embedding": write(_shortened(body, update.embedding or []))}
+            for index, update in enumerate(results)
         ],
         "model": model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},

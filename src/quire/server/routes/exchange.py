@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from quire.server.caller import Caller, caller_of
+from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
-from quire.server.generation import Finished, collect, until_disconnect
-from quire.server.protocol.base import Body
+from quire.server.generation import collect, until_disconnect
+from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
+from quire.server.request_record import Caller, record_of
 from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
@@ -31,10 +32,8 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
         given = json.dumps(media_type[:100]) if media_type else "none"
-        raise _unsupported(f"the body must be JSON, with Content-Type: application/json; it has {given}")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
-        raise _unsupported(f"Content-Encoding {json.dumps(encoding[:100])} is not supported: send the body as it is")
+        message = f"the body must be JSON, with Content-Type: application/json; it has {given}"
+        raise ApiError(415, message, code="unsupported_media_type")
     data = await request.body()
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
@@ -49,27 +48,24 @@ def check_model(state: ServerState, name: str | None) -> None:
         raise ApiError(404, message, code="model_not_found", param="model")
 
 
-def _unsupported(message: str) -> ApiError:
-    return ApiError(415, message, code="unsupported_media_type")
-
-
 async def prepare(
     request: Request, body: _B, prepare_body: Callable[[ServerState, _B, Caller], _J], *, num_prompts: int = 1, n: int
 ) -> _J:
     """Check that the queue has room, then tokenise in a thread. Raises: ApiError, RequestError."""
-    state, caller = state_of(request), caller_of(request)
-    state.admission.check_room(caller, state.admission.num_at_once(num_prompts, n) * n)
-    return await state.supervisor.front_end.run(prepare_body, state, body, caller)
+    state, record = state_of(request), record_of(request)
+    assert record.caller is not None
+    state.admission.check_room(record, state.admission.num_at_once(num_prompts, n) * n)
+    return await state.supervisor.front_end.run(prepare_body, state, body, record.caller)
 
 
 async def answer(
-    request: Request, requests: Sequence[EngineRequest], write: Callable[[list[Finished]], Any]
+    request: Request, requests: Sequence[EngineRequest], write: Callable[[list[RequestUpdate]], Any]
 ) -> Response:
     """Compute prepared requests, and answer with what `write` makes of their results. Raises: as `collect`."""
-    state, caller = state_of(request), caller_of(request)
+    state, record = state_of(request), record_of(request)
 
     async def work() -> Response:
-        results = await collect(state, requests, caller)
+        results = await collect(state, requests, record)
         sampling = requests[0].sampling
         has_logprobs = sampling is not None and (sampling.logprobs is not None or sampling.prompt_logprobs is not None)
         if has_logprobs or len(requests) > MANY_REQUESTS:

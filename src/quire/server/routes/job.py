@@ -9,11 +9,11 @@ from typing import Any
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.server.front_end import FrontEnd, PromptTokens
-from quire.server.generation import Finished, timestamp
+from quire.server.generation import timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.fields import ChoiceFields, StreamOptions
-from quire.server.streaming import DONE, TextEvent, event
+from quire.server.streaming import DONE, EventWriter, event
 from quire.types import Request
 
 
@@ -45,18 +45,27 @@ class Job:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def answer(self, kind: str, choices: list[dict[str, Any]], results: list[Finished]) -> dict[str, Any]:
+    def answer(self, kind: str, choices: list[dict[str, Any]], results: list[RequestUpdate]) -> dict[str, Any]:
         """Return the whole answer."""
-        last = [finished.last for finished in results]
-        num_generated = 0 if self.scores_only else sum(finished.num_generated for finished in results)
-        usage = self.usage(num_generated, last)
-        return {**self.head(kind), "choices": choices, "usage": usage, **self.timings(num_generated, last[0])}
+        num_generated = 0
+        if not self.scores_only:
+            num_generated = sum(len(choice.token_ids) for update in results for choice in update.choices)
+        usage = self.usage(num_generated, results)
+        return {**self.head(kind), "choices": choices, "usage": usage, **self.timings(num_generated, results[0])}
 
     def usage(self, num_generated: int, last: Sequence[RequestUpdate]) -> dict[str, Any]:
         """Return OpenAI's `usage` of all prompts. `last`: the latest update of each request that has one."""
         num_prompt = sum(request.num_prompt_tokens for request in self.requests)
-        num_cached = sum(update.num_cached_tokens for update in last)
-        return usage(num_prompt, num_generated, num_cached, sum(prompt.num_truncated for prompt in self.prompts))
+        details = {"cached_tokens": sum(update.num_cached_tokens for update in last)}
+        num_truncated = sum(prompt.num_truncated for prompt in self.prompts)
+        if num_truncated:  # these are not in `num_prompt`
+            details["truncated_tokens"] = num_truncated
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": details,
+        }
 
     def timings(self, num_generated: int, last: RequestUpdate) -> dict[str, Any]:
         """Return llama.cpp's `timings` as a field; empty for several prompts, and before the end."""
@@ -73,12 +82,8 @@ class Job:
         return LogprobWriter(self.front_end.tokenizer, self.num_top, as_ids=as_ids)
 
 
-class Chunks:
-    """Writes the updates of one answer as OpenAI chunks, and counts its tokens.
-
-    Subclasses write choices. Most requests want text only: the chunks between a choice's first and last then differ in
-    one string, and `TextEvent` writes them.
-    """
+class Chunks(EventWriter):
+    """Writes the updates of one answer as OpenAI chunks, and counts its tokens. Subclasses write choices."""
 
     kind: str
 
@@ -89,22 +94,12 @@ class Chunks:
         self._has_usage = bool(options.include_usage)
         self._has_running_usage = self._has_usage and bool(options.continuous_usage_stats)
         self._has_extras = job.num_top is not None or bool(job.body.return_token_ids) or self._has_running_usage
-        self._is_plain = not self._has_extras and not job.scores_only
         self._num_generated = 0
         self._last: dict[int, RequestUpdate] = {}
-        self._texts: dict[tuple[int, int], TextEvent] = {}
 
     def choices(self, index: int, choice: ChoiceUpdate, update: RequestUpdate) -> list[dict[str, Any]]:
         """Return the choices of the chunks for an update of prompt `index`."""
         raise NotImplementedError
-
-    def text_choice(self, index: int, choice: int, text: str) -> dict[str, Any]:
-        """Return a choice with new text only."""
-        raise NotImplementedError
-
-    def opening(self) -> bytes:
-        """Return the chunks before the first update: none."""
-        return b""
 
     def of(self, index: int, update: RequestUpdate) -> bytes:
         """Return the chunks of an update. Mutates: the count of tokens."""
@@ -113,22 +108,12 @@ class Chunks:
         for choice in update.choices:
             if not self._job.scores_only:
                 self._num_generated += len(choice.token_ids)
-            key = (index, choice.index)
-            plain = self._texts.get(key)
-            if plain is not None and choice.finish_reason is None:
-                data += plain.encode(choice.text) if choice.text else b""
-                continue
-            if self._is_plain and choice.finish_reason is None:
-                self._texts[key] = self._text_event(index, choice.index)
             written = self.choices(index, choice, update)
             is_last = update.finished and choice is update.choices[-1] and not self._has_usage
             extra = self._job.timings(self._num_generated, update) if is_last else {}
             for position, item in enumerate(written, 1):
                 data += self.chunk(item, extra if position == len(written) else {})
         return data
-
-    def _text_event(self, index: int, choice: int) -> TextEvent:
-        return TextEvent(lambda text: self._content(self.text_choice(index, choice, text)))
 
     def closing(self) -> bytes:
         """Return the usage, if the request asked for it, and the end."""
@@ -139,29 +124,13 @@ class Chunks:
 
     def chunk(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
         """Return one chunk; `extra` are fields beside its choice."""
-        return event(self._content(choice) | extra)
-
-    def _content(self, choice: dict[str, Any]) -> dict[str, Any]:
-        content = {**self._head, "choices": [choice]}
+        content = {**self._head, "choices": [choice], **extra}
         if self._has_usage:
             content["usage"] = self._usage() if self._has_running_usage else None
-        return content
+        return event(content)
 
     def _usage(self) -> dict[str, Any]:
         return self._job.usage(self._num_generated, list(self._last.values()))
-
-
-def usage(num_prompt: int, num_generated: int, num_cached: int, num_truncated: int = 0) -> dict[str, Any]:
-    """Return OpenAI's `usage`. `num_truncated` tokens of the prompt were cut off and are not in `num_prompt`."""
-    details = {"cached_tokens": num_cached}
-    if num_truncated:
-        details["truncated_tokens"] = num_truncated
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_generated,
-        "total_tokens": num_prompt + num_generated,
-        "prompt_tokens_details": details,
-    }
 
 
 def timings(num_prompt: int, num_generated: int, last: RequestUpdate) -> dict[str, Any] | None:

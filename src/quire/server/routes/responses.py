@@ -12,16 +12,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
-from quire.server.caller import Caller
 from quire.server.errors import ApiError
-from quire.server.generation import Finished, new_id, timestamp
+from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
+from quire.server.protocol.fields import renaming
 from quire.server.protocol.responses import ResponsesRequest
-from quire.server.protocol.structured_outputs import renaming
+from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState
-from quire.server.streaming import event, stream_answer
+from quire.server.streaming import EventStream, EventWriter, event
 from quire.server.tools import ToolReader
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
@@ -35,8 +35,7 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     job = await prepare(request, body, prepare_response, n=1)
     if body.stream:
-        events = _ResponseEvents(job)
-        return stream_answer(request, job.chat.requests, events, events.failed)
+        return EventStream(request, job.chat.requests, _ResponseEvents(job))
     return await answer(request, job.chat.requests, lambda results: _written(job, results))
 
 
@@ -121,8 +120,9 @@ class ResponseJob:
         return TextLogprobs(writer, IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skips))
 
 
-def _written(job: ResponseJob, results: list[Finished]) -> dict[str, Any]:
-    (choice,), last = results[0].choices, results[0].last
+def _written(job: ResponseJob, results: list[RequestUpdate]) -> dict[str, Any]:
+    (last,) = results
+    (choice,) = last.choices
     output = ResponseOutput(job)
     output.write(choice)
     return job.ended(output, choice.finish_reason, last)
@@ -232,7 +232,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-class _ResponseEvents:
+class _ResponseEvents(EventWriter):
     """Writes one response as typed, numbered events, up to `response.completed`, `.incomplete` or `.failed`."""
 
     def __init__(self, job: ResponseJob) -> None:
