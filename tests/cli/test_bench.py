@@ -72,23 +72,6 @@ def test_nothing_to_measure() -> None:
     assert call("bench", "-c", "0,8").exit_code == 2
 
 
-def test_peer_column_and_ratio(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Peer:
-        name = "hf"
-
-        def measure(self, case: object, prompts: object) -> float:
-            return 1.0
-
-    monkeypatch.setattr(bench, "_peer_side", lambda config, output: Peer())
-    result = call("bench", *SMALL, "--peer", "hf")
-    header = next(line for line in result.stdout.splitlines() if line.startswith("| model"))
-    assert "hf tok/s" in header
-    assert "quire / hf" in header
-    row = parsed(call("bench", *SMALL, "--peer", "hf", "--json"))["results"][0]
-    assert row["peer"]["name"] == "hf"
-    assert row["ratio"] == pytest.approx(row["mean_tokens_per_s"])
-
-
 def test_commit_of_a_checkout_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = bench.source_commit()
     assert commit is None or commit.replace("-dirty", "").isalnum()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from quire.cli.output import Output, format_count, format_seconds, table_lines
+from quire.cli.output import Output, format_count, format_seconds
 from tests.cli.command_line import Terminal
 
 
@@ -58,9 +58,9 @@ def test_json_is_one_tagged_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line) == {"schema": "quire.x/1", "text": "a\nü"}
 
 
-def test_table_aligns() -> None:
-    lines = table_lines(["name", "n"], [["a", "10"], ["long name", "7"]], right=frozenset({1}))
-    assert lines == ["name        n", "a          10", "long name   7"]
+def test_table_aligns(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table(["name", "n"], [["a", "10"], ["long name", "7"]], right=frozenset({1}))
+    assert capsys.readouterr().out.splitlines() == ["name        n", "a          10", "long name   7"]
 
 
 def test_numbers_for_people() -> None:

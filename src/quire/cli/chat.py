@@ -30,6 +30,8 @@ COMMANDS = {
 }
 MULTILINE = '"""'
 PROMPT, CONTINUATION = ">>> ", "... "
+DEFAULT_MAX_TOKENS = 512
+"""Limit of an answer in `run` and `chat` if neither the user nor the model's generation config sets one."""
 
 
 @dataclass(frozen=True)

@@ -12,25 +12,25 @@ from typing import Any
 import click
 
 from quire.cli.arguments import read_prompt
-from quire.cli.chat import Chat, Message, Reply, statistics_line
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, Message, Reply, statistics_line
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.server_client import (
     CHAT_PATH,
-    URL_HELP,
     Answer,
     ServedModel,
     ServerAnswerError,
     ServerClient,
     find_model,
     find_url,
+    served_model_option,
+    url_option,
 )
 from quire.errors import QuireError
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
-DEFAULT_MAX_TOKENS = 512
 HELP = f"""Chat with a server of OpenAI's API, or ask it one question.
 
 Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT. Without either, on a
@@ -45,11 +45,11 @@ EXAMPLES = (
 )
 
 
-@click.command("chat", cls=VerbCommand, help=HELP, short_help="Chat with a server.", examples=EXAMPLES)
+@verb("chat", EXAMPLES, help=HELP)
 @click.argument("prompt", required=False)
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
-@click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
-@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
+@url_option
+@served_model_option
+@option("--system", metavar="TEXT", help="system message of the chat")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 def chat_command(prompt: str | None, url: str | None, model: str | None, system: str | None, **values: Any) -> None:
     """Check the parameters, then find the model and answer."""

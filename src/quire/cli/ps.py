@@ -7,11 +7,10 @@ import contextlib
 import time
 from dataclasses import asdict, dataclass
 
-import click
 import psutil
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import VerbCommand, output_of
+from quire.cli.command import output_of, verb
 from quire.cli.server_client import ServerAnswerError, ServerClient, ServerUnreachableError
 from quire.cli.top_metrics import Metrics
 from quire.server.registration import ServerNote, find
@@ -35,10 +34,7 @@ class ServerRow:
     version: str
 
 
-EXAMPLES = ("quire ps", "quire ps --json")
-
-
-@click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=EXAMPLES)
+@verb("ps", ("quire ps", "quire ps --json"))
 def ps_command() -> None:
     """List your servers on this machine.
 
@@ -58,27 +54,22 @@ def ps_command() -> None:
 def look_at(note: ServerNote) -> ServerRow:
     """Ask a server for its state and metrics."""
     running = waiting = None
+    state = "ready"
     with ServerClient(note.url, read_s=PROBE_S) as client:
-        state = _state(client)
+        try:
+            client.get_text("/health/ready")
+        except ServerAnswerError as error:
+            state = error.code
+        except ServerUnreachableError:
+            state = "no answer"
         with contextlib.suppress(ServerUnreachableError, ServerAnswerError, ValueError):
             metrics = Metrics(client.get_text("/metrics"), time.monotonic())
             if "quire_requests_running" in metrics:
                 running = int(metrics.value("quire_requests_running"))
                 waiting = int(metrics.value("quire_requests_waiting"))
     up_s = max(0.0, time.time() - note.started_s)
-    return ServerRow(
-        note.pid, note.model, note.url, state, running, waiting, memory_bytes(note.pid), up_s, note.version
-    )
-
-
-def _state(client: ServerClient) -> str:
-    try:
-        client.get_text("/health/ready")
-    except ServerAnswerError as error:
-        return error.code
-    except ServerUnreachableError:
-        return "no answer"
-    return "ready"
+    memory = memory_bytes(note.pid)
+    return ServerRow(note.pid, note.model, note.url, state, running, waiting, memory, up_s, note.version)
 
 
 def memory_bytes(pid: int) -> int:
@@ -104,11 +95,6 @@ def format_duration(seconds: float) -> str:
 
 
 def _cells(row: ServerRow) -> list[str]:
-    return [
-        str(row.pid), row.model, row.url, row.state, _count(row.running), _count(row.waiting),
-        format_bytes(row.memory_bytes), format_duration(row.up_s),
-    ]  # fmt: skip
-
-
-def _count(number: int | None) -> str:
-    return "–" if number is None else str(number)
+    counts = ["–" if number is None else str(number) for number in (row.running, row.waiting)]
+    size, up = format_bytes(row.memory_bytes), format_duration(row.up_s)
+    return [str(row.pid), row.model, row.url, row.state, *counts, size, up]

@@ -83,13 +83,9 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the page; returns the exit code."""
-    if arguments not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m quire.cli.reference [--check]\n")
-        return 2
-    if not arguments:
+    """Write the page, or check it with `--check`; returns the exit code."""
+    if arguments != ["--check"]:
         PAGE.write_text(render(), encoding="utf-8")
-    # Bytes: a page that is no text is stale like any other.
     elif not PAGE.exists() or PAGE.read_bytes() != render().encode():
         sys.stderr.write(f"{PAGE} is stale: run python -m quire.cli.reference\n")
         return 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.chat import Message, Reply, statistics_line
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
@@ -24,8 +24,6 @@ from quire.weights.sources import resolve_source
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
-DEFAULT_MAX_TOKENS = 512
-"""Limit of an answer in `run` and in the chat if neither the user nor the model's generation config sets one."""
 _REQUEST_IDS = itertools.count()
 
 
@@ -64,15 +62,6 @@ class Generation:
             reason, self.num_prompt_tokens, self.output.num_cached_tokens, self.num_generated_tokens,
             self.time_to_first_token_s, self.decode_tokens_per_s, max_model_len, used,
         )  # fmt: skip
-
-    def timings(self) -> dict[str, float | None]:
-        """Return the times as they appear in JSON."""
-        return {
-            "time_to_first_token_s": self.time_to_first_token_s,
-            "decode_s": self.decode_s,
-            "total_s": self.total_s,
-            "decode_tokens_per_s": self.decode_tokens_per_s,
-        }
 
 
 @contextlib.contextmanager
