@@ -70,7 +70,8 @@ def batch_command(
         _refuse_engine_options(ctx)
     if str(target) == STDIN:
         raise click.UsageError("-o needs a file: the answers are kept for the next run")
-    options = EngineOptions.from_kwargs(**chosen_options(values, EngineOptions))
+    chosen = chosen_options(values, EngineOptions)
+    options = EngineOptions.from_kwargs(**chosen)
     requests = read_requests(source)
     counts = BatchCounts(len(requests))
     start_s = time.monotonic()
@@ -86,7 +87,7 @@ def batch_command(
             run.run(pending)  # nothing to send: no server is needed
         else:
             with contextlib.nullcontext(url) if url is not None else own_server(options, output) as where:
-                model = options.model if url is None else _default_model(where, _named_model(ctx, options))
+                model = options.model if url is None else _default_model(where, chosen.get("model"))
                 run.run(pending, client_settings(where, read_s=timeout_s), model)
     _report(output, counts, target)
     if counts.num_failed:
@@ -102,11 +103,6 @@ def _refuse_engine_options(ctx: click.Context) -> None:
             raise click.UsageError(
                 f"{parameter.opts[0]} is the engine's, which --url has already: leave one of them out"
             )
-
-
-def _named_model(ctx: click.Context, options: EngineOptions) -> str | None:
-    source = ctx.get_parameter_source("engine_model")
-    return options.model if source is not click.core.ParameterSource.DEFAULT else None
 
 
 def _default_model(url: str, named: str | None) -> str | None:

@@ -69,7 +69,10 @@ def bench_command(
     if most_streams > options.max_num_seqs:
         raise ConfigError(f"--concurrency {most_streams} exceeds max_num_seqs={options.max_num_seqs}: raise it")
     with open_engine(options, output) as engine:
-        _check_lengths(cases, engine.config)
+        longest, limit = max(cases, key=lambda case: case.len_needed), engine.config.scheduler.max_model_len
+        if longest.len_needed > limit:
+            needed = f"{longest.name} needs a context of {longest.len_needed} tokens"
+            raise ConfigError(f"{needed}, max_model_len is {limit}")
         report = _Report(output, engine.config, _measure_limits(engine.config), cases)
         for case in cases:
             prompts = _prompt_sets(engine, case, repetitions)
@@ -83,13 +86,6 @@ def _measure_limits(config: EngineConfig) -> "MachineLimits":
     from quire.runtime.machine_limits import measure_limits
 
     return measure_limits(config.device, set(arithmetics(config)))
-
-
-def _check_lengths(cases: Sequence[BenchCase], config: EngineConfig) -> None:
-    longest = max(cases, key=lambda case: case.len_needed)
-    limit = config.scheduler.max_model_len
-    if longest.len_needed > limit:
-        raise ConfigError(f"{longest.name} needs a context of {longest.len_needed} tokens, max_model_len is {limit}")
 
 
 def _prompt_sets(engine: "LLMEngine", case: BenchCase, repetitions: int) -> list[list[list[int]]]:

@@ -87,15 +87,12 @@ class VerbCommand(click.Command):
             raise click.UsageError(f"No such option '{error.option_name}': {advice}", ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per option group, in order of first use; the output options last."""
+        """Write one section per option group, in order of first use."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 sections.setdefault(group_of(parameter), []).append(record)
-        for last in (VERB_GROUP, OUTPUT_GROUP):
-            if last in sections and (last == OUTPUT_GROUP or len(sections[last]) == 1):
-                sections[last] = sections.pop(last)
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)
@@ -138,8 +135,8 @@ def configure_logging(output: Output, usual: str) -> None:
 
 
 def group_of(parameter: click.Parameter) -> str:
-    """Return the help heading of a parameter."""
-    return parameter.group if isinstance(parameter, GroupedOption) else VERB_GROUP
+    """Return the help heading of a parameter; `--help` stands with the output options."""
+    return parameter.group if isinstance(parameter, GroupedOption) else OUTPUT_GROUP
 
 
 def output_of(ctx: click.Context | None = None) -> Output:

@@ -111,9 +111,8 @@ def check_native() -> Finding:
         return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best")
     if notes := native.isa_notes():
         found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
-        return Finding(
-            "native module", NOTE, found, "QUIRE_ISA chooses another set; a failed self-test is worth a report"
-        )
+        advice = "QUIRE_ISA chooses another set; a failed self-test is worth a report"
+        return Finding("native module", NOTE, found, advice)
     return Finding("native module", OK, f"loads, uses {native.isa()}")
 
 

@@ -197,44 +197,29 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def put_load(endpoint: Endpoint, load: Load, bodies: Sequence[Body], *, seed: int = 0) -> LoadResult:
     """Send all bodies. Raises: ServerUnreachableError if there is no server."""
-    run = _closed_loop if load.concurrency is not None else _open_loop
     started = time.perf_counter()
-    answers = asyncio.run(run(endpoint, load, bodies, seed))
+    answers = asyncio.run(_ask_all(endpoint, load, bodies, seed))
     return LoadResult(load, tuple(answers), time.perf_counter() - started)
 
 
-async def _closed_loop(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
-    waiting = iter(bodies)
-
-    async def client() -> list[Answer]:
-        with_connection = StreamClient(endpoint)
-        try:
-            return [await with_connection.ask(body) for body in waiting]
-        finally:
-            with_connection.close()
-
-    assert load.concurrency is not None
-    found = await asyncio.gather(*[client() for _ in range(load.concurrency)])
-    return list(itertools.chain.from_iterable(found))
-
-
-async def _open_loop(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
-    assert load.rate is not None
+async def _ask_all(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
     gaps = random.Random(seed)
+    slots = asyncio.Semaphore(load.concurrency or len(bodies))
     idle: list[StreamClient] = []
 
-    async def one(body: Body) -> Answer:
-        client = idle.pop() if idle else StreamClient(endpoint)
-        answer = await client.ask(body)
-        idle.append(client)
-        return answer
+    async def ask(body: Body) -> Answer:
+        async with slots:
+            client = idle.pop() if idle else StreamClient(endpoint)
+            answer = await client.ask(body)
+            idle.append(client)
+            return answer
 
     tasks: list[asyncio.Task[Answer]] = []
-    for body in bodies:
-        if tasks:
-            await asyncio.sleep(gaps.expovariate(load.rate))
-        tasks.append(asyncio.create_task(one(body)))
     try:
+        for body in bodies:
+            if load.rate is not None and tasks:
+                await asyncio.sleep(gaps.expovariate(load.rate))
+            tasks.append(asyncio.create_task(ask(body)))
         return list(await asyncio.gather(*tasks))
     finally:
         for client in idle:

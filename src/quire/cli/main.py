@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         cli.main(args=argv, prog_name="quire")
     except SystemExit as exit_:
-        if exit_.code in _SIGNAL_EXITS.values():
+        if exit_.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             _leave_at_once(int(exit_.code))
         raise
 

@@ -5,7 +5,7 @@ Next to read: `../server/registration.py`.
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -19,21 +19,6 @@ PROBE_S = 2.0
 HEADER = ("PID", "MODEL", "URL", "STATE", "RUNNING", "WAITING", "MEMORY", "UP")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRow:
-    """The present state of one server. `running` and `waiting` are None where its metrics cannot be read."""
-
-    pid: int
-    model: str
-    url: str
-    state: str
-    running: int | None
-    waiting: int | None
-    memory_bytes: int
-    up_s: float
-    version: str
-
-
 @verb("ps", ("quire ps", "quire ps --json"))
 def ps_command() -> None:
     """List your servers on this machine.
@@ -44,15 +29,15 @@ def ps_command() -> None:
     output = output_of()
     rows = [look_at(note) for note in find()]
     if output.json:
-        output.result_json("quire.ps/1", {"servers": [asdict(row) for row in rows]})
+        output.result_json("quire.ps/1", {"servers": rows})
     elif not rows:
         output.note("no server runs here; start one with `quire serve`")
     else:
         output.table(HEADER, [_cells(row) for row in rows], right=frozenset({0, 4, 5, 6, 7}))
 
 
-def look_at(note: ServerNote) -> ServerRow:
-    """Ask a server for its state and metrics."""
+def look_at(note: ServerNote) -> dict[str, Any]:
+    """Ask a server for its state and metrics. `running` and `waiting` are None where its metrics cannot be read."""
     running = waiting = None
     state = "ready"
     with ServerClient(note.url, read_s=PROBE_S) as client:
@@ -67,9 +52,17 @@ def look_at(note: ServerNote) -> ServerRow:
             if "quire_requests_running" in metrics:
                 running = int(metrics.value("quire_requests_running"))
                 waiting = int(metrics.value("quire_requests_waiting"))
-    up_s = max(0.0, time.time() - note.started_s)
-    memory = memory_bytes(note.pid)
-    return ServerRow(note.pid, note.model, note.url, state, running, waiting, memory, up_s, note.version)
+    return {
+        "pid": note.pid,
+        "model": note.model,
+        "url": note.url,
+        "state": state,
+        "running": running,
+        "waiting": waiting,
+        "memory_bytes": memory_bytes(note.pid),
+        "up_s": max(0.0, time.time() - note.started_s),
+        "version": note.version,
+    }
 
 
 def memory_bytes(pid: int) -> int:
@@ -94,7 +87,8 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def _cells(row: ServerRow) -> list[str]:
-    counts = ["–" if number is None else str(number) for number in (row.running, row.waiting)]
-    size, up = format_bytes(row.memory_bytes), format_duration(row.up_s)
-    return [str(row.pid), row.model, row.url, row.state, *counts, size, up]
+def _cells(row: dict[str, Any]) -> list[str]:
+    texts = [
+        "–" if row[name] is None else str(row[name]) for name in ("pid", "model", "url", "state", "running", "waiting")
+    ]
+    return [*texts, format_bytes(row["memory_bytes"]), format_duration(row["up_s"])]

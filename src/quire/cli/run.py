@@ -4,6 +4,7 @@ The engine runs in this process. Text goes to stdout, the line of statistics to 
 Next to read: `session.py`, `chat.py`.
 """
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +16,8 @@ from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
-    EngineAnswerer,
     Generation,
+    ask_engine,
     chat_prompt,
     generate,
     open_engine,
@@ -69,7 +70,8 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
     try:
         with open_engine(options, output) as engine:
             if text is None:
-                Chat(EngineAnswerer(engine), output, chosen, system=system).loop()
+                ask = functools.partial(ask_engine, engine)
+                Chat(ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen, system=system).loop()
                 return
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": text})

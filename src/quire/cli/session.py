@@ -152,23 +152,10 @@ def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict
     return {"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)}
 
 
-class EngineAnswerer:
-    """Answers a chat with the engine of this process; see `Answerer`."""
-
-    def __init__(self, engine: "LLMEngine") -> None:
-        self._engine = engine
-
-    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all sampling values. Raises: InvalidParameterError."""
-        return vars(sampling_params_for(self._engine, chosen))
-
-    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
-        """Answer a conversation. Raises: RequestError, EngineError."""
-        params = sampling_params_for(self._engine, chosen)
-        generation = generate(self._engine, chat_prompt(self._engine, messages), params, on_text)
-        return Reply(
-            generation.output.outputs[0].text,
-            generation.statistics_line(self._engine.config.scheduler.max_model_len),
-            generation.total_s,
-            generation.interrupted,
-        )
+def ask_engine(
+    engine: "LLMEngine", messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]
+) -> Reply:
+    """Answer a conversation of a chat. Raises: RequestError, EngineError."""
+    generation = generate(engine, chat_prompt(engine, messages), sampling_params_for(engine, chosen), on_text)
+    line = generation.statistics_line(engine.config.scheduler.max_model_len)
+    return Reply(generation.output.outputs[0].text, line, generation.total_s, generation.interrupted)

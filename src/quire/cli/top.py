@@ -59,31 +59,27 @@ def read_metrics(client: ServerClient) -> Metrics:
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits some seconds and returns True as soon as "q" is typed."""
-    if not sys.stdin.isatty():
-
-        def sleep(seconds: float) -> bool:
-            time.sleep(seconds)
-            return False
-
-        yield sleep
-        return
     import termios
     import tty
 
+    keys = [sys.stdin] if sys.stdin.isatty() else []
+
     def wait(seconds: float) -> bool:
         end_s = time.monotonic() + seconds
-        while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
+        while select.select(keys, [], [], max(0.0, end_s - time.monotonic()))[0]:
             typed = os.read(sys.stdin.fileno(), 64)
             if not typed or b"q" in typed.lower():
                 return True
         return False
 
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+    before = [termios.tcgetattr(key) for key in keys]
+    for key in keys:
+        tty.setcbreak(key)
     try:
         yield wait
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        for key, settings in zip(keys, before, strict=True):
+            termios.tcsetattr(key, termios.TCSADRAIN, settings)
 
 
 def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
