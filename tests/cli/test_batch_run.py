@@ -56,21 +56,8 @@ def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
     assert found["3"]["error"] is None
 
 
-def test_bad_and_refused_lines_do_not_stop_the_rest(tmp_path: Path) -> None:
-    def answer(handler: Handler, body: dict[str, Any]) -> None:
-        status = 400 if body.get("temperature") == 9 else 200
-        handler.send_json(status, ANSWER if status == 200 else {"error": {"message": "no"}})
-
-    counts = run(tmp_path, answer, "{", request("hot", body={"temperature": 9}), request("good"))
-    assert (counts.num_succeeded, counts.num_failed, counts.num_invalid) == (1, 2, 2)
-    found = by_id(tmp_path / "out")
-    assert found[None]["error"]["message"].startswith("line 1: not JSON")
-    assert found["hot"]["response"] == {"status_code": 400, "request_id": "", "body": {"error": {"message": "no"}}}
-    assert found["good"]["response"]["status_code"] == 200
-
-
 @pytest.mark.parametrize("status", [429, 503])
-def test_busy_server_is_asked_again_after_its_retry_after(
+def test_busy_server_is_asked_again_a_few_times_after_its_retry_after(
     tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -89,11 +76,10 @@ def test_busy_server_is_asked_again_after_its_retry_after(
     assert 7 <= waits[0] <= 8.4
     assert waits[1] < 1
 
-
-def test_server_that_stays_busy_fails_the_request(tmp_path: Path) -> None:
-    counts = run(tmp_path, lambda handler, body: handler.send_json(503, {"error": {}}), request("a"))
+    with stub_server(lambda handler, body: handler.send_json(status, {"error": {}})) as server:
+        counts = run_against(server.url, write_lines(tmp_path / "in", request("b")), tmp_path / "other")
     assert (counts.num_failed, counts.num_retries) == (1, 3)
-    assert by_id(tmp_path / "out")["a"]["response"]["status_code"] == 503
+    assert by_id(tmp_path / "other")["b"]["response"]["status_code"] == status
 
 
 def test_broken_connections_are_retried_a_few_times(tmp_path: Path) -> None:
