@@ -13,7 +13,9 @@ from tests.cli.tiny_directory import make_tiny_directory
 
 def test_tiny_model_answers(tiny: str) -> None:
     arguments = ("run", tiny, "Hi there", "--max-tokens", "5", "--temperature", "0", "--dtype", "float32")
-    value = parsed(call(*arguments, "--json", "--logprobs", "2"))
+    value = parsed(call(*arguments, "--json", "--logprobs", "2", "--prompt-logprobs", "0"))
+    assert value["prompt_logprobs"][0] is None
+    assert value["prompt_logprobs"][1][0]["text"] == "u"
     assert value["num_prompt_tokens"] == len("<user>Hi there<a>")
     assert len(value["token_ids"]) == 5
     assert value["finish_reason"] == "length"
@@ -46,12 +48,6 @@ def test_quantization_of_a_quantised_file_warns(smollm2_path: Path) -> None:
     assert "quantization=int8 has no effect on weights that are stored in 8 bit or less" in result.stderr
 
 
-def test_prompt_logprobs_in_json(tiny: str) -> None:
-    value = parsed(call("run", tiny, "Hi", "--raw", "--max-tokens", "1", "--prompt-logprobs", "0", "--json"))
-    assert value["prompt_logprobs"][0] is None
-    assert value["prompt_logprobs"][1][0]["text"] == "i"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "label", "words"),
     [
@@ -73,14 +69,6 @@ def test_refusal_is_one_line(arguments: list[str], code: int, label: str, words:
     assert result.stderr.count("\n") == 1
     for word in words:
         assert word in result.stderr
-
-
-def test_empty_prompt_is_refused(tiny: str) -> None:
-    for arguments, stdin in (((tiny, "", "--raw"), ""), ((tiny, "--raw"), "")):
-        result = call("run", "-q", *arguments, stdin=stdin)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "empty" in result.stderr
-        assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["run", "bench"])

@@ -35,15 +35,8 @@ def test_json_is_one_object_and_quiet_has_no_notes(engines: list[FakeEngine]) ->
         assert len(value["completions"]) == 1
 
 
-def test_system_message_and_raw(engines: list[FakeEngine]) -> None:
-    call("run", "Hi there", "--system", "Be brief.")
-    call("run", "Once upon", "--raw")
-    assert engines[0].prompts[0]["prompt"] == "system: Be brief.\nuser: Hi there\n"
-    assert engines[1].prompts[0] == {"prompt": "Once upon"}
-    assert call("run", "Hi there", "--raw", "--system", "x").exit_code == 2
-
-
 def test_empty_prompt_is_an_error_before_the_model_is_loaded(engines: list[FakeEngine]) -> None:
+    assert call("run", "Hi there", "--raw", "--system", "x").exit_code == 2
     for arguments in (["run", ""], ["run", "smollm2", ""]):
         result = call(*arguments)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -60,11 +53,15 @@ def test_piped_input_is_the_prompt_or_comes_before_it(engines: list[FakeEngine])
     assert {engine.prompts[0]["prompt"] for engine in engines} == {"user: Hi there\n"}
 
 
-def test_sampling_flags_reach_the_request(engines: list[FakeEngine]) -> None:
+def test_flags_reach_the_request(engines: list[FakeEngine]) -> None:
     call("run", "Hi there", "--temperature", "0", "--max-tokens", "3", "--seed", "7", "--stop", "x")
     params = engines[0].params[0]
     assert (params.temperature, params.max_tokens, params.seed, params.stop_strings) == (0, 3, 7, ("x",))
     assert engines[0].config.options.seed == 7
+    call("run", "Hi there", "--system", "Be brief.")
+    call("run", "Once upon", "--raw")
+    assert engines[1].prompts[0]["prompt"] == "system: Be brief.\nuser: Hi there\n"
+    assert engines[2].prompts[0] == {"prompt": "Once upon"}
 
 
 def test_several_completions_are_numbered(engines: list[FakeEngine]) -> None:
