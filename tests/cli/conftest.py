@@ -10,6 +10,7 @@ import pytest
 from quire.cli.output import Output
 from quire.config import EngineOptions
 from tests.cli.command_line import FakeEngine
+from tests.cli.tiny_directory import make_tiny_directory
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +37,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
     monkeypatch.setattr("quire.cli.run.open_engine", open_fake)
     monkeypatch.setattr("quire.cli.bench.open_engine", open_fake)
     return opened
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model's directory, which no test changes."""
+    return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))

@@ -4,10 +4,9 @@ import io
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
-from quire.cli.arguments import names_a_model, read_prompt, read_text, split_arguments
+from quire.cli.arguments import names_a_model, read_prompt, split_arguments
 from tests.cli.command_line import FakeEngine, call
 
 
@@ -49,25 +48,19 @@ def test_split(words: tuple[str, ...], values: dict[str, str], model: str, text:
     assert (found.model, found.text) == (model, text)
 
 
-def test_unquoted_prompt_is_explained() -> None:
-    with pytest.raises(click.UsageError, match="quote the prompt"):
-        split_arguments(("why", "is", "it"), {}, what="prompt")
-
-
-def test_model_flag_makes_a_single_word_the_prompt(engines: list[FakeEngine]) -> None:
+def test_model_comes_from_the_flag_the_argument_or_the_environment(
+    engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert call("run", "--model", "org/name", "hello").exit_code == 0
-    assert engines[0].config.options.model == "org/name"
     assert engines[0].prompts[0]["prompt"] == "user: hello\n"
-
-
-def test_model_from_the_environment_is_the_default(engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_MODEL", "org/other")
     assert call("run", "Hi there").exit_code == 0
     assert call("run", "smollm2", "Hi there").exit_code == 0
-    assert [engine.config.options.model for engine in engines] == ["org/other", "smollm2"]
+    assert [engine.config.options.model for engine in engines] == ["org/name", "org/other", "smollm2"]
 
 
-def test_model_given_twice_is_an_error() -> None:
+def test_model_given_twice_and_unquoted_prompt_are_errors() -> None:
+    assert "quote the prompt" in call("run", "why", "is", "it").stderr
     result = call("run", "--model", "a/b", "smollm2", "Hi there")
     assert result.exit_code == 2
     assert "twice" in result.stderr
@@ -89,11 +82,6 @@ def test_prompt_is_piped_input_and_the_word(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
     assert read_prompt(word, missing="") == text
-
-
-def test_given_text_leaves_stdin_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert read_text("given", missing="") == "given"
 
 
 def test_empty_stdin_is_an_error_that_names_the_prompt_form() -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from quire.cli import bench_cases
-from quire.cli.bench_cases import BenchCase, EngineSide, Measurement, measure_interleaved, random_prompts
+from quire.cli.bench_cases import BenchCase, Measurement, measure, random_prompts
 from quire.config import EngineOptions
 from tests.cli.command_line import FakeEngine
 
@@ -54,33 +54,19 @@ def engine_with(clock: Clock, *durations_s: float) -> FakeEngine:
 
 def test_prompt_processing_counts_prompt_tokens_over_the_whole_time(clock: Clock) -> None:
     engine = engine_with(clock, 0.5)
-    assert EngineSide(engine).measure(BenchCase(100, 0), [[1] * 100]) == pytest.approx(200)
+    assert measure(engine, BenchCase(100, 0), [[1] * 100]) == pytest.approx(200)
     assert engine.params[0].max_tokens == 1
 
 
 def test_generation_counts_tokens_after_the_first(clock: Clock) -> None:
     engine = engine_with(clock, 9.0, 0.1)
-    rate = EngineSide(engine).measure(BenchCase(1, 11, 4), [[1]] * 4)
+    rate = measure(engine, BenchCase(1, 11, 4), [[1]] * 4)
     assert rate == pytest.approx(4 * 10 / (10 * 0.1))
     assert all(params.ignore_eos and params.is_greedy and not params.detokenize for params in engine.params)
     assert not engine.has_unfinished_requests()
 
 
-def test_sides_take_turns_and_warm_up_is_not_counted() -> None:
-    calls: list[str] = []
-
-    class Side:
-        def __init__(self, name: str, rates: list[float]) -> None:
-            self.name, self.rates = name, iter(rates)
-
-        def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-            calls.append(self.name)
-            return next(self.rates)
-
-    sides = [Side("a", [99, 10, 12]), Side("b", [99, 5, 5])]
-    ours, theirs = measure_interleaved(sides, BenchCase(1, 8), [[[1]], [[2]]], warm_up=True)
-    assert calls == ["a", "b", "a", "b", "a", "b"]
-    assert (ours.samples, theirs.samples) == ([10, 12], [5, 5])
-    assert ours.mean == 11
-    assert ours.deviation == pytest.approx(2**0.5)
+def test_mean_and_deviation_of_repetitions() -> None:
+    ours = Measurement(BenchCase(1, 8), [10, 12])
+    assert (ours.mean, ours.deviation) == (11, pytest.approx(2**0.5))
     assert Measurement(BenchCase(1, 1), [3.0]).deviation == 0

@@ -4,12 +4,13 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 
 import pytest
 
 from quire.cli.chat import COMMANDS, Chat
 from quire.cli.output import Output
-from quire.cli.session import EngineAnswerer
+from quire.cli.session import ask_engine, sampling_params_for
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
@@ -32,7 +33,10 @@ class Typist:
 
 def chat(*lines: str | BaseException, engine: FakeEngine | None = None, system: str | None = None) -> FakeEngine:
     engine = engine or FakeEngine(EngineOptions())
-    Chat(EngineAnswerer(engine), Output(), {}, system=system, read_line=Typist(*lines)).loop()
+    Chat(
+        partial(ask_engine, engine), lambda chosen: vars(sampling_params_for(engine, chosen)), Output(), {},
+        system=system, read_line=Typist(*lines),
+    ).loop()  # fmt: skip
     return engine
 
 
@@ -44,14 +48,10 @@ def test_history_grows_with_each_turn(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.err.count("[stop]") == 2
 
 
-def test_clear_keeps_the_system_message() -> None:
-    engine = chat("one", "/clear", "two", system="Be brief.")
+def test_clear_keeps_the_system_message_and_system_begins_anew() -> None:
+    engine = chat("one", "/clear", "two", "/system You are a pirate.", "three", system="Be brief.")
     assert engine.prompts[1]["prompt"] == "system: Be brief.\nuser: two\n"
-
-
-def test_system_begins_a_new_conversation() -> None:
-    engine = chat("one", "/system You are a pirate.", "two")
-    assert engine.prompts[1]["prompt"] == "system: You are a pirate.\nuser: two\n"
+    assert engine.prompts[2]["prompt"] == "system: You are a pirate.\nuser: three\n"
 
 
 def test_set_changes_sampling_until_default_and_lists_all_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,24 +86,12 @@ def test_message_of_several_lines() -> None:
     assert engine.prompts[1]["prompt"].endswith("user: one line\n")
 
 
-@pytest.mark.parametrize("leave", ["/exit", "/bye", " /exit "])
-def test_exit_commands_leave(leave: str) -> None:
-    assert chat("one", leave, "never").prompts[-1]["prompt"] == "user: one\n"
-
-
 def test_help_lists_every_command_and_blank_lines_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     engine = chat("/help", "", "   ")
     captured = capsys.readouterr()
     assert all(name in captured.err for name in COMMANDS)
     assert captured.out == ""
     assert engine.prompts == []
-
-
-def test_stats_of_the_last_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    chat("/stats", "one", "/stats")
-    errors = capsys.readouterr().err
-    assert "No answer yet." in errors
-    assert "turns: 1" in errors
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
@@ -113,22 +101,20 @@ def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
     assert len(engine.prompts) == 2
 
 
-def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_stops_the_answer_and_once_more_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(EngineOptions())
     steps = iter(range(100))
     engine.on_step = lambda: next(steps) == 3 and os.kill(os.getpid(), signal.SIGINT)
-    chat("one", "two", engine=engine)
-    assert "[interrupted]" in capsys.readouterr().err
-    assert engine.prompts[1]["prompt"] == "user: one\nassistant: Beca\nuser: two\n"
-
-
-def test_ctrl_c_once_more_after_a_stopped_answer_leaves() -> None:
-    engine = FakeEngine(EngineOptions())
+    chat("/stats", "one", "two", "/stats", " /exit ", "never", engine=engine)
+    errors = capsys.readouterr().err
+    assert "No answer yet." in errors
+    assert "[interrupted]" in errors
+    assert "turns: 2" in errors
+    assert [prompt["prompt"] for prompt in engine.prompts[1:]] == ["user: one\nassistant: Beca\nuser: two\n"]
     steps = iter(range(100))
-    engine.on_step = lambda: next(steps) == 3 and os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         chat("one", KeyboardInterrupt(), "two", engine=engine)
-    assert len(engine.prompts) == 1
+    assert len(engine.prompts) == 3
 
 
 def test_refused_turn_is_not_history(capsys: pytest.CaptureFixture[str]) -> None:

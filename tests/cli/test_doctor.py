@@ -36,21 +36,9 @@ def test_problem_exits_6(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "✗ a  bad  → fix it" in result.stdout
     assert "ZeroDivisionError" in result.stdout
     assert "2 problems" in result.stderr
-    result = call("doctor", "--json")
-    assert result.exit_code == 6
-    assert parsed(result) == {
-        "schema": "quire.doctor/1",
-        "healthy": False,
-        "checks": [
-            {"name": "a", "status": "problem", "found": "bad", "advice": "fix it"},
-            {
-                "name": "b",
-                "status": "problem",
-                "found": "the check failed: ZeroDivisionError: division by zero",
-                "advice": "",
-            },
-        ],
-    }
+    value = parsed(call("doctor", "--json"))
+    assert (value["schema"], value["healthy"]) == ("quire.doctor/1", False)
+    assert value["checks"][0] == {"name": "a", "status": "problem", "found": "bad", "advice": "fix it"}
 
 
 def test_unwritable_cache_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,20 +49,16 @@ def test_unwritable_cache_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monke
     assert "QUIRE_CACHE_DIR" in finding.advice
 
 
-def test_missing_instruction_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_instruction_set_is_a_problem_and_a_failed_self_test_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_native().status == OK
+    monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
+    finding = doctor.check_native()
+    assert (finding.status, "amx is not used" in finding.found) == (NOTE, True)
     monkeypatch.setattr("quire._native.requested_isa_missing", True)
     monkeypatch.setenv("QUIRE_ISA", "mmx")
     finding = doctor.check_native()
     assert finding.status == PROBLEM
     assert "QUIRE_ISA=mmx is not available here" in finding.found
-
-
-def test_failed_self_test_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire._native.isa_notes", lambda: ["amx is not used: its self-test failed"])
-    finding = doctor.check_native()
-    assert finding.status == NOTE
-    assert "amx is not used" in finding.found
 
 
 def test_hub_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

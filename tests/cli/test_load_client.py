@@ -25,7 +25,7 @@ def ask(server: StubServer, times: int = 1, key: str = "") -> list[Answer]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 100_000])
+@pytest.mark.parametrize("cut", [0, 1, 100_000])
 def test_stream_is_read_in_pieces_of_any_size(cut: int) -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_events(chunks("Grü", "ße", "!"), cut=cut)
@@ -49,8 +49,7 @@ def test_connection_is_reused_and_sends_the_key() -> None:
     with stub_server(answer) as server:
         assert [seen.text for seen in ask(server, 3, key="secret")] == ["a"] * 3
     assert len(ports) == 1
-    path, headers, body = server.requests[0]
-    assert (path, body, headers["Authorization"]) == ("/v1/chat/completions", BODY, "Bearer secret")
+    assert server.requests[0][1]["Authorization"] == "Bearer secret"
 
 
 def test_refusal_is_an_answer_with_its_reason() -> None:
@@ -82,14 +81,6 @@ def test_broken_connection_keeps_the_text() -> None:
         assert (seen.text, seen.error) == ("a", "the server closed the connection")
 
 
-def test_closed_port_is_unreachable() -> None:
-    with stub_server(lambda handler, body: None) as server:
-        url = server.url
-    client = StreamClient(Endpoint.parse(url, "/v1/chat/completions"))
-    with pytest.raises(ServerUnreachableError, match="quire serve"):
-        asyncio.run(client.ask(BODY))
-
-
 def test_crlf_lines_and_missing_usage_are_understood() -> None:
     events = (
         b': ping\r\n\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
@@ -108,9 +99,10 @@ def test_crlf_lines_and_missing_usage_are_understood() -> None:
     assert (seen.text, seen.num_tokens, len(seen.chunk_times), seen.error) == ("ab", 2, 2, None)
 
 
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "h:1", "http://h:1/v1"])
-def test_base_url_may_end_in_v1(url: str) -> None:
-    assert Endpoint.parse(url, "/v1/models") == Endpoint("h", 1, "/v1/models")
+def test_endpoint_is_plain_http_and_may_end_in_v1() -> None:
+    assert Endpoint.parse("h:1/v1", "/v1/models") == Endpoint("h", 1, "/v1/models")
+    with pytest.raises(ServerUnreachableError, match="http://host:port"):
+        Endpoint.parse("https://x", "/v1")
 
 
 def test_server_of_another_protocol_is_unreachable() -> None:
@@ -120,11 +112,6 @@ def test_server_of_another_protocol_is_unreachable() -> None:
 
     with stub_server(answer) as server, pytest.raises(ServerUnreachableError, match="no HTTP server at "):
         ask(server)
-
-
-def test_address_without_plain_http_is_an_error() -> None:
-    with pytest.raises(ServerUnreachableError, match="http://host:port"):
-        Endpoint.parse("https://x", "/v1")
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
@@ -171,7 +158,6 @@ def test_gaps_of_an_open_loop_come_from_the_seed(monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(rate=20), bodies(6), seed=3)
     assert gaps[:5] == gaps[5:]
-    assert len(set(gaps)) == 5
     assert 0.01 < sum(gaps[:5]) / 5 < 0.2
 
 
@@ -197,11 +183,7 @@ def test_percentiles_are_values_that_occurred(percent: int, expected: float) -> 
     assert percentile([7, 1, 2, 10, 9, 8, 3, 4, 5, 6], percent) == expected
 
 
-@pytest.mark.parametrize("capacity", [0.2, 1.0, 5.5, 37.0])
+@pytest.mark.parametrize("capacity", [0.01, 0.2, 5.5, 37.0])
 def test_highest_rate_is_found_from_below(capacity: float) -> None:
     found = highest_rate(lambda rate: rate <= capacity, 1.0)
-    assert found <= capacity < found * 1.2
-
-
-def test_no_rate_holds_the_limits() -> None:
-    assert highest_rate(lambda rate: False, 1.0) == 0.0
+    assert found == 0 if capacity < 1 / 16 else found <= capacity < found * 1.2

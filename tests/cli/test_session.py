@@ -1,5 +1,6 @@
 """Opening an engine, one request through it, its statistics line, and the parameters' precedence."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,15 +9,14 @@ from quire.cli import session
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
-    EngineAnswerer,
     Generation,
-    chat_prompt,
+    ask_engine,
     generate,
     open_engine,
     sampling_params_for,
 )
 from quire.config import EngineOptions
-from quire.errors import ContextLengthError, EngineDeadError, EngineError, InvalidParameterError
+from quire.errors import EngineDeadError, EngineError, InvalidParameterError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
@@ -36,33 +36,10 @@ def test_statistics_line() -> None:
     assert "cached" not in generation(3, 1).statistics_line(2048)
 
 
-def test_pieces_make_up_the_text() -> None:
-    pieces: list[str] = []
-    result = generate(FakeEngine(EngineOptions()), {"prompt": "Hi"}, SamplingParams(), pieces.append)
-    assert "".join(pieces) == result.output.outputs[0].text == "Because."
-    assert len(pieces) == 8
-    assert not result.interrupted
-
-
-def test_refused_request_raises() -> None:
-    engine = FakeEngine(EngineOptions())
-
-    def refuse(*arguments: object) -> None:
-        raise ContextLengthError("too long")
-
-    engine.add_request = refuse
-    with pytest.raises(ContextLengthError):
-        generate(engine, {"prompt": "Hi"}, SamplingParams())
-
-
 def test_dead_engine_raises_its_error() -> None:
     engine = FakeEngine(EngineOptions())
-
-    def die() -> None:
-        engine.dead_error = EngineDeadError("the engine stopped")
-        engine.abort_request(list(engine._running))
-
-    engine.on_step = die
+    engine.on_step = lambda: engine.abort_request(list(engine._running))
+    engine.dead_error = EngineDeadError("the engine stopped")
     with pytest.raises(EngineDeadError):
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
@@ -86,16 +63,9 @@ def test_flags_win_over_the_models_defaults() -> None:
         sampling_params_for(engine, {"top_p": 7})
 
 
-def test_chat_prompt_renders_and_encodes_once() -> None:
-    prompt = chat_prompt(FakeEngine(EngineOptions()), [{"role": "user", "content": "Hi"}])
-    assert prompt == {"prompt": "user: Hi\n", "prompt_token_ids": list(b"user: Hi\n")}
-
-
 def test_open_engine_describes_it_and_always_shuts_down(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
     monkeypatch.setattr("quire.cli.session.resolve_source", lambda name, **settings: None)
     engine = FakeEngine(EngineOptions())
     build = SimpleNamespace(build_engine=lambda options, progress: engine)
@@ -112,12 +82,10 @@ def test_open_engine_describes_it_and_always_shuts_down(
     assert "block_size = 32: a CPU reads long runs" in captured.err
 
 
-def test_engine_answers_a_chat() -> None:
+def test_engine_answers_a_chat_in_pieces() -> None:
     engine = FakeEngine(EngineOptions())
     pieces: list[str] = []
-    answerer = EngineAnswerer(engine)
-    reply = answerer.answer([{"role": "user", "content": "why"}], {"max_tokens": 3}, pieces.append)
-    assert (reply.text, "".join(pieces), reply.interrupted) == ("Bec", "Bec", False)
+    reply = ask_engine(engine, [{"role": "user", "content": "why"}], {"max_tokens": 3}, pieces.append)
+    assert (reply.text, pieces, reply.interrupted) == ("Bec", ["B", "e", "c"], False)
     assert reply.statistics.startswith("[length] prompt 10 tok · 3 new")
-    with pytest.raises(InvalidParameterError):
-        answerer.values({"temperature": 9})
+    assert engine.prompts == [{"prompt": "user: why\n", "prompt_token_ids": list(b"user: why\n")}]

@@ -4,16 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.local_model import open_model, open_tokenizer
 from quire.cli.output import Output
+from quire.cli.show import open_model
 from quire.cli.tokenize import token_text
+from quire.engine.tokenizer_source import load_tokenizer
 from tests.cli.command_line import call, parsed
-from tests.cli.tiny_directory import make_tiny_directory
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def test_json_round_trip(tiny: str) -> None:
@@ -23,33 +18,23 @@ def test_json_round_trip(tiny: str) -> None:
     assert [token["text"] for token in value["tokens"]] == ["H", "i", " ", "<C3>", "<BC>"]
 
 
-def test_ids_alone_are_on_one_line(tiny: str) -> None:
-    value = parsed(call("tokenize", tiny, "Hi", "--json"))
-    result = call("tokenize", tiny, "Hi", "--ids")
-    assert result.stdout == " ".join(map(str, value["ids"])) + "\n"
-    assert "2 tokens" in result.stderr
-
-
-def test_table_quotes_the_text(tiny: str) -> None:
+def test_table_quotes_the_text_and_ids_are_one_line(tiny: str) -> None:
     lines = call("tokenize", tiny, 'a "').stdout.splitlines()
     assert [line.split(maxsplit=2)[0::2] for line in lines[1:]] == [["0", '"a"'], ["1", '" "'], ["2", '"\\""']]
+    result = call("tokenize", tiny, 'a "', "--ids")
+    assert result.stdout == " ".join(line.split()[1] for line in lines[1:]) + "\n"
+    assert "3 tokens" in result.stderr
 
 
-def test_text_from_stdin_only_without_an_argument(tiny: str) -> None:
+def test_text_is_the_argument_or_piped_input(tiny: str) -> None:
     assert parsed(call("tokenize", tiny, "Ho", "--json", stdin="Hi\n"))["text"] == "Ho"
     assert parsed(call("tokenize", tiny, "--json", stdin="Hi\n"))["text"] == "Hi"
-
-
-def test_template(tiny: str) -> None:
-    value = parsed(call("tokenize", tiny, "Hi", "--template", "--system", "S", "--json"))
-    assert value["text"] == "<system>S<user>Hi<a>"
-
-
-def test_model_flag_and_a_plain_word(tiny: str) -> None:
     assert parsed(call("tokenize", "--model", tiny, "hello", "--json"))["text"] == "hello"
 
 
-def test_system_needs_the_template(tiny: str) -> None:
+def test_template_renders_the_text_and_system_needs_it(tiny: str) -> None:
+    value = parsed(call("tokenize", tiny, "Hi", "--template", "--system", "S", "--json"))
+    assert value["text"] == "<system>S<user>Hi<a>"
     assert call("tokenize", tiny, "Hi", "--system", "S").exit_code == 2
 
 
@@ -57,16 +42,13 @@ def test_tokenizer_may_be_a_directory_or_a_file(tiny: str) -> None:
     ids = parsed(call("tokenize", tiny, "Hi", "--json"))["ids"]
     for source in (tiny, f"{tiny}/tokenizer.json"):
         assert parsed(call("tokenize", tiny, "Hi", "--tokenizer", source, "--json"))["ids"] == ids
-
-
-def test_missing_tokenizer_is_named(tiny: str) -> None:
     result = call("tokenize", tiny, "Hi", "--tokenizer", "nowhere/tokenizer.json")
     assert result.exit_code == 2
     assert "nowhere/tokenizer.json" in result.stderr
 
 
-def test_token_text_of_every_token_is_printable(tiny: str) -> None:
-    tokenizer = open_tokenizer(open_model(tiny, None, Output()))
+def test_text_of_every_token_is_printable(tiny: str) -> None:
+    tokenizer = load_tokenizer(open_model(tiny, None, Output()), None)
     texts = [token_text(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
     assert len(set(texts)) == tokenizer.vocab_size
     assert "".join(texts).encode().decode() == "".join(texts)

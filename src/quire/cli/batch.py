@@ -5,26 +5,26 @@ Next to read: `batch_files.py`, `batch_run.py`.
 
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import socketpair
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.batch_files import STDIN, AnswerFile, check_output, read_requests
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.batch_files import STDIN, AnswerFile, read_requests
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
-from quire.cli.progress import LINE_INTERVAL_S, draws_bars, show_progress
+from quire.cli.progress import show_progress, status_line
 from quire.cli.server_client import ServerAnswerError, ServerClient, client_settings, find_model
 from quire.config import EngineOptions
 from quire.errors import EngineDeadError, ModelNotFoundError, QuireError
@@ -33,40 +33,35 @@ from quire.weights.sources import resolve_source
 if TYPE_CHECKING:
     from quire.cli.batch_run import BatchCounts
 
-HELP = """Answer a file of requests, in OpenAI's batch format.
-
-Each line of IN is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}; each line of OUT
-{"id", "custom_id", "response", "error"}, in the order in which the answers come. IN "-" reads standard input. The
-next run of the same command skips the requests that have succeeded and sends the others, so a batch may be stopped at
-any time; a request that was changed after it was answered is an error. Without --url, a server of the model runs on
-this machine as long as the batch does. The exit code is 6 if a line failed.
-"""
 EXAMPLES = (
     "quire batch in.jsonl -o out.jsonl",
     "quire batch in.jsonl -o out.jsonl --url http://127.0.0.1:8000 --concurrency 64",
 )
-REDRAW_S = 0.2
 STOP_S = 10.0
 
 
-@click.command("batch", cls=VerbCommand, help=HELP, short_help="Answer a file of requests.", examples=EXAMPLES)
+@verb("batch", EXAMPLES)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@click.option("-o", "--output", "target", metavar="OUT", required=True, cls=GroupedOption, help="file of the answers",
-              type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
-@click.option(
-    "--url", envvar="QUIRE_URL", cls=GroupedOption, help="a running server, instead of a new one  [QUIRE_URL]"
-)
-@click.option("-c", "--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", cls=GroupedOption,
-              help="requests at once  [32]")  # fmt: skip
-@click.option("--retries", "max_retries", type=click.IntRange(0, 1000), default=20, metavar="N", cls=GroupedOption,
-              help="times to ask a busy server again  [20]")  # fmt: skip
-@click.option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S", cls=GroupedOption,
-              help="time to wait for one answer  [600]")  # fmt: skip
+@option("-o", "--output", "target", metavar="OUT", required=True, help="file of the answers",
+        type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
+@option("--url", envvar="QUIRE_URL", help="a running server, instead of a new one  [QUIRE_URL]")
+@option("-c", "--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", help="requests at once  [32]")
+@option("--retries", "max_retries", type=click.IntRange(0, 1000), default=20, metavar="N",
+        help="times to ask a busy server again  [20]")  # fmt: skip
+@option("--timeout-s", type=click.FloatRange(1, 1e6), default=600.0, metavar="S",
+        help="time to wait for one answer  [600]")  # fmt: skip
 @option_flags(EngineOptions)
 def batch_command(
     source: Path, target: Path, url: str | None, concurrency: int, max_retries: int, timeout_s: float, **values: Any
 ) -> None:
-    """Check the files, then find or start a server and send everything."""
+    """Answer a file of requests, in OpenAI's batch format.
+
+    Each line of IN is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}; each line of OUT
+    {"id", "custom_id", "response", "error"}, in the order in which the answers come. IN "-" reads standard input. The
+    next run of the same command skips the requests that have succeeded and sends the others, so a batch may be stopped
+    at any time; a request that was changed after it was answered is an error. Without --url, a server of the model runs
+    on this machine as long as the batch does. The exit code is 6 if a line failed.
+    """
     from quire.cli.batch_run import BatchCounts, BatchRun
 
     ctx = click.get_current_context()
@@ -75,22 +70,25 @@ def batch_command(
         _refuse_engine_options(ctx)
     if str(target) == STDIN:
         raise click.UsageError("-o needs a file: the answers are kept for the next run")
-    options = EngineOptions.from_kwargs(**chosen_options(values, EngineOptions))
-    check_output(target)
+    chosen = chosen_options(values, EngineOptions)
+    options = EngineOptions.from_kwargs(**chosen)
     requests = read_requests(source)
     counts = BatchCounts(len(requests))
-    with AnswerFile(target) as answers, _progress(output) as on_change:
+    start_s = time.monotonic()
+    with AnswerFile(target) as answers, status_line(output) as show:
         answers.check_unchanged(requests)
         pending = [request for request in requests if request.custom_id not in answers.done]
         counts.num_skipped = len(requests) - len(pending)
-        run = BatchRun(answers, counts, concurrency, max_retries, on_change=on_change)
+        run = BatchRun(
+            answers, counts, concurrency, max_retries,
+            lambda: show("", progress_text(counts, time.monotonic() - start_s)),
+        )  # fmt: skip
         if all(request.problem for request in pending):
             run.run(pending)  # nothing to send: no server is needed
         else:
-            with contextlib.nullcontext(url) if url is not None else _own_server(options, output) as where:
-                run.settings = client_settings(where, read_s=timeout_s)
-                run.model = options.model if url is None else _default_model(where, _named_model(ctx, options))
-                run.run(pending)
+            with contextlib.nullcontext(url) if url is not None else own_server(options, output) as where:
+                model = options.model if url is None else _default_model(where, chosen.get("model"))
+                run.run(pending, client_settings(where, read_s=timeout_s), model)
     _report(output, counts, target)
     if counts.num_failed:
         ctx.exit(int(ExitCode.CHECK_FAILED))
@@ -107,11 +105,6 @@ def _refuse_engine_options(ctx: click.Context) -> None:
             )
 
 
-def _named_model(ctx: click.Context, options: EngineOptions) -> str | None:
-    source = ctx.get_parameter_source("engine_model")
-    return options.model if source is not click.core.ParameterSource.DEFAULT else None
-
-
 def _default_model(url: str, named: str | None) -> str | None:
     """Return the model of bodies that name none. Raises: ServerUnreachableError, if no server answers."""
     with ServerClient(url) as client:
@@ -126,56 +119,47 @@ def _default_model(url: str, named: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _own_server(options: EngineOptions, output: Output) -> Iterator[str]:
+def own_server(options: EngineOptions, output: Output) -> Iterator[str]:
+    """Fetch the model and yield the URL of a server of it, on a free port, in a child process that ends with this one.
+
+    The child has a session of its own: Ctrl-C on the terminal reaches only this process, which writes the answers it
+    has and then ends the child. Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
+    """
     with show_progress(output) as progress:
         resolve_source(options.model, revision=options.revision, progress=progress)
     output.detail(f"starting a server of {options.model}")
-    with own_server(options) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def own_server(options: EngineOptions) -> Iterator[str]:
-    """Yield the URL of a server of this model, on a free port, in a child process that ends with this one.
-
-    Raises: ConfigError, ModelError, CapacityError, EngineDeadError.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(options, theirs), name="quire-batch-server")
-    # On a terminal Ctrl-C comes to all processes: hold it back from the child while that imports. The resource tracker
-    # would let it through again if it were started below.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    theirs.close()
-    try:
+    ours, theirs = socketpair()
+    with theirs:
+        code = f"from quire.cli.batch import serve_until_closed; serve_until_closed({theirs.fileno()})"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    with Connection(ours.detach()) as connection:
         try:
-            found = ours.recv()
-        except EOFError:
-            raise EngineDeadError("the server of the batch ended before it was ready") from None
-        if isinstance(found, QuireError):
-            raise found
-        yield found
-    finally:
-        ours.close()  # the child ends, without a drain
-        process.join(STOP_S)
-        if process.is_alive():
+            try:
+                connection.send(options)
+                found = connection.recv()
+            except (EOFError, OSError):
+                raise EngineDeadError("the server of the batch ended before it was ready") from None
+            if isinstance(found, QuireError):
+                raise found
+            yield found
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
             process.kill()
-            process.join()
+            process.wait()
 
 
-def _serve(options: EngineOptions, connection: Connection) -> None:
-    """Serve in the child process. The parent handles Ctrl-C: it writes the answers it has, then ends the child."""
+def serve_until_closed(descriptor: int) -> None:
+    """Serve in the child process: receives the options, sends the URL or the error, ends with the connection."""
     from quire.server.options import ServerOptions
     from quire.server.run import serve
 
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # discards one that was held back
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    connection = Connection(descriptor)
+    options = connection.recv()
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         serve(options, ServerOptions(port=0, drain_timeout_s=0), on_ready=connection.send)
@@ -185,41 +169,10 @@ def _serve(options: EngineOptions, connection: Connection) -> None:
 
 
 def _end_with(connection: Connection) -> None:
-    """Stop when the parent closes its end, or dies."""
+    """Stop when the parent dies."""
     with contextlib.suppress(EOFError, OSError):
         connection.recv()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _progress(output: Output) -> Iterator[Callable[["BatchCounts"], None]]:
-    """Yield the callback of `BatchRun`: a line that is redrawn on a terminal, else one every ten seconds."""
-    if output.verbosity < 0:
-        yield lambda counts: None
-        return
-    redraws = draws_bars()
-    start_s = time.monotonic()
-    next_s = start_s + (0.0 if redraws else LINE_INTERVAL_S)
-
-    def show(counts: "BatchCounts") -> None:
-        nonlocal next_s
-        now_s = time.monotonic()
-        if now_s < next_s:
-            return
-        next_s = now_s + (REDRAW_S if redraws else LINE_INTERVAL_S)
-        text = progress_text(counts, now_s - start_s)
-        if redraws:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-        else:
-            output.note(text)
-
-    try:
-        yield show
-    finally:
-        if redraws:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 def progress_text(counts: "BatchCounts", passed_s: float) -> str:

@@ -76,6 +76,10 @@ class BatchRequest:
         text = json.dumps([self.custom_id, self.url, self.body], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def new_id(self) -> str:
+        """Return an id of an answer, with the digest of the request."""
+        return f"{ID_PREFIX}{self.digest}_{uuid.uuid4().hex[:16]}"
+
 
 def read_requests(source: Path) -> list[BatchRequest]:
     """Read the lines of IN ("-": standard input) without the blank ones; a wrong line has a `problem`.
@@ -127,7 +131,7 @@ def _parse(number: int, data: bytes) -> BatchRequest:
     if not isinstance(custom_id, str) or not custom_id:
         return BatchRequest(number, None, problem="custom_id must be a text that is not empty")
     url, body = line.get("url"), line.get("body")
-    problem = None
+    problem: str | None = None
     if line.get("method", "POST") != "POST":
         problem = "method must be POST"
     elif not isinstance(url, str) or not _URL.fullmatch(url):
@@ -136,25 +140,19 @@ def _parse(number: int, data: bytes) -> BatchRequest:
         problem = "body must be a JSON object"
     elif body.get("stream"):
         problem = "a batch has no streams: leave stream out"
-    if problem is not None:
-        return BatchRequest(number, custom_id, problem=problem)
-    return BatchRequest(number, custom_id, str(url), data)
+    return BatchRequest(number, custom_id, str(url), data, problem)
 
 
 def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) -> Line:
     """Return the line of OUT with the server's answer, a refusal included."""
     response = {"status_code": status, "request_id": request_id, "body": body}
-    return {"id": _new_id(request), "custom_id": request.custom_id, "response": response, "error": None}
+    return {"id": request.new_id(), "custom_id": request.custom_id, "response": response, "error": None}
 
 
 def error_line(request: BatchRequest, code: str, message: str) -> Line:
     """Return the line of OUT that says why there is no answer."""
     error = {"code": code, "message": f"line {request.line_number}: {message}"}
-    return {"id": _new_id(request), "custom_id": request.custom_id, "response": None, "error": error}
-
-
-def _new_id(request: BatchRequest) -> str:
-    return f"{ID_PREFIX}{request.digest}_{uuid.uuid4().hex[:16]}"
+    return {"id": request.new_id(), "custom_id": request.custom_id, "response": None, "error": error}
 
 
 def succeeded(line: Line) -> bool:
@@ -176,14 +174,6 @@ def is_wrong(line: Line) -> bool:
 def _named(items: list[str]) -> str:
     more = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
     return "; ".join(items[:MAX_NAMED]) + more
-
-
-def check_output(path: Path) -> None:
-    """Check, without opening it, that OUT is a file or does not exist yet. Raises: BatchFileError."""
-    with contextlib.suppress(OSError):
-        # A device may never end, and a pipe cannot be read again.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BatchFileError(f"{path} is not a file: the answers are kept for the next run, so -o needs one")
 
 
 class AnswerFile:
@@ -240,29 +230,28 @@ class AnswerFile:
             ) from None
 
     def _open(self) -> int:
-        check_output(self._path)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
+        with contextlib.suppress(OSError):
+            # A device may never end, and a pipe cannot be read again.
+            if not stat.S_ISREG(os.stat(self._path).st_mode):
+                raise BatchFileError(f"{self._path} is not a file: the answers are kept for the next run")
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            self._lock(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BatchFileError(f"{self._path} is being written by another batch") from None
+            if not os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
+                raise BatchFileError(f"{self._path} has just been replaced by another batch")
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 lines = file.readlines()
             kept = self._successes(lines)
-            if kept == lines:
-                return descriptor
-            replacement = self._replace(kept, os.fstat(descriptor).st_mode & 0o777)
+            replacement = descriptor if kept == lines else self._replace(kept, os.fstat(descriptor).st_mode & 0o777)
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)
+        if replacement != descriptor:
+            os.close(descriptor)
         return replacement
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BatchFileError(f"{self._path} is being written by another batch") from None
-        if not os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
-            raise BatchFileError(f"{self._path} has just been replaced by another batch")
 
     def _successes(self, lines: list[bytes]) -> list[bytes]:
         """Return the lines to keep and note them in `done`. Raises: BatchFileError for a line of another file."""

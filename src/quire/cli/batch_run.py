@@ -6,8 +6,8 @@ resumes. Next to read: `batch_files.py`.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -52,66 +52,62 @@ class BatchCounts:
         return self.num_skipped + self.num_succeeded + self.num_failed
 
 
-@dataclass
 class BatchRun:
     """A pass over the requests of a file. `on_change` is called after each answer."""
 
-    answers: AnswerFile
-    counts: BatchCounts
-    concurrency: int
-    max_retries: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the HTTP client; empty where no request is to be sent."""
-    model: str | None = None
-    """The model of bodies that name none."""
-    on_change: Callable[[BatchCounts], None] = lambda counts: None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, answers: AnswerFile, counts: BatchCounts, concurrency: int, max_retries: int,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._answers, self._counts, self._concurrency = answers, counts, concurrency
+        self._max_retries, self._on_change = max_retries, on_change
+        self._model: str | None = None
         self._has_json = False
 
-    def run(self, requests: list[BatchRequest]) -> None:
-        """Send every request. OUT is valid after each exception, too.
+    def run(
+        self, requests: list[BatchRequest], settings: Mapping[str, Any] | None = None, model: str | None = None
+    ) -> None:
+        """Send every request. `settings`: of the HTTP client; `model`: of bodies that name none.
 
-        Raises: ServerUnreachableError, BatchWriteError, KeyboardInterrupt.
+        OUT is valid after each exception, too. Raises: ServerUnreachableError, BatchWriteError, KeyboardInterrupt.
         """
-        asyncio.run(self._run(iter(requests)))
+        self._model = model
+        asyncio.run(self._run(iter(requests), settings or {}))
 
-    async def _run(self, requests: Iterator[BatchRequest]) -> None:
-        limits = httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+    async def _run(self, requests: Iterator[BatchRequest], settings: Mapping[str, Any]) -> None:
+        limits = httpx2.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
         try:
-            async with httpx2.AsyncClient(**self.settings, limits=limits) as client, asyncio.TaskGroup() as workers:
-                for _ in range(self.concurrency):
+            async with httpx2.AsyncClient(**settings, limits=limits) as client, asyncio.TaskGroup() as workers:
+                for _ in range(self._concurrency):
                     workers.create_task(self._work(client, requests))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _work(self, client: httpx2.AsyncClient, requests: Iterator[BatchRequest]) -> None:
         for request in requests:
-            self._finish(await self._ask(client, request))
-            self.on_change(self.counts)
-
-    def _finish(self, line: Line) -> None:
-        self.answers.write(line)
-        if succeeded(line):
-            self.counts.num_succeeded += 1
-            self.counts.num_tokens += _generated_tokens(line["response"]["body"])
-        else:
-            self.counts.num_failed += 1
-            self.counts.num_invalid += is_wrong(line)
+            line = await self._ask(client, request)
+            self._answers.write(line)
+            if succeeded(line):
+                self._counts.num_succeeded += 1
+                self._counts.num_tokens += _generated_tokens(line["response"]["body"])
+            else:
+                self._counts.num_failed += 1
+                self._counts.num_invalid += is_wrong(line)
+            self._on_change()
 
     async def _ask(self, client: httpx2.AsyncClient, request: BatchRequest) -> Line:
         body = request.body
         if body is None:
             return error_line(request, INVALID_LINE, request.problem or "no body")
-        if self.model is not None and "model" not in body:
-            body = {"model": self.model, **body}
+        if self._model is not None and "model" not in body:
+            body = {"model": self._model, **body}
         num_retries = num_broken = 0
         while True:
             wait_s = min(FIRST_WAIT_S * 2.0 ** min(num_retries, 10), MAX_WAIT_S) * random.uniform(0.5, 1.0)
             try:
                 response = await client.post(request.url, json=body)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                if num_retries >= self.max_retries:
+                if num_retries >= self._max_retries:
                     raise ServerUnreachableError(
                         f"no server at {client.base_url}: {error or type(error).__name__}; the answers that came are "
                         "kept: the same command goes on"
@@ -121,11 +117,11 @@ class BatchRun:
                 if num_broken >= MAX_BROKEN or isinstance(error, (httpx2.ReadTimeout, ValueError)):
                     return error_line(request, _code_of(error), str(error) or type(error).__name__)
             else:
-                if response.status_code not in BUSY_STATUSES or num_retries >= self.max_retries:
+                if response.status_code not in BUSY_STATUSES or num_retries >= self._max_retries:
                     return self._line_of(request, response)
                 wait_s = _retry_after_s(response) or wait_s
             num_retries += 1
-            self.counts.num_retries += 1
+            self._counts.num_retries += 1
             await asyncio.sleep(wait_s)
 
     def _line_of(self, request: BatchRequest, response: httpx2.Response) -> Line:

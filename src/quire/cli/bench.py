@@ -1,7 +1,7 @@
 """`quire bench`: prompt processing and generation speed, as a table in the manner of llama-bench, or JSON.
 
-Prints each row when it is measured, with the mean and standard deviation over repetitions, and with `--peer hf`
-the speed of Hugging Face Transformers in the same run and the ratio. Next to read: `bench_cases.py`.
+Prints each row when it is measured, with the mean and standard deviation over repetitions.
+Next to read: `bench_cases.py`.
 """
 
 import dataclasses
@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire import __version__
-from quire.cli.arguments import split_arguments
-from quire.cli.bench_cases import (
-    BenchCase,
-    BenchSide,
-    EngineSide,
-    Measurement,
-    bench_cases,
-    measure_interleaved,
-    random_prompts,
-)
+from quire.cli.bench_cases import BenchCase, Measurement, bench_cases, measure, random_prompts
 from quire.cli.bench_limits import arithmetics, tokens_per_s_limit
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.command import option, output_of, verb
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_count
 from quire.cli.session import open_engine
@@ -37,45 +28,32 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.runtime.machine_limits import MachineLimits
 
-HELP = """Measure prompt processing and generation speed.
-
-ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
-the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
-sampling is greedy. Each row is the mean and the standard deviation over the repetitions. "of limit" is the share
-of what this machine's memory and matrix units allow, both measured first, in the compute type.
-"""
 EXAMPLES = ("quire bench", "quire bench smollm2 -p 512,2K -n 128 --concurrency 1,8,32 -r 5 --json")
 PROMPT_SEED = 20240229
 SPEED_WIDTH = 20
 
 
-@click.command(
-    "bench", cls=VerbCommand, help=HELP, short_help="Measure prompt processing and generation speed.", examples=EXAMPLES
-)
-@click.argument("words", nargs=-1, metavar="[MODEL]")
-@click.option("-p", "--n-prompt", type=LENGTHS, default=(512,), cls=GroupedOption, help="prompt lengths  [512]")
-@click.option("-n", "--n-gen", type=LENGTHS, default=(128,), cls=GroupedOption, help="tokens to generate  [128]")
-@click.option("-c", "--concurrency", type=LENGTHS, default=(1, 32), cls=GroupedOption, help="requests at once  [1,32]")
-@click.option(
-    "-d", "--n-depth", type=LENGTHS, default=(0,), cls=GroupedOption, help="tokens in the context before tg  [0]"
-)
-@click.option(
-    "-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, cls=GroupedOption, help="per row  [3]"
-)
-@click.option("--warm-up/--no-warm-up", default=True, cls=GroupedOption, help="one repetition more, not counted  [on]")
-@click.option(
-    "--peer", type=click.Choice(("hf",)), cls=GroupedOption,
-    help="measure Hugging Face Transformers' static batch beside it, on the same weights",
-)  # fmt: skip
+@verb("bench", EXAMPLES)
+@click.argument("model", required=False)
+@option("-p", "--n-prompt", type=LENGTHS, default=(512,), help="prompt lengths  [512]")
+@option("-n", "--n-gen", type=LENGTHS, default=(128,), help="tokens to generate  [128]")
+@option("-c", "--concurrency", type=LENGTHS, default=(1, 32), help="requests at once  [1,32]")
+@option("-d", "--n-depth", type=LENGTHS, default=(0,), help="tokens in the context before tg  [0]")
+@option("-r", "--repetitions", type=click.IntRange(1, 1000), metavar="N", default=3, help="per row  [3]")
+@option("--warm-up/--no-warm-up", default=True, help="one repetition more, not counted  [on]")
 @option_flags(EngineOptions, without=frozenset({"enable_prefix_caching"}))
 def bench_command(
-    words: tuple[str, ...], n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
-    n_depth: tuple[int, ...], repetitions: int, warm_up: bool, peer: str | None, **values: Any,
+    model: str | None, n_prompt: tuple[int, ...], n_gen: tuple[int, ...], concurrency: tuple[int, ...],
+    n_depth: tuple[int, ...], repetitions: int, warm_up: bool, **values: Any,
 ) -> None:  # fmt: skip
-    """Measure every row on one engine."""
+    """Measure prompt processing and generation speed.
+
+    ppN: tokens per second of processing a prompt of N tokens. tgN: tokens per second of generating N tokens after
+    the first one; tgN@C: in C requests at once, all together. Prompts are random token ids and share no prefix;
+    sampling is greedy. Each row is the mean and the standard deviation over the repetitions. "of limit" is the share
+    of what this machine's memory and matrix units allow, both measured first, in the compute type.
+    """
     output = output_of()
-    if len(words) > 1:
-        raise click.UsageError(f"one MODEL is expected, got {len(words)} words")
     if 0 in concurrency:
         raise click.UsageError("--concurrency 0 measures nothing: give 1 or more")
     cases = bench_cases(n_prompt, n_gen, concurrency, n_depth)
@@ -85,20 +63,22 @@ def bench_command(
     most_streams = max(case.num_streams for case in cases)
     engine_values.setdefault("max_num_seqs", most_streams)
     engine_values.setdefault("max_model_len", max(case.len_needed for case in cases))
-    model = words[0] if words else split_arguments((), engine_values, what="model").model
-    options = EngineOptions.from_kwargs(**{**engine_values, "model": model, "enable_prefix_caching": False})
+    options = EngineOptions.from_kwargs(
+        **{**engine_values, **({"model": model} if model else {}), "enable_prefix_caching": False}
+    )
     if most_streams > options.max_num_seqs:
         raise ConfigError(f"--concurrency {most_streams} exceeds max_num_seqs={options.max_num_seqs}: raise it")
     with open_engine(options, output) as engine:
-        _check_lengths(cases, engine.config)
-        sides: list[BenchSide] = [EngineSide(engine)]
-        if peer is not None:
-            sides.append(_peer_side(engine.config, output))
-        report = _Report(output, engine.config, _measure_limits(engine.config), [side.name for side in sides], cases)
-        report.begin()
+        longest, limit = max(cases, key=lambda case: case.len_needed), engine.config.scheduler.max_model_len
+        if longest.len_needed > limit:
+            needed = f"{longest.name} needs a context of {longest.len_needed} tokens"
+            raise ConfigError(f"{needed}, max_model_len is {limit}")
+        report = _Report(output, engine.config, _measure_limits(engine.config), cases)
         for case in cases:
             prompts = _prompt_sets(engine, case, repetitions)
-            report.row(measure_interleaved(sides, case, prompts, warm_up=warm_up))
+            if warm_up:
+                measure(engine, case, prompts[0])
+            report.row(Measurement(case, [measure(engine, case, item) for item in prompts]))
         report.end()
 
 
@@ -108,26 +88,10 @@ def _measure_limits(config: EngineConfig) -> "MachineLimits":
     return measure_limits(config.device, set(arithmetics(config)))
 
 
-def _check_lengths(cases: Sequence[BenchCase], config: EngineConfig) -> None:
-    longest = max(cases, key=lambda case: case.len_needed)
-    limit = config.scheduler.max_model_len
-    if longest.len_needed > limit:
-        raise ConfigError(f"{longest.name} needs a context of {longest.len_needed} tokens, max_model_len is {limit}")
-
-
 def _prompt_sets(engine: "LLMEngine", case: BenchCase, repetitions: int) -> list[list[list[int]]]:
     special = engine.tokenizer.special_token_ids if engine.tokenizer is not None else frozenset()
     generator = random.Random(PROMPT_SEED)
     return [random_prompts(case, engine.config.model.vocab_size, special, generator) for _ in range(repetitions)]
-
-
-def _peer_side(config: EngineConfig, output: Output) -> BenchSide:
-    from quire.cli.bench_peer import TransformersSide
-    from quire.weights.sources import resolve_source
-
-    files = resolve_source(config.options.model, revision=config.options.revision)
-    output.note("loading the same weights in Hugging Face Transformers")
-    return TransformersSide(files, dtype=config.dtype, device=config.device)
 
 
 def bench_header(config: EngineConfig) -> dict[str, Any]:
@@ -163,56 +127,34 @@ class _Report:
     """Prints rows as they are measured, or one JSON object at the end."""
 
     def __init__(
-        self,
-        output: Output,
-        config: EngineConfig,
-        limits: "MachineLimits",
-        side_names: Sequence[str],
-        cases: Sequence[BenchCase],
+        self, output: Output, config: EngineConfig, limits: "MachineLimits", cases: Sequence[BenchCase]
     ) -> None:
-        self._output, self._config, self._limits, self._side_names = output, config, limits, side_names
+        self._output, self._config, self._limits = output, config, limits
         header = self._header = bench_header(config)
+        self._results: list[dict[str, Any]] = []
         self._fixed = [
             Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
             str(header["num_threads"]),
         ]  # fmt: skip
         titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
-        if len(side_names) > 1:
-            titles += [f"{side_names[1]} tok/s", f"quire / {side_names[1]}"]
-        self._titles = titles
-        longest = max((case.name for case in cases), key=len)
-        example = [*self._fixed, longest, " " * SPEED_WIDTH, "", " " * SPEED_WIDTH, ""]
-        self._widths = [max(len(title), len(cell)) for title, cell in zip(titles, example, strict=False)]
-        self._results: list[dict[str, Any]] = []
-
-    def begin(self) -> None:
-        """Print the conditions and the head of the table."""
-        if self._output.json:
-            return
-        commit = f" ({self._header['commit']})" if self._header["commit"] else ""
-        self._output.result(
-            f"quire {self._header['version']}{commit} · {self._header['hardware']} · "
-            f"reads {self._limits.read_bytes_per_s / 1e9:.1f} GB/s, multiplies "
-            + ", ".join(f"{rate / 1e12:.2f} TFLOP/s in {name}" for name, rate in self._limits.flops_per_s.items())
-            + "\n"
-        )
-        self._line(self._titles)
+        example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, ""]
+        self._widths = [max(map(len, column)) for column in zip(titles, example, strict=True)]
+        commit = f" ({header['commit']})" if header["commit"] else ""
+        rates = ", ".join(f"{rate / 1e12:.2f} TFLOP/s in {name}" for name, rate in limits.flops_per_s.items())
+        if not output.json:
+            output.result(
+                f"quire {header['version']}{commit} · {header['hardware']} · "
+                f"reads {limits.read_bytes_per_s / 1e9:.1f} GB/s, multiplies {rates}\n"
+            )
+        self._line(titles)
         self._line(["-" * width for width in self._widths])
 
-    def row(self, measurements: Sequence[Measurement]) -> None:
-        """Print one case, on all sides."""
-        ours = measurements[0]
-        limit = tokens_per_s_limit(ours.case, self._config, self._limits)
-        result = {**_result_json(ours), "limit_tokens_per_s": limit, "share_of_limit": ours.mean / limit}
-        cells = [*self._fixed, ours.case.name, _speed(ours), f"{100 * ours.mean / limit:.0f}%"]
-        for name, theirs in zip(self._side_names[1:], measurements[1:], strict=True):
-            ratio = ours.mean / theirs.mean if theirs.mean else float("inf")
-            result["peer"] = {"name": name, **_speeds_json(theirs)}
-            result["ratio"] = ratio
-            cells += [_speed(theirs), f"{ratio:.2f}x"]
-        self._results.append(result)
-        if not self._output.json:
-            self._line(cells)
+    def row(self, measurement: Measurement) -> None:
+        """Print one case."""
+        limit = tokens_per_s_limit(measurement.case, self._config, self._limits)
+        share = measurement.mean / limit
+        self._results.append({**_as_json(measurement), "limit_tokens_per_s": limit, "share_of_limit": share})
+        self._line([*self._fixed, measurement.case.name, _speed(measurement), f"{100 * share:.0f}%"])
 
     def end(self) -> None:
         """Print the JSON object with --json."""
@@ -221,11 +163,12 @@ class _Report:
             self._output.result_json("quire.bench/1", {**self._header, "limits": limits, "results": self._results})
 
     def _line(self, cells: Sequence[str]) -> None:
-        padded = [
-            cell.rjust(width) if index in (1, 4) or index > 5 else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
-        ]
-        self._output.result("| " + " | ".join(padded) + " |")
+        if not self._output.json:
+            padded = [
+                cell.rjust(width) if index in (1, 4, 6, 7) else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(cells, self._widths, strict=True))
+            ]
+            self._output.result("| " + " | ".join(padded) + " |")
 
 
 def _speed(measurement: Measurement) -> str:
@@ -233,20 +176,14 @@ def _speed(measurement: Measurement) -> str:
     return f"{measurement.mean:.{digits}f} ± {measurement.deviation:.{digits}f}"
 
 
-def _speeds_json(measurement: Measurement) -> dict[str, Any]:
-    return {
-        "mean_tokens_per_s": measurement.mean,
-        "sd_tokens_per_s": measurement.deviation,
-        "samples_tokens_per_s": measurement.samples,
-    }
-
-
-def _result_json(measurement: Measurement) -> dict[str, Any]:
+def _as_json(measurement: Measurement) -> dict[str, Any]:
     case = measurement.case
     return {
         "test": case.name,
         "num_prompt_tokens": case.num_prompt,
         "num_generated_tokens": case.num_generated,
         "num_streams": case.num_streams,
-        **_speeds_json(measurement),
+        "mean_tokens_per_s": measurement.mean,
+        "sd_tokens_per_s": measurement.deviation,
+        "samples_tokens_per_s": measurement.samples,
     }

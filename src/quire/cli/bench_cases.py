@@ -1,8 +1,8 @@
-"""The cases of `quire bench`, and their measurement on Quire's engine. Knows no tensors and prints nothing.
+"""The cases of `quire bench`, and their measurement. Knows no tensors and prints nothing.
 
 Prompt processing: prompt tokens per second of requests that generate one token. Generation: tokens per second
 after the first token, while all streams run. Prompts are random token ids; nothing stops early.
-Next to read: `bench_peer.py`.
+Next to read: `bench.py`.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
@@ -60,18 +60,9 @@ def bench_cases(
     return prompts + generations
 
 
-class BenchSide(Protocol):
-    """An engine under measurement."""
-
-    name: str
-
-    def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-        """Return the tokens per second of one repetition. `prompts`: one list of token ids per stream."""
-
-
 @dataclass
 class Measurement:
-    """Repetitions of one case on one side, in tokens per second."""
+    """Repetitions of one case, in tokens per second."""
 
     case: BenchCase
     samples: list[float] = field(default_factory=list)
@@ -95,59 +86,30 @@ def random_prompts(
     return [generator.choices(ordinary, k=case.num_prompt) for _ in range(case.num_streams)]
 
 
-class EngineSide:
-    """Quire's engine as a `BenchSide`."""
-
-    name = "quire"
-
-    def __init__(self, engine: "LLMEngine") -> None:
-        self._engine = engine
-        self._ids = itertools.count()
-
-    def measure(self, case: BenchCase, prompts: list[list[int]]) -> float:
-        """Return the tokens per second of one repetition."""
-        num_generated = max(case.num_generated, 1)
-        params = SamplingParams(temperature=0.0, max_tokens=num_generated, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        for prompt in prompts:
-            self._engine.add_request(f"bench-{next(self._ids)}", {"prompt_token_ids": prompt}, params)
-        if case.num_generated == 0:
-            self._run_until_finished()
-            return case.num_prompt * len(prompts) / (time.perf_counter() - start)
-        return self._decode_rate(len(prompts), num_generated)
-
-    def _run_until_finished(self) -> None:
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-
-    def _decode_rate(self, num_streams: int, num_generated: int) -> float:
-        """Return the rate from the step with the last stream's first token to the first stream's end."""
-        counts: dict[str, int] = {}
-        start_s, start_count = 0.0, -1
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                assert isinstance(output, RequestOutput)
-                counts[output.request_id] = len(output.outputs[0].token_ids)
-            if start_count < 0 and len(counts) == num_streams and min(counts.values()) > 0:
-                start_s, start_count = time.perf_counter(), sum(counts.values())
-            elif start_count >= 0 and max(counts.values()) >= num_generated:
-                rate = (sum(counts.values()) - start_count) / (time.perf_counter() - start_s)
-                self._run_until_finished()
-                return rate
-        return 0.0
+def measure(engine: "LLMEngine", case: BenchCase, prompts: list[list[int]]) -> float:
+    """Return the tokens per second of one repetition. `prompts`: one list of token ids per stream."""
+    num_generated = max(case.num_generated, 1)
+    params = SamplingParams(temperature=0.0, max_tokens=num_generated, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        engine.add_request(f"bench-{index}", {"prompt_token_ids": prompt}, params)
+    if case.num_generated > 0:
+        return _decode_rate(engine, len(prompts), num_generated)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return case.num_prompt * len(prompts) / (time.perf_counter() - start)
 
 
-def measure_interleaved(
-    sides: Sequence[BenchSide], case: BenchCase, prompt_sets: Sequence[list[list[int]]], *, warm_up: bool
-) -> list[Measurement]:
-    """Measure all repetitions of a case; the sides take turns, so that a drift of the machine affects both.
-
-    `prompt_sets` has one entry per repetition. Returns one measurement per side.
-    """
-    measurements = [Measurement(case) for _ in sides]
-    for side in sides if warm_up else ():
-        side.measure(case, prompt_sets[0])
-    for prompts in prompt_sets:
-        for side, measurement in zip(sides, measurements, strict=True):
-            measurement.samples.append(side.measure(case, prompts))
-    return measurements
+def _decode_rate(engine: "LLMEngine", num_streams: int, num_generated: int) -> float:
+    """Run all streams. Returns: the rate from the last stream's first token to the first stream's end."""
+    counts: dict[str, int] = {}
+    start_s, start_count, rate = 0.0, -1, 0.0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            counts[output.request_id] = len(output.outputs[0].token_ids)
+        if start_count < 0 and len(counts) == num_streams and min(counts.values()) > 0:
+            start_s, start_count = time.perf_counter(), sum(counts.values())
+        elif start_count >= 0 and not rate and max(counts.values()) >= num_generated:
+            rate = (sum(counts.values()) - start_count) / (time.perf_counter() - start_s)
+    return rate

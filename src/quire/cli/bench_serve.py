@@ -6,34 +6,29 @@ Next to read: `load_client.py`.
 import math
 import random
 import re
+import statistics
+from collections import Counter
 from typing import Any, NamedTuple
 
 import click
 
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
-from quire.cli.load_client import Endpoint, Load, LoadResult, highest_rate, median_tokens, put_load
-from quire.cli.output import Output
+from quire.cli.load_client import Endpoint, Load, LoadResult, highest_rate, put_load
 from quire.cli.server_client import (
     CHAT_PATH,
-    URL_HELP,
     Answer,
     ServerAnswerError,
     ServerClient,
     api_key,
     find_model,
     find_url,
+    served_model_option,
+    url_option,
 )
-from quire.cli.values import LENGTHS
+from quire.cli.values import LENGTHS, NamedValueError, Value
 from quire.errors import QuireError
 
-HELP = """Put load on a server and measure latency and throughput at its clients.
-
-Each client streams chat completions of --gen tokens from prompts of about --prompt words, all different. With
---concurrency, each client sends its next request when its last is answered; with --rate, requests come at random
-times, R per second on average. TTFT: time to the first text. ITL: time between two pieces of text. With --slo, the
-exit code is 6 when a limit is exceeded; with --sweep, the highest rate that holds the limits is searched.
-"""
 EXAMPLES = (
     "quire bench serve --concurrency 1,8,32",
     "quire bench serve --url http://127.0.0.1:8000 --rate 2,4,8 --requests 100 --json",
@@ -62,48 +57,54 @@ class Limit(NamedTuple):
         return f"{self.metric}_p{self.percent}<{self.limit_ms:g}ms"
 
 
-class Slo(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """Limits such as `ttft_p95<500ms,itl_p99<0.1s`."""
-
-    name = "limits"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Limit, ...]:
-        """Return the limits; fails naming the first that cannot be read."""
-        if isinstance(value, tuple):
-            return value
-        limits = []
-        for part in str(value).split(","):
-            match = _SLO.fullmatch(part.strip())
-            if match is None:
-                self.fail(f"'{part}' is not a limit such as ttft_p95<500ms, itl_p99<0.1s or e2e_p50<10s", param, ctx)
-            limits.append(Limit(match[1], int(match[2]), float(match[3]) * (1000 if match[4] == "s" else 1)))
-        return tuple(limits)
+def _parse_limits(text: str) -> tuple[Limit, ...]:
+    """Parse limits such as `ttft_p95<500ms,itl_p99<0.1s`."""
+    limits = []
+    for part in text.split(","):
+        match = _SLO.fullmatch(part.strip())
+        if match is None:
+            raise NamedValueError(f"'{part}' is not a limit such as ttft_p95<500ms, itl_p99<0.1s or e2e_p50<10s")
+        limits.append(Limit(match[1], int(match[2]), float(match[3]) * (1000 if match[4] == "s" else 1)))
+    return tuple(limits)
 
 
-@click.command(
-    "bench serve", cls=VerbCommand, help=HELP, short_help="Put load on a server and measure its clients' latency.",
-    examples=EXAMPLES,
-)  # fmt: skip
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
-@click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
-@click.option("-c", "--concurrency", type=LENGTHS, default=(), cls=GroupedOption, help="clients at once  [1,8,32]")
-@click.option("--rate", type=str, default="", metavar="R,…", cls=GroupedOption, help="requests per second, instead")
-@click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="N", cls=GroupedOption,
-              help="requests per row  [3 per client, at least 32]")  # fmt: skip
-@click.option("--prompt", "num_words", type=click.IntRange(1, 1_000_000), default=100, metavar="N", cls=GroupedOption,
-              help="words of a prompt  [100]")  # fmt: skip
-@click.option("--gen", "num_generated", type=click.IntRange(2, 1_000_000), default=128, metavar="N", cls=GroupedOption,
-              help="tokens to generate  [128]")  # fmt: skip
-@click.option("--slo", type=Slo(), default=(), cls=GroupedOption, help="limits to hold, e.g. ttft_p95<500ms")
-@click.option("--sweep", is_flag=True, cls=GroupedOption, help="search the highest rate that holds --slo")
-@click.option("--seed", type=int, default=0, metavar="N", cls=GroupedOption, help="of prompts and gaps  [0]")
+def _parse_rates(text: str) -> tuple[float, ...]:
+    rates = tuple(float(part) for part in text.split(",") if part.strip())
+    if not all(0 < rate < math.inf for rate in rates):
+        raise NamedValueError(f"'{text}': rates are above 0")
+    return rates
+
+
+SLO = Value("limits", _parse_limits, "limits")
+RATES = Value("r,…", _parse_rates, "a list of numbers such as 1,2.5,4")
+
+
+@verb("bench serve", EXAMPLES)
+@url_option
+@served_model_option
+@option("-c", "--concurrency", type=LENGTHS, default=(), help="clients at once  [1,8,32]")
+@option("--rate", "rates", type=RATES, default=(), help="requests per second, instead")
+@option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), metavar="N",
+        help="requests per row  [3 per client, at least 32]")  # fmt: skip
+@option("--prompt", "num_words", type=click.IntRange(1, 1_000_000), default=100, metavar="N",
+        help="words of a prompt  [100]")  # fmt: skip
+@option("--gen", "num_generated", type=click.IntRange(2, 1_000_000), default=128, metavar="N",
+        help="tokens to generate  [128]")  # fmt: skip
+@option("--slo", type=SLO, default=(), help="limits to hold, e.g. ttft_p95<500ms")
+@option("--sweep", is_flag=True, help="search the highest rate that holds --slo")
+@option("--seed", type=int, default=0, metavar="N", help="of prompts and gaps  [0]")
 def bench_serve_command(
-    url: str | None, model: str | None, concurrency: tuple[int, ...], rate: str, num_requests: int | None,
-    num_words: int, num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
+    url: str | None, model: str | None, concurrency: tuple[int, ...], rates: tuple[float, ...],
+    num_requests: int | None, num_words: int, num_generated: int, slo: tuple[Limit, ...], sweep: bool, seed: int,
 ) -> None:  # fmt: skip
-    """Measure each load, or search for the highest."""
+    """Put load on a server and measure latency and throughput at its clients.
+
+    Each client streams chat completions of --gen tokens from prompts of about --prompt words, all different. With
+    --concurrency, each client sends its next request when its last is answered; with --rate, requests come at random
+    times, R per second on average. TTFT: time to the first text. ITL: time between two pieces of text. With --slo, the
+    exit code is 6 when a limit is exceeded; with --sweep, the highest rate that holds the limits is searched.
+    """
     output = output_of()
-    rates = _rates(rate)
     if 0 in concurrency:
         raise click.UsageError("--concurrency is at least 1")
     if sum((bool(concurrency), bool(rates), sweep)) > 1:
@@ -116,26 +117,36 @@ def bench_serve_command(
         with ServerClient(url) as client:
             model = find_model(client, None).name
     bodies = Bodies(model, num_words, num_generated, seed)
+    results: list[LoadResult] = []
 
-    def measure(load: Load) -> LoadResult:
+    def measure(load: Load) -> bool:
         count = num_requests or max(32, 3 * (load.concurrency or 0))
         result = put_load(endpoint, load, bodies.take(count), seed=seed)
-        table.row(result)
-        return result
+        if not output.json:
+            if not results:
+                output.result("| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER))
+            output.result("| " + " | ".join(_cells(result)) + " |")
+        results.append(result)
+        return _holds(result, slo)
 
-    table = _Table(output)
     warm_up = put_load(endpoint, Load(concurrency=1), bodies.take(1))
     if not warm_up.good:
         raise _refusal(warm_up.answers[0])
+    found, holds = None, [True]
     if sweep:
-        found = highest_rate(lambda value: _holds(measure(Load(rate=value)), slo), 1.0)
-        table.end(slo, found)
-        return
-    loads = [Load(rate=value) for value in rates] or [Load(concurrency=value) for value in concurrency or (1, 8, 32)]
-    results = [measure(load) for load in loads]
-    table.end(slo, None)
-    if not all(_holds(result, slo) for result in results):
-        output.note(f"a limit is exceeded: {', '.join(map(str, slo))}", style="red")
+        found = highest_rate(lambda value: measure(Load(rate=value)), 1.0)
+    else:
+        loads = [Load(rate=rate) for rate in rates] or [Load(concurrency=count) for count in concurrency or (1, 8, 32)]
+        holds = [measure(load) for load in loads]
+    limits = ", ".join(map(str, slo))
+    if output.json:
+        rows = [_as_json(result, slo) for result in results]
+        value = {"rows": rows, "slo": [str(limit) for limit in slo], "highest_rate": found}
+        output.result_json("quire.bench-serve/1", value)
+    elif found is not None:
+        output.result(f"highest rate that holds {limits}: {found:g} req/s" if found else f"no rate holds {limits}")
+    if not all(holds):
+        output.note(f"a limit is exceeded: {limits}", style="red")
         click.get_current_context().exit(int(ExitCode.CHECK_FAILED))
 
 
@@ -145,16 +156,6 @@ def _refusal(answer: Answer) -> QuireError:
     if answer.status == 200:
         return ServerAnswerError(200, f"the server does not answer: {reason}", "no_answer")
     return ServerAnswerError.of(answer.status, reason.encode())
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise click.UsageError(f"--rate {text!r} is not a list of numbers such as 1,2.5,4") from None
-    if not all(0 < rate < math.inf for rate in rates):
-        raise click.UsageError(f"--rate {text!r}: rates are above 0")
-    return rates
 
 
 def _holds(result: LoadResult, slo: tuple[Limit, ...]) -> bool:
@@ -181,40 +182,11 @@ class Bodies:
 
     def take(self, count: int) -> list[dict[str, Any]]:
         """Return the next bodies."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> dict[str, Any]:
-        text = f"{self._random.getrandbits(64):x} " + " ".join(self._random.choices(WORDS, k=self._num_words))
-        return {**self._fixed, "messages": [{"role": "user", "content": text}]}
-
-
-class _Table:
-    """Prints rows as they are measured, or one JSON object at the end."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._results: list[LoadResult] = []
-
-    def row(self, result: LoadResult) -> None:
-        """Print the row of one load."""
-        if not self._results and not self._output.json:
-            self._output.result("| " + " | ".join(HEADER) + " |")
-            self._output.result("|" + " --- |" * len(HEADER))
-        self._results.append(result)
-        if not self._output.json:
-            self._output.result("| " + " | ".join(_cells(result)) + " |")
-
-    def end(self, slo: tuple[Limit, ...], found: float | None) -> None:
-        """Print the result of a sweep, or the JSON. `found`: the highest rate that held the limits, of a sweep."""
-        if self._output.json:
-            rows = [_as_json(result, slo) for result in self._results]
-            self._output.result_json("quire.bench-serve/1", {"rows": rows, "slo": [str(item) for item in slo],
-                                                             "highest_rate": found})  # fmt: skip
-        elif found is not None:
-            limits = ", ".join(map(str, slo))
-            self._output.result(
-                f"highest rate that holds {limits}: {found:g} req/s" if found else f"no rate holds {limits}"
-            )
+        choose = self._random
+        texts = [
+            f"{choose.getrandbits(64):x} {' '.join(choose.choices(WORDS, k=self._num_words))}" for _ in range(count)
+        ]
+        return [{**self._fixed, "messages": [{"role": "user", "content": text}]} for text in texts]
 
 
 def _cells(result: LoadResult) -> list[str]:
@@ -229,10 +201,6 @@ def _cells(result: LoadResult) -> list[str]:
 
 
 def _as_json(result: LoadResult, slo: tuple[Limit, ...]) -> dict[str, Any]:
-    errors: dict[str, int] = {}
-    for answer in result.answers:
-        if answer.error is not None:
-            errors[answer.error] = errors.get(answer.error, 0) + 1
     return {
         "load": result.load.name,
         "concurrency": result.load.concurrency,
@@ -240,8 +208,8 @@ def _as_json(result: LoadResult, slo: tuple[Limit, ...]) -> dict[str, Any]:
         "duration_s": result.duration_s,
         "num_answers": len(result.good),
         "num_failed": len(result.answers) - len(result.good),
-        "errors": errors,
-        "prompt_tokens": median_tokens(result),
+        "errors": Counter(answer.error for answer in result.answers if answer.error is not None),
+        "prompt_tokens": statistics.median([answer.num_prompt_tokens for answer in result.good] or [0]),
         "requests_per_s": len(result.good) / result.duration_s,
         "tokens_per_s": result.tokens_per_s,
         **{

@@ -9,7 +9,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -30,6 +30,8 @@ COMMANDS = {
 }
 MULTILINE = '"""'
 PROMPT, CONTINUATION = ">>> ", "... "
+DEFAULT_MAX_TOKENS = 512
+"""Limit of an answer in `run` and `chat` if neither the user nor the model's generation config sets one."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,11 @@ class Reply:
     interrupted: bool
 
 
-class Answerer(Protocol):
-    """The engine of this process, or a server."""
-
-    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every sampling value by name. Raises: InvalidParameterError if `chosen` has a bad value."""
-
-    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
-        """Answer a conversation; `on_text` gets the text piece by piece. The first Ctrl-C stops it.
-
-        Raises: QuireError if there is no answer.
-        """
+Ask = Callable[[Sequence[Message], Mapping[str, Any], Callable[[str], None]], Reply]
+"""Answers a conversation with chosen sampling values; the callback gets the text piece by piece. The first Ctrl-C stops
+the answer. Raises: QuireError."""
+Values = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Returns every sampling value by name, given the chosen ones. Raises: InvalidParameterError."""
 
 
 def statistics_line(
@@ -76,18 +72,19 @@ def statistics_line(
 
 
 class Chat:
-    """A conversation with its history and settings."""
+    """A conversation with its history and settings. `ask` and `values` are those of an engine or a server."""
 
     def __init__(
         self,
-        answerer: Answerer,
+        ask: Ask,
+        values: Values,
         output: Output,
         chosen: dict[str, Any],
         *,
         system: str | None = None,
         read_line: Callable[[str], str] = input,
     ) -> None:
-        self._answerer = answerer
+        self._ask, self._values = ask, values
         self._output = output
         self._chosen = dict(chosen)
         self._system = system
@@ -143,7 +140,7 @@ class Chat:
         messages = [{"role": "system", "content": self._system}] if self._system else []
         user = {"role": "user", "content": text}
         # A chat shows one answer; --n is for one-shot runs.
-        reply = self._answerer.answer([*messages, *self._turns, user], self._chosen | {"n": 1}, self._output.stream)
+        reply = self._ask([*messages, *self._turns, user], self._chosen | {"n": 1}, self._output.stream)
         self._output.result()
         # A turn without any answer is not history.
         self._turns += [user, {"role": "assistant", "content": reply.text}]
@@ -178,7 +175,7 @@ class Chat:
 
     def _set(self, rest: str) -> None:
         if not rest:
-            for name, value in self._answerer.values(self._chosen).items():
+            for name, value in self._values(self._chosen).items():
                 mark = "  (chosen)" if name in self._chosen else ""
                 self._output.note(f"  {name} = {value}{mark}")
             return
@@ -192,7 +189,7 @@ class Chat:
         changed = {key: value for key, value in self._chosen.items() if key != name}
         if words != ["default"]:
             changed[name] = parse_sampling_value(name, " ".join(words))
-        self._answerer.values(changed)  # raises for a bad value
+        self._values(changed)  # raises for a bad value
         self._chosen = changed
         self._output.note(f"{name} = {changed.get(name, 'default')}")
 

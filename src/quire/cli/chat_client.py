@@ -12,25 +12,25 @@ from typing import Any
 import click
 
 from quire.cli.arguments import read_prompt
-from quire.cli.chat import Chat, Message, Reply, statistics_line
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat, Message, Reply, statistics_line
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_seconds
 from quire.cli.server_client import (
     CHAT_PATH,
-    URL_HELP,
     Answer,
     ServedModel,
     ServerAnswerError,
     ServerClient,
     find_model,
     find_url,
+    served_model_option,
+    url_option,
 )
 from quire.errors import QuireError
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 
-DEFAULT_MAX_TOKENS = 512
 HELP = f"""Chat with a server of OpenAI's API, or ask it one question.
 
 Piped input is a prompt, too: given both, the request is the input, a blank line and the PROMPT. Without either, on a
@@ -45,11 +45,11 @@ EXAMPLES = (
 )
 
 
-@click.command("chat", cls=VerbCommand, help=HELP, short_help="Chat with a server.", examples=EXAMPLES)
+@verb("chat", EXAMPLES, help=HELP)
 @click.argument("prompt", required=False)
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
-@click.option("--model", metavar="NAME", cls=GroupedOption, help="the model's name there  [the server's first]")
-@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
+@url_option
+@served_model_option
+@option("--system", metavar="TEXT", help="system message of the chat")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 def chat_command(prompt: str | None, url: str | None, model: str | None, system: str | None, **values: Any) -> None:
     """Check the parameters, then find the model and answer."""
@@ -63,17 +63,20 @@ def chat_command(prompt: str | None, url: str | None, model: str | None, system:
         raise click.UsageError("--json needs a prompt: give one, or pipe it in")
     with ServerClient(find_url(url)) as client:
         served = find_model(client, model)
-        answerer = ServerAnswerer(client, served, defaults)
+
+        def ask(messages: Sequence[Message], values: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
+            return ask_server(client, served, messages, {**defaults, **values}, on_text)
+
         if text is None:
             output.note(f"{served.name} at {client.url}")
-            Chat(answerer, output, chosen, system=system).loop()
+            Chat(ask, lambda values: all_values({**defaults, **values}), output, chosen, system=system).loop()
             return
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})
         if output.json or params.n > 1:
             _answer_whole(client, output, served, messages, defaults | chosen)
             return
-        reply = answerer.answer(messages, chosen, output.stream)
+        reply = ask(messages, chosen, output.stream)
     if not reply.text.endswith("\n"):
         output.result()
     output.note(reply.statistics)
@@ -118,40 +121,32 @@ def request_body(model: str, messages: Sequence[Message], chosen: Mapping[str, A
     return body
 
 
-class ServerAnswerer:
-    """Answers a chat with a server; see `Answerer`."""
+def all_values(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all sampling values; the server does not tell those of its model. Raises: InvalidParameterError."""
+    return vars(SamplingParams(**chosen)) | {name: "the server's" for name in MODEL_DEFAULTS if name not in chosen}
 
-    def __init__(self, client: ServerClient, model: ServedModel, defaults: Mapping[str, Any]) -> None:
-        """`defaults`: sampling values that hold unless others are chosen."""
-        self._client = client
-        self._model = model
-        self._defaults = dict(defaults)
 
-    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all sampling values; the server does not tell those of its model. Raises: InvalidParameterError."""
-        values = vars(SamplingParams(**{**self._defaults, **chosen}))
-        return values | {name: "the server's" for name in MODEL_DEFAULTS if name not in {**self._defaults, **chosen}}
-
-    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
-        """Answer a conversation; Ctrl-C closes the connection. Raises: ServerUnreachableError, ServerAnswerError."""
-        body = request_body(self._model.name, messages, {**self._defaults, **chosen})
-        body["stream_options"] = {"include_usage": True}
-        answer = Answer(time.perf_counter())
-        is_interrupted = False
-        with closing(self._client.stream(CHAT_PATH, body)) as events:
-            try:
-                for event in events:
-                    text = answer.take(event, time.perf_counter())
-                    if text:
-                        on_text(text)
-            except KeyboardInterrupt:
-                is_interrupted = True
-            except QuireError:
-                if answer.text:
-                    on_text("\n")  # the error gets a line of its own
-                raise
-        line = _statistics_line(answer, "interrupted" if is_interrupted else None, self._model.max_model_len)
-        return Reply(answer.text, line, time.perf_counter() - answer.started_s, is_interrupted)
+def ask_server(
+    client: ServerClient, model: ServedModel, messages: Sequence[Message], chosen: Mapping[str, Any],
+    on_text: Callable[[str], None],
+) -> Reply:  # fmt: skip
+    """Answer a conversation; Ctrl-C closes the connection. Raises: ServerUnreachableError, ServerAnswerError."""
+    body = {**request_body(model.name, messages, chosen), "stream_options": {"include_usage": True}}
+    answer = Answer(time.perf_counter())
+    is_interrupted = False
+    with closing(client.stream(CHAT_PATH, body)) as events:
+        try:
+            for event in events:
+                if text := answer.take(event, time.perf_counter()):
+                    on_text(text)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except QuireError:
+            if answer.text:
+                on_text("\n")  # the error gets a line of its own
+            raise
+    line = _statistics_line(answer, "interrupted" if is_interrupted else None, model.max_model_len)
+    return Reply(answer.text, line, time.perf_counter() - answer.started_s, is_interrupted)
 
 
 def _statistics_line(answer: Answer, interrupted: str | None, max_model_len: int | None) -> str:

@@ -4,19 +4,37 @@
 Must not know any verb, nor import anything but click. Next to read: `options.py`.
 """
 
+import functools
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from quire.cli.other_options import advice
 from quire.cli.output import COLOR_CHOICES, Output
+from quire.errors import ConfigError
 
 LEVEL_VARIABLE = "QUIRE_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 OUTPUT_GROUP = "Output"
 VERB_GROUP = "Options"
+_CONTEXT = "--max-model-len is the context length here"
+_THREADS = "the engine takes the CPUs that it may use: `taskset -c 0-3 quire …` gives it four"
+_KEY = "keys are not taken from the command line, which others can read: set QUIRE_API_KEY"
+_PARALLEL = "--max-num-seqs is the number of sequences that run at once"
+_MAX_TOKENS = "--max-tokens is the length of the answer here"
+_LAYERS = "a model is on one device: --device cpu, or --device cuda"
+_TOOLS = "tools need no option: the chat template tells how calls are written"
+OTHER_OPTIONS = {
+    "--api-key": _KEY, "-t": _THREADS, "--threads": _THREADS, "--ctx-size": _CONTEXT, "--max-seq-len": _CONTEXT,
+    "-ngl": _LAYERS, "--gpu-layers": _LAYERS, "--n-gpu-layers": _LAYERS, "-np": _PARALLEL, "--parallel": _PARALLEL,
+    "--predict": _MAX_TOKENS, "--n-predict": _MAX_TOKENS, "--temp": "--temperature is its whole name",
+    "--repeat-penalty": "--repetition-penalty is its name here", "-m": "the model is an argument",
+    "--enable-auto-tool-choice": _TOOLS, "--tool-call-parser": _TOOLS, "--jinja": _TOOLS,
+}  # fmt: skip
+"""Options of other engines, with advice. It is shown by verbs that have the option it begins with."""
 
 
 class GroupedOption(click.Option):
@@ -34,6 +52,10 @@ class GroupedOption(click.Option):
         return f"--[no-]{self.opts[0][2:]}", record[1]
 
 
+option = functools.partial(click.option, cls=GroupedOption)
+"""Decorator that adds an option to a verb."""
+
+
 class VerbCommand(click.Command):
     """A verb: grouped options and examples in the help, shared output options added.
 
@@ -45,7 +67,7 @@ class VerbCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
         self._log_level = log_level
-        self.params.extend(_make_output_options())
+        self.params.extend(output_options())
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb, with the package's log on stderr."""
@@ -57,21 +79,20 @@ class VerbCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            text = advice(error.option_name, {name for parameter in self.params for name in parameter.opts})
-            if text is None:
+            advice = OTHER_OPTIONS.get(error.option_name, "")
+            needed = re.match(r"--[a-z-]+", advice)
+            known = {name for parameter in self.params for name in parameter.opts}
+            if not advice or (needed and needed[0] not in known):
                 raise
-            raise click.UsageError(f"No such option '{error.option_name}': {text}", ctx=ctx) from None
+            raise click.UsageError(f"No such option '{error.option_name}': {advice}", ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per option group, in order of first use; the output options last."""
+        """Write one section per option group, in order of first use."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 sections.setdefault(group_of(parameter), []).append(record)
-        for last in (VERB_GROUP, OUTPUT_GROUP):
-            if last in sections and (last == OUTPUT_GROUP or len(sections[last]) == 1):
-                sections[last] = sections.pop(last)
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)
@@ -84,6 +105,13 @@ class VerbCommand(click.Command):
                     formatter.write(f"  {example}\n")
 
 
+def verb(
+    name: str, examples: tuple[str, ...], *, help: str | None = None, log_level: str = "WARNING"
+) -> Callable[[Callable[..., Any]], VerbCommand]:
+    """Decorate a function as the verb `name`; its docstring is the help unless `help` is given."""
+    return click.command(name, cls=VerbCommand, examples=examples, help=help, log_level=log_level)
+
+
 def configure_logging(output: Output, usual: str) -> None:
     """Send the package's log to stderr, from `QUIRE_LOGGING_LEVEL` on, else `usual`; -vv shows all, -q errors only.
 
@@ -93,8 +121,6 @@ def configure_logging(output: Output, usual: str) -> None:
 
     chosen = "DEBUG" if output.verbosity >= 2 else os.environ.get(LEVEL_VARIABLE, "").upper()
     if chosen and chosen not in LOG_LEVELS:
-        from quire.errors import ConfigError
-
         raise ConfigError(f"{LEVEL_VARIABLE}={chosen!r} is not one of {', '.join(LOG_LEVELS)}")
     level = chosen or ("ERROR" if output.verbosity < 0 else usual)
     if chosen:
@@ -109,8 +135,8 @@ def configure_logging(output: Output, usual: str) -> None:
 
 
 def group_of(parameter: click.Parameter) -> str:
-    """Return the help heading of a parameter."""
-    return parameter.group if isinstance(parameter, GroupedOption) else VERB_GROUP
+    """Return the help heading of a parameter; `--help` stands with the output options."""
+    return parameter.group if isinstance(parameter, GroupedOption) else OUTPUT_GROUP
 
 
 def output_of(ctx: click.Context | None = None) -> Output:
@@ -119,33 +145,21 @@ def output_of(ctx: click.Context | None = None) -> Output:
     return found if found is not None else Output()
 
 
-def output_options(group: click.Group) -> click.Group:
-    """Decorate with `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
-    group.params[:0] = _make_output_options()
-    return group
-
-
-def _make_output_options() -> list[GroupedOption]:
+def output_options() -> list[GroupedOption]:
+    """Return `--json`, `-q`, `-v` and `--color`, which write to the context's `Output`."""
     return [
-        GroupedOption(list(names), group=OUTPUT_GROUP, expose_value=False, callback=_apply, **settings)
-        for names, settings in _OUTPUT_OPTIONS
+        GroupedOption([*names], group=OUTPUT_GROUP, expose_value=False, callback=_apply, **settings)
+        for *names, settings in _OUTPUT_OPTIONS
     ]
 
 
-_OUTPUT_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--json",), {"is_flag": True, "help": "Print the result as one JSON object."}),
-    (("-q", "--quiet"), {"is_flag": True, "help": "No progress and no notes on stderr."}),
-    (("-v", "--verbose"), {"count": True, "help": "More notes on stderr; twice for the debug log."}),
-    (
-        ("--color",),
-        {
-            "type": click.Choice(COLOR_CHOICES),
-            "default": None,
-            "envvar": "QUIRE_COLOR",
-            "help": "Colour: auto, always or never. NO_COLOR and FORCE_COLOR are obeyed.",
-        },
-    ),
-)
+_OUTPUT_OPTIONS: tuple[tuple[Any, ...], ...] = (
+    ("--json", {"is_flag": True, "help": "Print the result as one JSON object."}),
+    ("-q", "--quiet", {"is_flag": True, "help": "No progress and no notes on stderr."}),
+    ("-v", "--verbose", {"count": True, "help": "More notes on stderr; twice for the debug log."}),
+    ("--color", {"type": click.Choice(COLOR_CHOICES), "default": None, "envvar": "QUIRE_COLOR",
+                 "help": "Colour: auto, always or never. NO_COLOR and FORCE_COLOR are obeyed."}),
+)  # fmt: skip
 
 
 def _apply(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:

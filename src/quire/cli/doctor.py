@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import VerbCommand, output_of
+from quire.cli.command import output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.version import package_version
@@ -42,15 +42,13 @@ class Finding:
     advice: str = ""
 
 
-@click.command(
-    "doctor", cls=VerbCommand,
-    help=f"Check this machine and installation.\n\nExits with {int(ExitCode.CHECK_FAILED)} when it finds a problem.",
-    short_help="Check this machine and installation.", examples=("quire doctor", "quire doctor --json"),
-)  # fmt: skip
-@click.pass_context
-def doctor_command(ctx: click.Context) -> None:
-    """Run every check; exit 6 if one found a problem."""
-    output = output_of(ctx)
+@verb("doctor", ("quire doctor", "quire doctor --json"))
+def doctor_command() -> None:
+    """Check this machine and installation.
+
+    Exits with 6 when it finds a problem.
+    """
+    output = output_of()
     findings = [run_check(name, check) for name, check in CHECKS.items()]
     healthy = all(finding.status != PROBLEM for finding in findings)
     if output.json:
@@ -58,7 +56,7 @@ def doctor_command(ctx: click.Context) -> None:
     else:
         _print(findings, output)
     if not healthy:
-        ctx.exit(ExitCode.CHECK_FAILED)
+        click.get_current_context().exit(ExitCode.CHECK_FAILED)
 
 
 def run_check(name: str, check: Callable[[], Finding]) -> Finding:
@@ -113,9 +111,8 @@ def check_native() -> Finding:
         return Finding("native module", PROBLEM, wanted, f"QUIRE_ISA is {ISA_NAMES}; unset it for the best")
     if notes := native.isa_notes():
         found = f"loads, uses {native.isa()}; {'; '.join(notes)}"
-        return Finding(
-            "native module", NOTE, found, "QUIRE_ISA chooses another set; a failed self-test is worth a report"
-        )
+        advice = "QUIRE_ISA chooses another set; a failed self-test is worth a report"
+        return Finding("native module", NOTE, found, advice)
     return Finding("native module", OK, f"loads, uses {native.isa()}")
 
 

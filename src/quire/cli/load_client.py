@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,21 +47,19 @@ class StreamClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: Body) -> Answer:
         """Send one body and read its answer to the end. Raises: ServerUnreachableError."""
-        if self._writer is None or self._writer.is_closing():
-            await self._connect()
-        assert self._reader is not None
-        assert self._writer is not None
+        if self._streams is None or self._streams[1].is_closing():
+            self._streams = await _connect(self._endpoint)
+        reader, writer = self._streams
         answer = Answer(time.perf_counter())
         response = _Response(answer)
         parser = httptools.HttpResponseParser(response)
-        self._writer.write(self._request(msgspec.json.encode(body)))
+        writer.write(self._request(msgspec.json.encode(body)))
         while not response.is_complete:
-            data = await self._reader.read(READ_BYTES)
+            data = await reader.read(READ_BYTES)
             if not data:
                 answer.error = answer.error or "the server closed the connection"
                 break
@@ -81,18 +78,9 @@ class StreamClient:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    async def _connect(self) -> None:
-        try:
-            self._reader, self._writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
-        except OSError as error:
-            where = f"{self._endpoint.host}:{self._endpoint.port}"
-            number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else error.strerror or error
-            raise ServerUnreachableError(f"no server at {where}: {reason}; start one with `quire serve`") from None
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
     def _request(self, body: bytes) -> bytes:
         where = self._endpoint
@@ -102,6 +90,16 @@ class StreamClient:
             f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n{key}\r\n"
         )
         return head.encode() + body
+
+
+async def _connect(endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(endpoint.host, endpoint.port)
+    except OSError as error:
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.strerror or error
+        where = f"{endpoint.host}:{endpoint.port}"
+        raise ServerUnreachableError(f"no server at {where}: {reason}; start one with `quire serve`") from None
 
 
 class _Response:
@@ -199,44 +197,29 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def put_load(endpoint: Endpoint, load: Load, bodies: Sequence[Body], *, seed: int = 0) -> LoadResult:
     """Send all bodies. Raises: ServerUnreachableError if there is no server."""
-    run = _closed_loop if load.concurrency is not None else _open_loop
     started = time.perf_counter()
-    answers = asyncio.run(run(endpoint, load, bodies, seed))
+    answers = asyncio.run(_ask_all(endpoint, load, bodies, seed))
     return LoadResult(load, tuple(answers), time.perf_counter() - started)
 
 
-async def _closed_loop(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
-    waiting = iter(bodies)
-
-    async def client() -> list[Answer]:
-        with_connection = StreamClient(endpoint)
-        try:
-            return [await with_connection.ask(body) for body in waiting]
-        finally:
-            with_connection.close()
-
-    assert load.concurrency is not None
-    found = await asyncio.gather(*[client() for _ in range(load.concurrency)])
-    return list(itertools.chain.from_iterable(found))
-
-
-async def _open_loop(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
-    assert load.rate is not None
+async def _ask_all(endpoint: Endpoint, load: Load, bodies: Sequence[Body], seed: int) -> list[Answer]:
     gaps = random.Random(seed)
+    slots = asyncio.Semaphore(load.concurrency or len(bodies))
     idle: list[StreamClient] = []
 
-    async def one(body: Body) -> Answer:
-        client = idle.pop() if idle else StreamClient(endpoint)
-        answer = await client.ask(body)
-        idle.append(client)
-        return answer
+    async def ask(body: Body) -> Answer:
+        async with slots:
+            client = idle.pop() if idle else StreamClient(endpoint)
+            answer = await client.ask(body)
+            idle.append(client)
+            return answer
 
     tasks: list[asyncio.Task[Answer]] = []
-    for body in bodies:
-        if tasks:
-            await asyncio.sleep(gaps.expovariate(load.rate))
-        tasks.append(asyncio.create_task(one(body)))
     try:
+        for body in bodies:
+            if load.rate is not None and tasks:
+                await asyncio.sleep(gaps.expovariate(load.rate))
+            tasks.append(asyncio.create_task(ask(body)))
         return list(await asyncio.gather(*tasks))
     finally:
         for client in idle:
@@ -256,8 +239,3 @@ def highest_rate(holds: Callable[[float], bool], first: float, *, num_halvings: 
         middle = (low + high) / 2
         low, high = (middle, high) if low and holds(middle) else (low, middle if low else high)
     return low
-
-
-def median_tokens(result: LoadResult) -> float:
-    """Return the prompt tokens of a typical request."""
-    return statistics.median([answer.num_prompt_tokens for answer in result.good] or [0])

@@ -1,7 +1,7 @@
 """Entry point: the root group, whose verbs are imported by name on use, and the one place that turns errors into exits.
 
-Top level imports only click and the standard library: `quire --help` and `quire version` must not load torch,
-numpy or rich (a test looks). Next to read: `command.py`, then any verb, e.g. `run.py`.
+Top level imports only click and the standard library: `quire --help` and `quire version` must not load torch
+or numpy (a test looks). Next to read: `command.py`, then any verb, e.g. `run.py`.
 """
 
 import contextlib
@@ -11,8 +11,6 @@ import io
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -62,9 +60,7 @@ class Terminated(BaseException):
     """SIGTERM arrived. Not an `Exception`, so that no handler catches it."""
 
 
-_SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
-SEND_AGAIN_S = 0.01
-"""Time after which a dropped signal is sent again."""
+_SIGNAL_EXITS = {KeyboardInterrupt: ExitCode.INTERRUPTED, Terminated: ExitCode.TERMINATED}
 
 
 class RootGroup(click.Group):
@@ -119,7 +115,6 @@ class RootGroup(click.Group):
             self.invoke(ctx)
 
 
-@output_options
 @click.group(cls=RootGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="quire", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -127,6 +122,9 @@ def cli() -> None:
 
     Try: quire run "Why is the sky blue?"
     """
+
+
+cli.params[:0] = output_options()
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -157,24 +155,14 @@ def _prepare_signals() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `__main__.py` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.unraisablehook = _send_again
+    sys.unraisablehook = _end_if_signal
 
 
-def _send_again(unraisable: Any) -> None:
-    """Send a signal again whose exception Python dropped, in a destructor or a callback of the import system."""
-    number = _SIGNALS.get(unraisable.exc_type)
-    if number is None:
-        sys.__unraisablehook__(unraisable)
-        return
-    is_returning = threading.Event()
-
-    def send() -> None:
-        is_returning.wait()  # within this hook the exception would be dropped once more
-        time.sleep(SEND_AGAIN_S)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=send, daemon=True).start()
-    is_returning.set()
+def _end_if_signal(unraisable: Any) -> None:
+    """End the process if the exception that Python dropped, e.g. in a destructor, is that of a signal."""
+    if unraisable.exc_type in _SIGNAL_EXITS:
+        _leave_at_once(_SIGNAL_EXITS[unraisable.exc_type])
+    sys.__unraisablehook__(unraisable)
 
 
 def _prepare_streams() -> None:
@@ -225,12 +213,8 @@ def _report(error: Exception, output: Output) -> int:
         more = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(output, "usage", error.format_message().rstrip(".") + _variable_of(error) + more, ExitCode.USAGE)
     if isinstance(error, MemoryError):
-        return _fail(
-            output,
-            "out_of_memory",
-            "the process ran out of memory; lower --max-num-seqs or --max-model-len",
-            ExitCode.MEMORY,
-        )
+        message = "the process ran out of memory; lower --max-num-seqs or --max-model-len"
+        return _fail(output, "out_of_memory", message, ExitCode.MEMORY)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         message = "the output cannot be written: no space is left on its device; free some, or write it elsewhere"
         return _fail(output, "output", message, ExitCode.INTERNAL)

@@ -5,20 +5,17 @@ import sys
 import click
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.options import environment_name
+from quire.cli.command import option, output_of, verb
+from quire.cli.options import environment_name, revision_option
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 
 
-@click.command(
-    "pull", cls=VerbCommand, help="Fetch a model into the cache.",
-    examples=("quire pull", "quire pull smollm2 --json"),
-)  # fmt: skip
+@verb("pull", ("quire pull", "quire pull smollm2 --json"))
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
+@revision_option
 def pull_command(model: str, revision: str | None) -> None:
-    """Resolve a model, download its missing files, and print its path."""
+    """Fetch a model into the cache."""
     from quire.weights.sources import resolve_source
 
     output = output_of()
@@ -27,14 +24,14 @@ def pull_command(model: str, revision: str | None) -> None:
     if output.json:
         value = {"model": files.name, "origin": files.origin, "kind": files.kind, "path": str(files.path)}
         output.result_json("quire.pull/1", value)
-        return
-    output.result(str(files.path))
-    output.note(f"{files.name} → {files.origin}   next: quire run {files.name}")
+    else:
+        output.result(str(files.path))
+        output.note(f"{files.name} → {files.origin}   next: quire run {files.name}")
 
 
-@click.command("ls", cls=VerbCommand, help="List cached models.", examples=("quire ls", "quire ls --json"))
+@verb("ls", ("quire ls", "quire ls --json"))
 def ls_command() -> None:
-    """List the cached models."""
+    """List cached models."""
     from quire.weights.model_cache import list_cached
 
     output = output_of()
@@ -52,14 +49,11 @@ def ls_command() -> None:
         output.note(f"no models yet   next: quire pull {EngineOptions.model}")
 
 
-@click.command(
-    "rm", cls=VerbCommand, help="Remove a model from the cache.",
-    examples=("quire rm smollm2", "quire rm smollm2 --yes"),
-)  # fmt: skip
+@verb("rm", ("quire rm smollm2", "quire rm smollm2 --yes"))
 @click.argument("model")
-@click.option("-y", "--yes", is_flag=True, cls=GroupedOption, help="do not ask")
+@option("-y", "--yes", is_flag=True, help="do not ask")
 def rm_command(model: str, yes: bool) -> None:
-    """Remove one cached model, after asking on a terminal; elsewhere `--yes` is needed."""
+    """Remove a model from the cache."""
     from quire.weights.model_cache import find_cached, remove_cached
 
     output = output_of()

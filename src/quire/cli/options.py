@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from quire.cli.command import GroupedOption
+from quire.cli.command import option
 from quire.cli.values import BYTES, JSON_OBJECT, LENGTH, STRUCTURED, TEXT, TOKEN_BIAS
 from quire.config import EngineOptions
 from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
@@ -98,17 +98,19 @@ def environment_name(field_name: str) -> str:
     return f"QUIRE_{field_name.upper()}"
 
 
+revision_option = option("--revision", envvar=environment_name("revision"), metavar="TEXT", help="hub revision")
+
+
 def parse_sampling_value(name: str, text: str) -> Any:
     """Parse the value of one sampling field, e.g. of the chat's `/set temperature 0.7`.
 
     Raises: click.BadParameter on a malformed value; KeyError on an unknown field.
     """
     settings = _click_settings(get_type_hints(SamplingParams)[name], name)
-    value_type = click.BOOL if settings.get("is_flag") else settings["type"]
-    if not settings.get("multiple"):
-        return click.types.convert_type(value_type).convert(text, None, None)
-    value = click.types.convert_type(value_type).convert(text, None, None)
-    return dict([value]) if name == "logit_bias" else [value]
+    value = settings["type"].convert(text, None, None)
+    if name == "logit_bias":
+        return dict([value])
+    return [value] if settings.get("multiple") else value
 
 
 def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callable[[_Decorated], _Decorated]:
@@ -122,8 +124,8 @@ def _flag(item: Field[Any], hint: Any, default_text: str, prefix: str) -> Callab
     variable = environment_name(item.name)
     shown = f"{default_text}; {variable}" if default_text else variable
     help_text = item.metadata.get("help") or SAMPLING_HELP[item.name]
-    return click.option(
-        flag, f"{prefix}_{item.name}", cls=GroupedOption, group=GROUPS.get(group, group.title()), default=None,
+    return option(
+        flag, f"{prefix}_{item.name}", group=GROUPS.get(group, group.title()), default=None,
         envvar=variable, help=f"{help_text}  [{shown}]", **settings,
     )  # fmt: skip
 

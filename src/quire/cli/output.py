@@ -1,7 +1,7 @@
 """Output of a verb: results to stdout, notes and errors to stderr.
 
 One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it imports
-neither rich nor click's terminal code, so that `--help` stays instant.
+not click's terminal code, so that `--help` stays instant.
 Next to read: `progress.py`.
 """
 
@@ -43,7 +43,7 @@ class Output:
             return False
         if os.environ.get("FORCE_COLOR"):
             return True
-        return stream.isatty() and os.environ.get("TERM") != "dumb"
+        return is_capable_terminal(stream)
 
     def style(self, text: str, name: str, stream: TextIO) -> str:
         """Return `text` in a style ("dim", "bold", "red", …) where `stream` takes colour, else unchanged."""
@@ -80,19 +80,18 @@ class Output:
         self, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
     ) -> None:
         """Write a table to stdout, columns padded to their widest cell; those in `right` are right-aligned."""
-        for line in table_lines(header, rows, right=right):
-            self.result(line)
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        for row in (header, *rows):
+            cells = [
+                cell.rjust(width) if index in right else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.result("  ".join(cells).rstrip())
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int]) -> list[str]:
-    """Return the lines of a table; each row has as many cells as the header."""
-    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
-    return [
-        "  ".join(
-            cell.rjust(widths[index]) if index in right else cell.ljust(widths[index]) for index, cell in enumerate(row)
-        ).rstrip()
-        for row in (header, *rows)
-    ]
+def is_capable_terminal(stream: TextIO) -> bool:
+    """Return whether `stream` is a terminal that understands escape sequences."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def format_count(number: int) -> str:

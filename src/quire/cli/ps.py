@@ -5,13 +5,12 @@ Next to read: `../server/registration.py`.
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from typing import Any
 
-import click
 import psutil
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import VerbCommand, output_of
+from quire.cli.command import output_of, verb
 from quire.cli.server_client import ServerAnswerError, ServerClient, ServerUnreachableError
 from quire.cli.top_metrics import Metrics
 from quire.server.registration import ServerNote, find
@@ -20,25 +19,7 @@ PROBE_S = 2.0
 HEADER = ("PID", "MODEL", "URL", "STATE", "RUNNING", "WAITING", "MEMORY", "UP")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRow:
-    """The present state of one server. `running` and `waiting` are None where its metrics cannot be read."""
-
-    pid: int
-    model: str
-    url: str
-    state: str
-    running: int | None
-    waiting: int | None
-    memory_bytes: int
-    up_s: float
-    version: str
-
-
-EXAMPLES = ("quire ps", "quire ps --json")
-
-
-@click.command("ps", cls=VerbCommand, short_help="List the servers of this machine.", examples=EXAMPLES)
+@verb("ps", ("quire ps", "quire ps --json"))
 def ps_command() -> None:
     """List your servers on this machine.
 
@@ -48,37 +29,40 @@ def ps_command() -> None:
     output = output_of()
     rows = [look_at(note) for note in find()]
     if output.json:
-        output.result_json("quire.ps/1", {"servers": [asdict(row) for row in rows]})
+        output.result_json("quire.ps/1", {"servers": rows})
     elif not rows:
         output.note("no server runs here; start one with `quire serve`")
     else:
         output.table(HEADER, [_cells(row) for row in rows], right=frozenset({0, 4, 5, 6, 7}))
 
 
-def look_at(note: ServerNote) -> ServerRow:
-    """Ask a server for its state and metrics."""
+def look_at(note: ServerNote) -> dict[str, Any]:
+    """Ask a server for its state and metrics. `running` and `waiting` are None where its metrics cannot be read."""
     running = waiting = None
+    state = "ready"
     with ServerClient(note.url, read_s=PROBE_S) as client:
-        state = _state(client)
+        try:
+            client.get_text("/health/ready")
+        except ServerAnswerError as error:
+            state = error.code
+        except ServerUnreachableError:
+            state = "no answer"
         with contextlib.suppress(ServerUnreachableError, ServerAnswerError, ValueError):
             metrics = Metrics(client.get_text("/metrics"), time.monotonic())
             if "quire_requests_running" in metrics:
                 running = int(metrics.value("quire_requests_running"))
                 waiting = int(metrics.value("quire_requests_waiting"))
-    up_s = max(0.0, time.time() - note.started_s)
-    return ServerRow(
-        note.pid, note.model, note.url, state, running, waiting, memory_bytes(note.pid), up_s, note.version
-    )
-
-
-def _state(client: ServerClient) -> str:
-    try:
-        client.get_text("/health/ready")
-    except ServerAnswerError as error:
-        return error.code
-    except ServerUnreachableError:
-        return "no answer"
-    return "ready"
+    return {
+        "pid": note.pid,
+        "model": note.model,
+        "url": note.url,
+        "state": state,
+        "running": running,
+        "waiting": waiting,
+        "memory_bytes": memory_bytes(note.pid),
+        "up_s": max(0.0, time.time() - note.started_s),
+        "version": note.version,
+    }
 
 
 def memory_bytes(pid: int) -> int:
@@ -103,12 +87,8 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def _cells(row: ServerRow) -> list[str]:
-    return [
-        str(row.pid), row.model, row.url, row.state, _count(row.running), _count(row.waiting),
-        format_bytes(row.memory_bytes), format_duration(row.up_s),
-    ]  # fmt: skip
-
-
-def _count(number: int | None) -> str:
-    return "–" if number is None else str(number)
+def _cells(row: dict[str, Any]) -> list[str]:
+    texts = [
+        "–" if row[name] is None else str(row[name]) for name in ("pid", "model", "url", "state", "running", "waiting")
+    ]
+    return [*texts, format_bytes(row["memory_bytes"]), format_duration(row["up_s"])]

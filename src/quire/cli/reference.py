@@ -1,6 +1,7 @@
-"""Writes the command reference, `docs/cli.md`, from the Click commands themselves.
+"""Writes the generated part of the command reference, `docs/cli.md`, from the Click commands themselves.
 
-`python -m quire.cli.reference` writes it; with `--check` it exits 1 if the file is stale. Next to read: `main.py`.
+The text before and after that part is written by hand. `python -m quire.cli.reference` writes the page; with `--check`
+it exits 1 if the page is stale. Next to read: `main.py`.
 """
 
 import inspect
@@ -15,82 +16,28 @@ from quire.cli.exit_codes import MEANINGS
 from quire.cli.main import VERBS, cli
 
 PAGE = Path("docs/cli.md")
-HEADER = """# The `quire` command
-
-<!-- Written by `python -m quire.cli.reference`; a test fails when it is stale. Do not edit. -->
-
-The result of a verb goes to stdout; progress, notes and errors go to stderr. Every verb takes `--json` (one JSON
-object whose `schema` names its version), `-q`, `-v` (more notes; `-vv`: the debug log) and `--color`. An error is one
-line, `error[code]: message`. In the tables, values in brackets are defaults.
-
-Counts take a suffix: `2k` is 2000, `2K` is 2048, `M` likewise. Bytes: `512MiB`, `2GiB`, `1.5GB`. An option may also be
-set by its environment variable; the command line wins. Options that may be repeated are separated by commas there.
-"""
-OTHER_VARIABLES = {
-    "QUIRE_CACHE_DIR": "where fetched models are kept, instead of the user's cache directory",
-    "QUIRE_DEBUG": "`1` prints the traceback of an error",
-    "QUIRE_LOGGING_LEVEL": "log level on stderr: `DEBUG` (as `-vv`), `INFO`, `WARNING`, `ERROR`",
-    "QUIRE_TRACE": "`1` logs shapes, types and microseconds of each op that ran; `events` records them as events",
-    "QUIRE_KERNELS": "`reference`, or `op:reference`: runs the model op by op, with reference versions of kernels",
-    "QUIRE_ISA": "`scalar`, `avx2`, `avx512`, `avx512_bf16` or `amx`: instruction set of the native kernels",
-    "OMP_NUM_THREADS": "number of threads, instead of one per physical core",
-    "QUIRE_API_KEY": "the API keys that `quire serve` accepts, separated by commas; clients send the first",
-    "OPENAI_API_KEY": "the key that clients (`chat`, `batch`, `top`, …) send where `QUIRE_API_KEY` is not set",
-    "QUIRE_COLOR": "`always`, `never` or `auto`, as `--color`",
-    "NO_COLOR, FORCE_COLOR": "no colour, or colour also where there is no terminal",
-    "HF_HOME, HF_TOKEN, HF_HUB_OFFLINE": "the Hugging Face hub's own: cache, access token, no network",
-}
-
-
-FOOTER = """## Shell completion
-
-`quire completion bash`, `zsh` or `fish` prints a script that completes verbs and options. Load it in the start file:
-
-```sh
-eval "$(quire completion bash)"      # in ~/.bashrc
-eval "$(quire completion zsh)"       # in ~/.zshrc, after compinit
-quire completion fish | source       # in ~/.config/fish/config.fish
-```
-
-## OpenTelemetry
-
-`quire serve` sends a span per request, with its time in the queue, in prefill and in decode, to a collector that
-speaks OTLP over HTTP. Install the extra and name the collector; OpenTelemetry's other variables hold, too:
-
-```sh
-pip install 'quire[otel]'
-OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 OTEL_SERVICE_NAME=quire quire serve
-```
-
-A request with a `traceparent` header becomes part of that trace. Spans contain counts and times, never text.
-`OTEL_SDK_DISABLED=true` turns them off. Metrics are at `/metrics`, in Prometheus's format.
-"""
+BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 
 
 def render() -> str:
-    """Return the whole page."""
+    """Return the generated part: verbs, options and exit codes."""
     context = click.Context(cli, info_name="quire")
-    parts = [HEADER, "## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in VERBS])]
+    parts = ["\n## Verbs\n", _table(("verb", "what it does"), [_verb_row(name) for name in VERBS])]
     for name in VERBS:
         command = cli.get_command(context, name)
         assert isinstance(command, VerbCommand)
         parts.append(_verb_section(name, command, context))
     codes = [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
-    parts += ["## Exit codes\n", _table(("code", "meaning"), codes)]
-    variables = [(f"`{name}`".replace(", ", "`, `"), text) for name, text in OTHER_VARIABLES.items()]
-    parts += ["## Other environment variables\n", _table(("variable", "effect"), variables)]
-    return "\n".join([*parts, FOOTER])
+    return "\n".join([*parts, "## Exit codes\n", _table(("code", "meaning"), codes)])
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the page; returns the exit code."""
-    if arguments not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m quire.cli.reference [--check]\n")
-        return 2
-    if not arguments:
-        PAGE.write_text(render(), encoding="utf-8")
-    # Bytes: a page that is no text is stale like any other.
-    elif not PAGE.exists() or PAGE.read_bytes() != render().encode():
+    """Write the page, or check it with `--check`; returns the exit code."""
+    page = PAGE.read_text(encoding="utf-8")
+    fresh = page[: page.index(BEGIN) + len(BEGIN)] + render() + page[page.index(END) :]
+    if arguments != ["--check"]:
+        PAGE.write_text(fresh, encoding="utf-8")
+    elif page != fresh:
         sys.stderr.write(f"{PAGE} is stale: run python -m quire.cli.reference\n")
         return 1
     return 0

@@ -4,19 +4,20 @@ The engine runs in this process. Text goes to stdout, the line of statistics to 
 Next to read: `session.py`, `chat.py`.
 """
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.arguments import ModelAndText, prompt_form, read_prompt, split_arguments
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.arguments import prompt_form, read_prompt, split_arguments
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Chat
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output
 from quire.cli.session import (
-    DEFAULT_MAX_TOKENS,
-    EngineAnswerer,
     Generation,
+    ask_engine,
     chat_prompt,
     generate,
     open_engine,
@@ -42,12 +43,13 @@ EXAMPLES = (
     "quire run smollm2 --temperature 0 --max-tokens 64 < question.txt",
     'cat notes.txt | quire run ./model.gguf "Summarise this."',
 )
+TIMINGS = ("time_to_first_token_s", "decode_s", "total_s", "decode_tokens_per_s")
 
 
-@click.command("run", cls=VerbCommand, help=HELP, short_help="Answer one prompt, or chat.", examples=EXAMPLES)
+@verb("run", EXAMPLES, help=HELP)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
-@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message of the chat")
-@click.option("--raw", is_flag=True, cls=GroupedOption, help="continue the text itself, without the chat template")
+@option("--system", metavar="TEXT", help="system message of the chat")
+@option("--raw", is_flag=True, help="continue the text itself, without the chat template")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=frozenset({"seed"}))
 def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values: Any) -> None:
@@ -68,25 +70,21 @@ def run_command(words: tuple[str, ...], system: str | None, raw: bool, **values:
     try:
         with open_engine(options, output) as engine:
             if text is None:
-                from quire.cli.chat import Chat
-
-                Chat(EngineAnswerer(engine), output, chosen, system=system).loop()
+                ask = functools.partial(ask_engine, engine)
+                Chat(ask, lambda some: vars(sampling_params_for(engine, some)), output, chosen, system=system).loop()
                 return
-            prompt = _prompt(engine, text, system, raw=raw)
+            messages = [{"role": "system", "content": system}] if system else []
+            messages.append({"role": "user", "content": text})
+            prompt = {"prompt": text} if raw else chat_prompt(engine, messages)
             generation = _answer(engine, output, prompt, sampling_params_for(engine, chosen))
     except ModelNotFoundError as error:
-        raise _explained(error, arguments, words) from error
+        if len(words) != 1 or arguments.text is not None:
+            raise
+        raise ModelNotFoundError(f"{error.message}; {prompt_form(words[0])}") from error  # it may be a prompt
     if output.json:
         output.result_json("quire.run/1", {"model": options.model, **generation_json(generation)})
     if generation.interrupted:
         ctx.exit(ExitCode.INTERRUPTED)
-
-
-def _prompt(engine: "LLMEngine", text: str, system: str | None, *, raw: bool) -> dict[str, Any]:
-    if raw:
-        return {"prompt": text}
-    messages = [{"role": "system", "content": system}] if system else []
-    return chat_prompt(engine, [*messages, {"role": "user", "content": text}])
 
 
 def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params: SamplingParams) -> Generation:
@@ -104,28 +102,20 @@ def _answer(engine: "LLMEngine", output: Output, prompt: dict[str, Any], params:
     return generation
 
 
-def _explained(error: ModelNotFoundError, arguments: ModelAndText, words: tuple[str, ...]) -> ModelNotFoundError:
-    """Say how to make a single word the prompt that was taken for a model."""
-    if len(words) != 1 or arguments.text is not None:
-        return error
-    return ModelNotFoundError(f"{error.message}; {prompt_form(words[0])}")
-
-
 def generation_json(generation: Generation) -> dict[str, Any]:
     """Return the result of one request as it appears in JSON."""
     output = generation.output
-    first = output.outputs[0]
+    completions = [_completion_json(completion) for completion in output.outputs]
+    first = {name: completions[0][name] for name in ("text", "token_ids", "finish_reason", "stop_reason")}
     return {
-        "text": first.text,
-        "token_ids": list(first.token_ids),
-        "finish_reason": "abort" if generation.interrupted else first.finish_reason,
-        "stop_reason": first.stop_reason,
+        **first,
+        **({"finish_reason": "abort"} if generation.interrupted else {}),
         "prompt": output.prompt,
         "num_prompt_tokens": generation.num_prompt_tokens,
         "num_cached_tokens": output.num_cached_tokens,
         "num_generated_tokens": generation.num_generated_tokens,
-        "timings": generation.timings(),
-        "completions": [_completion_json(completion) for completion in output.outputs],
+        "timings": {name: getattr(generation, name) for name in TIMINGS},
+        "completions": completions,
         "prompt_logprobs": _logprobs_json(output.prompt_logprobs),
     }
 

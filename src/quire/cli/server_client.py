@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from quire.cli.command import option
 from quire.errors import ModelNotFoundError, QuireError, printable
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_HELP = f"the server  [the server of `quire ps`, else {DEFAULT_URL}; QUIRE_URL]"
+url_option = option("--url", envvar="QUIRE_URL", help=URL_HELP)
+served_model_option = option("--model", metavar="NAME", help="the model's name there  [the server's first]")
 CHAT_PATH = "/v1/chat/completions"
 KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
 CONNECT_S = 10.0
@@ -152,11 +155,11 @@ class ServerClient:
 
     def get_json(self, path: str) -> Any:
         """Return the JSON of a GET. Raises: ServerUnreachableError, ServerAnswerError."""
-        return _json(self._answer("GET", path, timeout=self._get_timeout))
+        return _json(self.get_text(path))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the JSON that answers a POST. Raises: ServerUnreachableError, ServerAnswerError."""
-        return _json(self._answer("POST", path, json=dict(body)))
+        return _json(self._answer("POST", path, json=dict(body)).text)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the events of a streamed answer. Closing the generator closes the connection: the server stops then.
@@ -203,9 +206,9 @@ def _reason(error: Exception) -> str:
     return "it was closed before the answer was complete" if is_closed else text
 
 
-def _json(response: "httpx2.Response") -> Any:
+def _json(text: str) -> Any:
     try:
-        return response.json()
+        return json.loads(text)
     except ValueError:
         raise ServerAnswerError(200, "the server's answer is not JSON: is it a server of models?", "not_json") from None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.chat import Message, Reply, statistics_line
+from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
 from quire.cli.progress import show_progress
 from quire.config import EngineOptions
@@ -24,8 +24,6 @@ from quire.weights.sources import resolve_source
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
-DEFAULT_MAX_TOKENS = 512
-"""Limit of an answer in `run` and in the chat if neither the user nor the model's generation config sets one."""
 _REQUEST_IDS = itertools.count()
 
 
@@ -64,15 +62,6 @@ class Generation:
             reason, self.num_prompt_tokens, self.output.num_cached_tokens, self.num_generated_tokens,
             self.time_to_first_token_s, self.decode_tokens_per_s, max_model_len, used,
         )  # fmt: skip
-
-    def timings(self) -> dict[str, float | None]:
-        """Return the times as they appear in JSON."""
-        return {
-            "time_to_first_token_s": self.time_to_first_token_s,
-            "decode_s": self.decode_s,
-            "total_s": self.total_s,
-            "decode_tokens_per_s": self.decode_tokens_per_s,
-        }
 
 
 @contextlib.contextmanager
@@ -163,23 +152,10 @@ def chat_prompt(engine: "LLMEngine", messages: Sequence[dict[str, Any]]) -> dict
     return {"prompt": chat.text, "prompt_token_ids": tokenizer.encode_chat(chat)}
 
 
-class EngineAnswerer:
-    """Answers a chat with the engine of this process; see `Answerer`."""
-
-    def __init__(self, engine: "LLMEngine") -> None:
-        self._engine = engine
-
-    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all sampling values. Raises: InvalidParameterError."""
-        return vars(sampling_params_for(self._engine, chosen))
-
-    def answer(self, messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]) -> Reply:
-        """Answer a conversation. Raises: RequestError, EngineError."""
-        params = sampling_params_for(self._engine, chosen)
-        generation = generate(self._engine, chat_prompt(self._engine, messages), params, on_text)
-        return Reply(
-            generation.output.outputs[0].text,
-            generation.statistics_line(self._engine.config.scheduler.max_model_len),
-            generation.total_s,
-            generation.interrupted,
-        )
+def ask_engine(
+    engine: "LLMEngine", messages: Sequence[Message], chosen: Mapping[str, Any], on_text: Callable[[str], None]
+) -> Reply:
+    """Answer a conversation of a chat. Raises: RequestError, EngineError."""
+    generation = generate(engine, chat_prompt(engine, messages), sampling_params_for(engine, chosen), on_text)
+    line = generation.statistics_line(engine.config.scheduler.max_model_len)
+    return Reply(generation.output.outputs[0].text, line, generation.total_s, generation.interrupted)

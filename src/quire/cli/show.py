@@ -1,19 +1,18 @@
 """`quire show`: architecture, sizes, tensor formats, tokenizer and origin of a model, from its files alone.
 
-Reads headers only; no weights, no torch. Next to read: `local_model.py`.
+Reads headers only; no weights, no torch. Next to read: `tokenize.py`.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.local_model import open_model, open_tokenizer
-from quire.cli.options import environment_name
+from quire.cli.command import option, output_of, verb
+from quire.cli.options import environment_name, revision_option
 from quire.cli.output import Output, format_count
+from quire.cli.progress import show_progress
 from quire.config import EngineOptions
 from quire.errors import QuireError
 
@@ -36,35 +35,49 @@ CONFIG_FIELDS = {
 """The shown fields of config.json, and their labels."""
 
 
-@click.command(
-    "show", cls=VerbCommand, help="Describe a model: architecture, sizes, tensors, tokenizer.",
-    examples=("quire show", "quire show ./model.gguf --tensors"),
-)  # fmt: skip
+@verb("show", ("quire show", "quire show ./model.gguf --tensors"))
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
-@click.option("--tensors", is_flag=True, cls=GroupedOption, help="list every tensor")
-@click.option("--template", is_flag=True, cls=GroupedOption, help="print the chat template only")
+@revision_option
+@option("--tensors", is_flag=True, help="list every tensor")
+@option("--template", is_flag=True, help="print the chat template only")
 def show_command(model: str, revision: str | None, tensors: bool, template: bool) -> None:
-    """Describe one model."""
+    """Describe a model: architecture, sizes, tensors, tokenizer."""
+    from quire.engine.tokenizer_source import load_tokenizer
+
     output = output_of()
     checkpoint = open_model(model, revision, output)
     if template and not output.json:
-        output.result(open_tokenizer(checkpoint).chat_template or "")
+        output.result(load_tokenizer(checkpoint, None).chat_template or "")
         return
+    value = describe(checkpoint)
+    listed = [
+        {"name": tensor.name, "shape": list(tensor.shape), "format": tensor.format, "num_bytes": tensor.num_bytes}
+        for tensor in checkpoint.tensors.values()
+    ]
     if output.json:
-        value = describe(checkpoint)
-        if tensors:
-            value["tensors"] = tensor_list(checkpoint)
-        output.result_json("quire.show/1", value)
+        output.result_json("quire.show/1", {**value, "tensors": listed} if tensors else value)
         return
-    _print(describe(checkpoint), output)
+    lines = _lines(value)
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        output.result(f"{name:<{width}}  {text}")
     if tensors:
         rows = [
-            [item["name"], "×".join(map(str, item["shape"])), item["format"], format_bytes(item["num_bytes"])]
-            for item in tensor_list(checkpoint)
+            [tensor.name, "×".join(map(str, tensor.shape)), tensor.format, format_bytes(tensor.num_bytes)]
+            for tensor in checkpoint.tensors.values()
         ]
         output.result()
         output.table(["tensor", "shape", "format", "size"], rows, right=frozenset({1, 3}))
+
+
+def open_model(name: str, revision: str | None, output: Output) -> "Checkpoint":
+    """Fetch the model if it is not there yet, and open its checkpoint; weights are not read. Raises: ModelError."""
+    from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.sources import resolve_source
+
+    with show_progress(output) as progress:
+        files = resolve_source(name, revision=revision, progress=progress)
+    return open_checkpoint(files)
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
@@ -90,18 +103,12 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     }
 
 
-def tensor_list(checkpoint: "Checkpoint") -> list[dict[str, Any]]:
-    """Return name, shape, format and size of every tensor, in the file's order."""
-    return [
-        {"name": tensor.name, "shape": list(tensor.shape), "format": tensor.format, "num_bytes": tensor.num_bytes}
-        for tensor in checkpoint.tensors.values()
-    ]
-
-
 def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return the tokenizer's facts, or its error: a broken tokenizer must not hide the rest."""
+    from quire.engine.tokenizer_source import load_tokenizer
+
     try:
-        tokenizer = open_tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint, None)
     except QuireError as error:
         return {"error": error.message}
     return {
@@ -113,34 +120,27 @@ def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
     }
 
 
-def _print(value: Mapping[str, Any], output: Output) -> None:
+def _lines(value: dict[str, Any]) -> dict[str, str]:
+    """Return the facts for people: labels and texts."""
     formats = [
         f"{name} {item['num_tensors']} tensors, {format_bytes(item['num_bytes'])}"
         for name, item in value["tensor_formats"].items()
     ]
     lines = {
-        "model": value["model"],
-        "origin": value["origin"],
-        "path": value["path"],
-        "format": value["format"],
+        **{name: value[name] for name in ("model", "origin", "path", "format")},
         "architecture": ", ".join(value["architectures"]) or "unknown",
         "parameters": f"{format_count(value['num_parameters'])} ({value['num_parameters']})",
         "weights": f"{format_bytes(value['num_bytes'])}: {'; '.join(formats)}",
         **{CONFIG_FIELDS[name]: str(item) for name, item in value["config"].items()},
         "RoPE scaling": str(value["rope_scaling"] or "none"),
         "generation": ", ".join(f"{name}={item}" for name, item in value["generation_config"].items()) or "no defaults",
-        **_tokenizer_lines(value["tokenizer"]),
     }
-    width = max(map(len, lines))
-    for name, text in lines.items():
-        output.result(f"{name:<{width}}  {text}")
-
-
-def _tokenizer_lines(tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    tokenizer = value["tokenizer"]
     if "error" in tokenizer:
-        return {"tokenizer": f"unusable: {tokenizer['error']}"}
+        return {**lines, "tokenizer": f"unusable: {tokenizer['error']}"}
     ends = f"BOS {tokenizer['bos_token_id']}, EOS {tokenizer['eos_token_id']}"
     return {
+        **lines,
         "tokenizer": f"{tokenizer['vocab_size']} tokens, {tokenizer['num_special_tokens']} special, {ends}",
         "chat template": "yes (--template prints it)" if tokenizer["has_chat_template"] else "none",
     }

@@ -1,6 +1,6 @@
 """`quire tokenize`: text, or a chat message rendered with the model's template, as token ids and pieces.
 
-Loads the tokenizer only, neither weights nor torch. Next to read: `local_model.py`.
+Loads the tokenizer only, neither weights nor torch. Next to read: `show.py`.
 """
 
 import json
@@ -9,41 +9,38 @@ from typing import TYPE_CHECKING
 import click
 
 from quire.cli.arguments import read_text, split_arguments
-from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.local_model import open_model, open_tokenizer
-from quire.cli.options import environment_name
+from quire.cli.command import option, output_of, verb
+from quire.cli.options import environment_name, revision_option
+from quire.cli.show import open_model
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
-HELP = """Show how text becomes tokens.
-
-Prints one line per token: its position, id, and text. Without TEXT, or with "-", standard input is read.
-A single argument is a MODEL if it is an alias, a path or a hub id, and otherwise the TEXT.
-"""
 EXAMPLES = ('quire tokenize "Hello world"', 'quire tokenize smollm2 --template --ids "Hi" ')
 
 
-@click.command("tokenize", cls=VerbCommand, help=HELP, short_help="Show how text becomes tokens.", examples=EXAMPLES)
+@verb("tokenize", EXAMPLES)
 @click.argument("words", nargs=-1, metavar="[MODEL] [TEXT]")
-@click.option("--template", is_flag=True, cls=GroupedOption, help="render TEXT as a user's message first")
-@click.option("--system", metavar="TEXT", cls=GroupedOption, help="system message, with --template")
-@click.option("--ids", is_flag=True, cls=GroupedOption, help="print the ids only, on one line")
-@click.option("--special/--no-special", default=True, cls=GroupedOption, help="add the model's BOS and EOS  [on]")
-@click.option(
-    "--model", "engine_model", envvar=environment_name("model"), cls=GroupedOption, metavar="TEXT",
-    help="the model  [smollm2; QUIRE_MODEL]",
-)  # fmt: skip
-@click.option("--revision", envvar=environment_name("revision"), cls=GroupedOption, metavar="TEXT", help="hub revision")
-@click.option(
-    "--tokenizer", envvar=environment_name("tokenizer"), cls=GroupedOption, metavar="PATH",
-    help="tokenizer file or directory, if not the model's",
-)  # fmt: skip
+@option("--template", is_flag=True, help="render TEXT as a user's message first")
+@option("--system", metavar="TEXT", help="system message, with --template")
+@option("--ids", is_flag=True, help="print the ids only, on one line")
+@option("--special/--no-special", default=True, help="add the model's BOS and EOS  [on]")
+@option("--model", "engine_model", envvar=environment_name("model"), metavar="TEXT",
+        help="the model  [smollm2; QUIRE_MODEL]")  # fmt: skip
+@revision_option
+@option("--tokenizer", envvar=environment_name("tokenizer"), metavar="PATH",
+        help="tokenizer file or directory, if not the model's")  # fmt: skip
 def tokenize_command(
     words: tuple[str, ...], template: bool, system: str | None, ids: bool, special: bool, engine_model: str | None,
     revision: str | None, tokenizer: str | None,
 ) -> None:  # fmt: skip
-    """Encode, and show each token."""
+    """Show how text becomes tokens.
+
+    Prints one line per token: its position, id, and text. Without TEXT, or with "-", standard input is read.
+    A single argument is a MODEL if it is an alias, a path or a hub id, and otherwise the TEXT.
+    """
+    from quire.engine.tokenizer_source import load_tokenizer
+
     output = output_of()
     arguments = split_arguments(words, {"model": engine_model}, what="text", plain_word_is_model=False)
     if system and not template:
@@ -51,7 +48,7 @@ def tokenize_command(
     text = read_text(arguments.text, missing=arguments.missing_text)
     if text is None:
         raise click.UsageError("no text: give one, or pipe it in")
-    encoder = open_tokenizer(open_model(arguments.model, revision, output), tokenizer)
+    encoder = load_tokenizer(open_model(arguments.model, revision, output), tokenizer)
     if template:
         messages = [{"role": "system", "content": system}] if system else []
         chat = encoder.render_chat([*messages, {"role": "user", "content": text}])

@@ -13,37 +13,37 @@ from dataclasses import asdict
 
 import click
 
-from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.output import Output, format_seconds
-from quire.cli.server_client import URL_HELP, ServerAnswerError, ServerClient, find_url
+from quire.cli.command import option, output_of, verb
+from quire.cli.output import Output, format_seconds, is_capable_terminal
+from quire.cli.server_client import ServerAnswerError, ServerClient, find_url, url_option
 from quire.cli.top_metrics import Load, Metrics, load_between
 
-HELP = """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
-
-Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
-"""
 EXAMPLES = ("quire top", "quire top --url http://127.0.0.1:8000 --once --json")
 BAR_CELLS = 20
 NOTHING = "–"
+CLEAR = "\x1b[H\x1b[2J"
+"""Escape sequences: the cursor to the first line, clear the screen."""
 
 
-@click.command("top", cls=VerbCommand, help=HELP, short_help="Watch a server.", examples=EXAMPLES)
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
-@click.option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S", cls=GroupedOption,
-              help="time between two readings  [1]")  # fmt: skip
-@click.option("--once", is_flag=True, cls=GroupedOption, help="show one interval, then end")
+@verb("top", EXAMPLES)
+@url_option
+@option("--interval-s", type=click.FloatRange(0.05, 3600), default=1.0, metavar="S",
+        help="time between two readings  [1]")  # fmt: skip
+@option("--once", is_flag=True, help="show one interval, then end")
 def top_command(url: str | None, interval_s: float, once: bool) -> None:
-    """Read, wait, read again."""
+    """Watch a server: tokens per second, requests, KV cache, cache hits, latency, preemptions, engine deaths.
+
+    Each view compares two readings of /metrics; "–" stands for a value without samples. q or Ctrl-C leaves.
+    """
     output = output_of()
     with ServerClient(find_url(url), read_s=10.0) as client, _keys() as wait_for_q:
         before = read_metrics(client)
-        with _view(output, client.url, live=not once) as show:
-            while not wait_for_q(interval_s):
-                after = read_metrics(client)
-                show(load_between(before, after))
-                before = after
-                if once:
-                    return
+        while not wait_for_q(interval_s):
+            after = read_metrics(client)
+            _show(load_between(before, after), output, client.url, live=not once)
+            before = after
+            if once:
+                return
 
 
 def read_metrics(client: ServerClient) -> Metrics:
@@ -59,49 +59,36 @@ def read_metrics(client: ServerClient) -> Metrics:
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits some seconds and returns True as soon as "q" is typed."""
-    if not sys.stdin.isatty():
-
-        def sleep(seconds: float) -> bool:
-            time.sleep(seconds)
-            return False
-
-        yield sleep
-        return
     import termios
     import tty
 
+    keys = [sys.stdin] if sys.stdin.isatty() else []
+
     def wait(seconds: float) -> bool:
         end_s = time.monotonic() + seconds
-        while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
+        while select.select(keys, [], [], max(0.0, end_s - time.monotonic()))[0]:
             typed = os.read(sys.stdin.fileno(), 64)
             if not typed or b"q" in typed.lower():
                 return True
         return False
 
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+    before = [termios.tcgetattr(key) for key in keys]
+    for key in keys:
+        tty.setcbreak(key)
     try:
         yield wait
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        for key, settings in zip(keys, before, strict=True):
+            termios.tcsetattr(key, termios.TCSADRAIN, settings)
 
 
-@contextlib.contextmanager
-def _view(output: Output, url: str, *, live: bool) -> Iterator[Callable[[Load], None]]:
+def _show(load: Load, output: Output, url: str, *, live: bool) -> None:
     if output.json:
-        yield lambda load: output.result_json("quire.top/1", {"url": url, **asdict(load)})
-    elif live and sys.stdout.isatty():
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        console = Console(file=sys.stdout, no_color=not output.wants_color(sys.stdout))
-        with Live(Text("…"), console=console, auto_refresh=False) as display:
-            yield lambda load: display.update(Text("\n".join(view_lines(load, url))), refresh=True)
-    elif live:
-        yield lambda load: output.result(summary(load))
+        output.result_json("quire.top/1", {"url": url, **asdict(load)})
+    elif live and not is_capable_terminal(sys.stdout):
+        output.result(summary(load))
     else:
-        yield lambda load: output.result("\n".join(view_lines(load, url)))
+        output.result((CLEAR if live else "") + "\n".join(view_lines(load, url)))
 
 
 def view_lines(load: Load, url: str) -> list[str]:

@@ -4,7 +4,6 @@ Next to read: `top.py`.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,10 +103,7 @@ def quantile(before: Metrics, after: Metrics, name: str, share: float) -> float 
     then, now = before.buckets(name), after.buckets(name)
     if any(count < then.get(bound, 0.0) for bound, count in now.items()):
         then = {}
-    return _interpolated({bound: count - then.get(bound, 0.0) for bound, count in now.items()}, share)
-
-
-def _interpolated(counts: Mapping[float, float], share: float) -> float | None:
+    counts = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
     total = max(counts.values(), default=0.0)
     if total <= 0:
         return None

@@ -44,11 +44,11 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             self.fail(error.message, param, ctx)
         except ValueError as error:
             self.fail(
-                str(error) if isinstance(error, _NamedError) else f"'{value}' is not {self._expected}", param, ctx
+                str(error) if isinstance(error, NamedValueError) else f"'{value}' is not {self._expected}", param, ctx
             )
 
 
-class _NamedError(ValueError):
+class NamedValueError(ValueError):
     """A ValueError whose message says everything."""
 
 
@@ -97,12 +97,12 @@ def _parse_structured(text: str) -> StructuredOutputsParams:
         fields = json.loads(source)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise _NamedError(f"'{text}' is neither a JSON object nor @FILE with one: {reason}") from None
+        raise NamedValueError(f"'{text}' is neither a JSON object nor @FILE with one: {reason}") from None
     names = StructuredOutputsParams.__dataclass_fields__
     unknown = [name for name in fields if name not in names] if isinstance(fields, dict) else [source]
     if unknown:
         example = '{"regex": "[0-9]+"}'
-        raise _NamedError(f"'{unknown[0]}' is not one of {', '.join(names)}, as in {example}")
+        raise NamedValueError(f"'{unknown[0]}' is not one of {', '.join(names)}, as in {example}")
     return StructuredOutputsParams(**fields)
 
 

@@ -8,14 +8,9 @@ import platform
 import click
 
 from quire import __version__
-from quire.cli.command import VerbCommand, output_of
+from quire.cli.command import output_of, verb
 from quire.cli.main import COMPLETION_VARIABLE
 
-COMPLETION_HELP = """Print the completion script of a shell.
-
-Load it in the shell's start file, as the examples do: ~/.bashrc, ~/.zshrc (after compinit),
-~/.config/fish/config.fish.
-"""
 COMPLETION_EXAMPLES = (
     'eval "$(quire completion bash)"', 'eval "$(quire completion zsh)"', "quire completion fish | source",
 )  # fmt: skip
@@ -23,11 +18,9 @@ PACKAGES = ("torch", "numpy", "tokenizers", "huggingface-hub")
 """Dependencies that results and speed depend on."""
 
 
-@click.command(
-    "version", cls=VerbCommand, help="Print the version.", examples=("quire version", "quire version --json")
-)
+@verb("version", ("quire version", "quire version --json"))
 def version_command() -> None:
-    """Print Quire's version; with `-v` and `--json` also those of Python and of the packages below it."""
+    """Print the version."""
     output = output_of()
     if output.json:
         output.result_json("quire.version/1", {"version": __version__, **_environment()})
@@ -52,25 +45,22 @@ def package_version(name: str) -> str | None:
         return None
 
 
-@click.command(
-    "completion",
-    cls=VerbCommand,
-    help=COMPLETION_HELP,
-    short_help="Print the completion script of a shell.",
-    examples=COMPLETION_EXAMPLES,
-)
+@verb("completion", COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-@click.pass_context
-def completion_command(ctx: click.Context, shell: str) -> None:
-    """Print Click's script for the shell."""
+def completion_command(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Load it in the shell's start file, as the examples do: ~/.bashrc, ~/.zshrc (after compinit),
+    ~/.config/fish/config.fish.
+    """
     from click.shell_completion import get_completion_class
 
+    output = output_of()
     found = get_completion_class(shell)
     assert found is not None
     # `source` of bash starts a bash to find its version, and only the version decides about a warning.
-    maker = found(ctx.find_root().command, {}, "quire", COMPLETION_VARIABLE)
+    maker = found(click.get_current_context().find_root().command, {}, "quire", COMPLETION_VARIABLE)
     script = maker.source_template % maker.source_vars()
-    output = output_of(ctx)
     if output.json:
         output.result_json("quire.completion/1", {"shell": shell, "script": script})
     else:
