@@ -39,6 +39,7 @@ class LLMEngine:
     Drive it with `add_request`, then `step` while `has_unfinished_requests()`. Each accepted request gets exactly
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own).
+    Set by a reader: `watcher` gets each step, before its STEP event; one step in `op_period` times its ops (0: none).
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class LLMEngine:
         self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
         self.startup_times: dict[str, float] = {}
+        self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
+        self.op_period = 0
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
         self._executor = executor
@@ -184,6 +187,8 @@ class LLMEngine:
         num_tokens = schedule.num_tokens * result.num_iterations
         has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
         self._pace.note(num_tokens, ended - started, num_iterations=result.num_iterations, has_prompts=has_prompts)
+        if self.watcher is not None:
+            self.watcher(schedule, result)
         if result.op_times:
             self.events.record(EventKind.OPS, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
@@ -205,6 +210,8 @@ class LLMEngine:
             if not schedule.scheduled:
                 break
             self._output_processor.note_scheduled(schedule.new_requests, self._clock())
+            if self.op_period and schedule.step_id % self.op_period == 0:
+                schedule = replace(schedule, times_ops=True)
             self._executor.submit(schedule)
             self._in_flight.append(schedule)
         self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1
