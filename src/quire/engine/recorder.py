@@ -161,5 +161,5 @@ class Recorder:
                 for request in running
             ],
             "num_waiting": scheduler.num_waiting,
-            "cached": [block for block in blocks.pool.free_ids() if blocks.cache.holds(block)],
+            "cached": blocks.cache.block_ids(),
         }

@@ -45,16 +45,16 @@ class RequestState:
 
 @dataclass(slots=True)
 class State:
-    """The engine after a step. `cached`: blocks without a request that still hold a prefix."""
+    """The engine after a step. `findable`: blocks that hold a prefix, whether a request uses them or not."""
 
     header: Line
     requests: dict[str, RequestState] = field(default_factory=dict)
-    cached: set[int] = field(default_factory=set)
+    findable: set[int] = field(default_factory=set)
 
     @classmethod
     def of_header(cls, header: Line) -> "State":
         """Return the state that a header line restates."""
-        state = cls(header, cached=set(header["cached"]))
+        state = cls(header, findable=set(header["cached"]))
         for item in header["requests"]:
             known = RequestState(item["id"], item["num_prompt_tokens"], item["num_tokens"], item["num_computed"])
             known.tables = copy.deepcopy(item["tables"])
@@ -72,15 +72,22 @@ class State:
             if block != NULL_BLOCK_ID
         )
 
+    @property
+    def cached(self) -> set[int]:
+        """Free blocks that hold a prefix."""
+        return self.findable - self.references.keys()
+
     def apply(self, line: Line) -> None:
         """Take up the next line. Mutates: the state."""
         kind = line["kind"]
         if kind == "step":
             self._apply_step(line)
         elif kind in ("finish", "preempt"):
-            self._release(line["id"])
+            self.requests.pop(line["id"], None)
+        elif kind == "cache":
+            self.findable.update(line["block_ids"])
         elif kind == "evict":
-            self.cached.difference_update(line["block_ids"])
+            self.findable.difference_update(line["block_ids"])
 
     def _apply_step(self, line: Line) -> None:
         for new in line.get("new_requests", ()):
@@ -94,24 +101,9 @@ class State:
                 continue
             for table, (start, block_ids) in zip(request.tables, share["tables"], strict=True):
                 table[start:] = block_ids
-                self.cached.difference_update(block_ids)
             num_new = len(share["new"])
             request.num_computed = share["start"] + share["count"] - share["drafts"] + max(0, num_new - 1)
             request.num_tokens = max(request.num_tokens, request.num_computed + (1 if num_new else 0))
-
-    def _release(self, request_id: str) -> None:
-        """Full blocks keep their content until they are evicted."""
-        request = self.requests.pop(request_id, None)
-        if request is None or not self.header["engine"]["caches_prefixes"]:
-            return
-        num_full = request.num_computed // self.header["engine"]["block_size"]
-        held = self.references
-        self.cached.update(
-            block
-            for table in request.tables
-            for block in table[:num_full]
-            if block != NULL_BLOCK_ID and block not in held
-        )
 
 
 @dataclass(slots=True)
