@@ -39,7 +39,8 @@ class LLMEngine:
     Drive it with `add_request`, then `step` while `has_unfinished_requests()`. Each accepted request gets exactly
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own).
-    Set by a reader: `watcher` gets each step, before its STEP event; one step in `op_period` times its ops (0: none).
+    Set by others: `observers` get the updates of requests that were given to `scheduler` directly (beam search);
+    `watcher` gets each step, before its STEP event; one step in `op_period` times its instructions (0: none).
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class LLMEngine:
         self._executor = executor
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
-        self._observers: dict[str, Observer] = {}
+        self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._num_idle_steps = 0
         self._clock = clock
@@ -138,16 +139,8 @@ class LLMEngine:
     def abort_all(self) -> None:
         """End every unfinished request, observed ones included."""
         self.abort_request(self._output_processor.request_ids)
-        self.scheduler.abort(list(self._observers))
-        self._observers.clear()
-
-    def observe(self, request_id: str, observer: Observer) -> None:
-        """Send the updates of a request that was given to `scheduler` directly to `observer` (beam search)."""
-        self._observers[request_id] = observer
-
-    def forget_observed(self, request_id: str) -> None:
-        """Send no more updates of this request."""
-        self._observers.pop(request_id, None)
+        self.scheduler.abort(list(self.observers))
+        self.observers.clear()
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
@@ -240,9 +233,9 @@ class LLMEngine:
         outputs, endings = self._output_processor.process(updates, now_s)
         for ending in endings:
             self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
-        if self._observers:
+        if self.observers:
             for update in updates:
-                observer = self._observers.get(update.request.request_id)
+                observer = self.observers.get(update.request.request_id)
                 if observer is not None:
                     observer(update)
         return self.take_ended() + outputs
@@ -252,8 +245,8 @@ class LLMEngine:
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs, sequence_ids = self.take_ended(), list(self._observers)
-        self._observers.clear()
+        outputs, sequence_ids = self.take_ended(), list(self.observers)
+        self.observers.clear()
         for request_id in self._output_processor.request_ids:
             sequence_ids += self._output_processor.sequence_ids(request_id)
             outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error.message))
