@@ -23,7 +23,9 @@ async def read_lines(reader: asyncio.StreamReader, until: str) -> list[dict[str,
     """Event lines up to the first that contains `until`."""
     lines = []
     while True:
-        row = (await asyncio.wait_for(reader.readline(), 20)).decode().rstrip("\n")
+        data = await asyncio.wait_for(reader.readline(), 20)
+        assert data, "the server closed the stream"
+        row = data.decode().rstrip("\n")
         if row.startswith("data: "):
             lines.append(json.loads(row.removeprefix("data: ")))
             if until in row:
@@ -53,13 +55,15 @@ def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request() -> No
 def test_second_watcher_gets_a_header_of_its_own_and_the_first_one_reads_on() -> None:
     async def scenario() -> None:
         async with serving(next_token=saying("Hello")) as server:
-            first, _ = await watch(server)
+            first, first_writer = await watch(server)
             await read_lines(first, "quire_trace")
-            second, _ = await watch(server)
+            second, second_writer = await watch(server)
             await read_lines(second, "quire_trace")
             await server.chat()
             for reader in (first, second):
-                assert (await read_lines(reader, '"finish"'))[-1]["num_output_tokens"] == 4  # the largest that the chat asks for
+                assert (await read_lines(reader, '"finish"'))[-1]["num_output_tokens"] == 4
+            for writer in (first_writer, second_writer):
+                writer.close()
 
     asyncio.run(scenario())
 
@@ -93,7 +97,8 @@ def test_stream_needs_the_key_of_the_server() -> None:
     async def scenario() -> None:
         async with serving(keys=KeyRing({"secret": "ann"})) as server:
             assert (await server.answer("GET", "/xray/events")).status == 401
-            reader, _ = await watch(server, headers="Authorization: Bearer secret\r\n")
+            reader, writer = await watch(server, headers="Authorization: Bearer secret\r\n")
             await read_lines(reader, "quire_trace")
+            writer.close()
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.server.errors import ApiError
 from quire.server.state import ServerState, state_of
-from quire.server.streaming import EventStream
+from quire.server.streaming import EventStream, EventWriter
 
 router = APIRouter()
 MAX_OP_PERIOD = 1 << 20
@@ -25,7 +25,7 @@ async def events(request: Request) -> Response:
     value = request.query_params.get("op_period", "0")
     if not value.isascii() or not value.isdigit() or int(value) > MAX_OP_PERIOD:
         raise ApiError(400, f"op_period={value!r} is not a whole number in 0 … {MAX_OP_PERIOD}", param="op_period")
-    return EventStream(_stream(state_of(request), int(value)))
+    return EventStream(_stream(state_of(request), int(value)), EventWriter().failed)
 
 
 async def _stream(state: ServerState, op_period: int) -> AsyncGenerator[bytes, None]:
