@@ -25,7 +25,8 @@ class EventKind(enum.Enum):
     ALLOCATE = "allocate"  # block_ids
     SHARE = "share"  # block_ids (prefix hit or fork)
     COPY = "copy"  # source_id, target_id
-    EVICT = "evict"  # block_ids
+    CACHE = "cache"  # block_ids that became findable by their prefix
+    EVICT = "evict"  # block_ids that no longer are
     PREEMPT = "preempt"  # num_computed_tokens
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"

@@ -241,6 +241,7 @@ class SchedulerOutput:
     """Forget these, before anything else: they finished or were aborted. An id may be forgotten and new in one step."""
     forgets_all: bool = False
     """Forget every request and every step submitted before: a step was lost."""
+    times_ops: bool = False  # the result has `op_times`
 
     @property
     def num_tokens(self) -> int:

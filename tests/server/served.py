@@ -53,8 +53,9 @@ class ThreadedEngineClient(EngineClient):
 
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
-        await asyncio.get_running_loop().create_connection(lambda: _EngineProtocol(self), sock=ours)
-        self.last_heard_s = asyncio.get_running_loop().time()
+        event_loop = asyncio.get_running_loop()
+        self._transport, _ = await event_loop.create_connection(lambda: _EngineProtocol(self), sock=ours)
+        self.last_heard_s = event_loop.time()
         self.ready = Ready(self.engine.config, {})
 
     async def stop(self) -> None:

@@ -42,6 +42,8 @@ VERBS: dict[str, Verb] = {
     "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
+    "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
+    "view": Verb("See inside", "quire.cli.view", "Draw one step: mask, blocks, time, instructions."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
     "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),

@@ -176,6 +176,15 @@ class ServerClient:
                 if line.startswith("data:"):
                     yield _event(data)
 
+    def event_lines(self, path: str) -> Generator[str, None, None]:
+        """Yield the data lines of server-sent events; "" for a comment. Raises: as `stream`."""
+        with self._errors_named(), self._http.stream("GET", path) as response:
+            if response.status_code != 200:
+                raise ServerAnswerError.of(response.status_code, response.read())
+            for line in response.iter_lines():
+                if line.startswith(("data: ", ":")):
+                    yield line.removeprefix("data: ") if line[0] == "d" else ""
+
     def _answer(self, method: str, path: str, **settings: Any) -> "httpx2.Response":
         with self._errors_named():
             response = self._http.request(method, path, **settings)

@@ -93,7 +93,7 @@ class BeamSearch:
     def cancel(self) -> None:
         """Free all beams."""
         for beam in self._live:
-            self._engine.forget_observed(beam.request.request_id)
+            self._engine.observers.pop(beam.request.request_id, None)
         self._engine.scheduler.abort([beam.request.request_id for beam in self._live])
         self._live = []
 
@@ -118,7 +118,7 @@ class BeamSearch:
                 beam.report = update.result.logprobs[0]
 
         self._live.append(beam)
-        self._engine.observe(beam.request.request_id, report)
+        self._engine.observers[beam.request.request_id] = report
 
     def _choose(self) -> list[_Continuation]:
         """The best `beam_width` continuations that go on; those that end are moved to the completed set."""
@@ -171,7 +171,7 @@ class BeamSearch:
                 self._live.append(beam)
 
     def _drop(self, beam: _Beam) -> None:
-        self._engine.forget_observed(beam.request.request_id)
+        self._engine.observers.pop(beam.request.request_id, None)
         self._engine.scheduler.finish(beam.request.request_id, RequestStatus.FINISHED_STOPPED)
 
     def _finish(self) -> None:

@@ -39,6 +39,8 @@ class LLMEngine:
     Drive it with `add_request`, then `step` while `has_unfinished_requests()`. Each accepted request gets exactly
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
     `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own).
+    Set by others: `observers` get the updates of requests that were given to `scheduler` directly (beam search);
+    `watcher` gets each step, before its STEP event; one step in `op_period` times its instructions (0: none).
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class LLMEngine:
         self.scheduler = Scheduler(config.scheduler, self.events, clock) if scheduler is None else scheduler
         self.input_processor = InputProcessor(config, tokenizer, clock, grammars)
         self.startup_times: dict[str, float] = {}
+        self.watcher: Callable[[SchedulerOutput, StepResult], None] | None = None
+        self.op_period = 0
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
         self._executor = executor
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
-        self._observers: dict[str, Observer] = {}
+        self.observers: dict[str, Observer] = {}
         self._ended: list[Output] = []
         self._num_idle_steps = 0
         self._clock = clock
@@ -135,16 +139,8 @@ class LLMEngine:
     def abort_all(self) -> None:
         """End every unfinished request, observed ones included."""
         self.abort_request(self._output_processor.request_ids)
-        self.scheduler.abort(list(self._observers))
-        self._observers.clear()
-
-    def observe(self, request_id: str, observer: Observer) -> None:
-        """Send the updates of a request that was given to `scheduler` directly to `observer` (beam search)."""
-        self._observers[request_id] = observer
-
-    def forget_observed(self, request_id: str) -> None:
-        """Send no more updates of this request."""
-        self._observers.pop(request_id, None)
+        self.scheduler.abort(list(self.observers))
+        self.observers.clear()
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration: a message waits. For any thread."""
@@ -184,6 +180,8 @@ class LLMEngine:
         num_tokens = schedule.num_tokens * result.num_iterations
         has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
         self._pace.note(num_tokens, ended - started, num_iterations=result.num_iterations, has_prompts=has_prompts)
+        if self.watcher is not None:
+            self.watcher(schedule, result)
         if result.op_times:
             self.events.record(EventKind.OPS, step_id=schedule.step_id, ops=result.op_times)
         self.events.record(
@@ -205,6 +203,8 @@ class LLMEngine:
             if not schedule.scheduled:
                 break
             self._output_processor.note_scheduled(schedule.new_requests, self._clock())
+            if self.op_period and schedule.step_id % self.op_period == 0:
+                schedule = replace(schedule, times_ops=True)
             self._executor.submit(schedule)
             self._in_flight.append(schedule)
         self._num_idle_steps = 0 if self._in_flight else self._num_idle_steps + 1
@@ -233,9 +233,9 @@ class LLMEngine:
         outputs, endings = self._output_processor.process(updates, now_s)
         for ending in endings:
             self.scheduler.finish(ending.sequence_id, ending.status, ending.stop_string)
-        if self._observers:
+        if self.observers:
             for update in updates:
-                observer = self._observers.get(update.request.request_id)
+                observer = self.observers.get(update.request.request_id)
                 if observer is not None:
                     observer(update)
         return self.take_ended() + outputs
@@ -245,8 +245,8 @@ class LLMEngine:
         self.dead_error = EngineDeadError(f"the engine stopped after {type(cause).__name__}: {cause}")
         self.dead_error.__cause__ = cause
         now_s = self._clock()
-        outputs, sequence_ids = self.take_ended(), list(self._observers)
-        self._observers.clear()
+        outputs, sequence_ids = self.take_ended(), list(self.observers)
+        self.observers.clear()
         for request_id in self._output_processor.request_ids:
             sequence_ids += self._output_processor.sequence_ids(request_id)
             outputs.append(self._output_processor.end(request_id, "error", now_s, self.dead_error.message))

@@ -17,7 +17,12 @@ from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
 
 
 class Forward(Protocol):
-    """Computes one step after another; hidden states of a step stay until the next."""
+    """Computes one step after another; hidden states of a step stay until the next.
+
+    Attributes: `times_ops`: time each instruction of the next calls.
+    """
+
+    times_ops: bool
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """Compute hidden states and fill the KV cache.
@@ -50,6 +55,7 @@ class EagerForward:
         self._block_size = block_size
         self._device = device
         self._hidden = torch.empty(0)
+        self.times_ops = False  # only a plan has instructions
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
         """See `Forward`."""
@@ -81,6 +87,7 @@ class PlannedForward:
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         setting = trace_setting()
+        self.times_ops = False
         self._is_traced, self._is_logged = setting in ("1", "events"), setting == "1"
         self._op_times: list[OpTime] = []
 
@@ -129,7 +136,7 @@ class PlannedForward:
         logit_rows: NDArray[np.int32],
     ) -> None:
         assert self._tables is not None
-        if not self._is_traced:
+        if not (self._is_traced or self.times_ops):
             self._planned.run(parts, rows, starts, counts, logit_rows, *self._tables)
             return
         times = self._planned.run_timed(parts, rows, starts, counts, logit_rows, *self._tables)

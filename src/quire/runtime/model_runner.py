@@ -89,6 +89,7 @@ class ModelRunner:
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
         started = time.monotonic()
+        self.forward.times_ops = output.times_ops
         first_rows = range(len(layout.sampled)) if layout.logit_index is None else layout.logit_index
         yields = [
             _Yield(state, sampling, first_row, item.draft_token_ids)

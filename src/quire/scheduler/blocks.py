@@ -177,29 +177,32 @@ class BlockManager:
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
         chain = self._chain(request, num_full)
-        for index in self.token_groups:
-            table = owned.tables[index]
-            for at in range(owned.num_registered, num_full):
-                if table[at] != NULL_BLOCK_ID:
-                    self.cache.register(index, chain.digests[at], chain.contents[at], table[at])
+        cached = [
+            block_id
+            for index in self.token_groups
+            for at in range(owned.num_registered, num_full)
+            if (block_id := owned.tables[index][at]) != NULL_BLOCK_ID
+            and self.cache.register(index, chain.digests[at], chain.contents[at], block_id)
+        ]
+        if cached:
+            self._record(EventKind.CACHE, request.request_id, block_ids=tuple(cached))
         owned.num_registered = num_full
 
     def forget_prefixes(self, request_id: str) -> None:
         """Take all blocks of a request out of the prefix cache: their content is not to be trusted."""
         owned = self.owned[request_id]
-        for block_id in owned.block_ids():
-            self.cache.forget(block_id)
+        block_ids = list(owned.block_ids())
         if self.state_groups and (chain := self._chains.get(request_id)):
             for digest, content in zip(chain.digests, chain.contents, strict=True):
-                for index in self.state_groups:
-                    if (checkpoint := self.cache.find(index, digest, content)) is not None:
-                        self.cache.forget(checkpoint)
+                found = (self.cache.find(index, digest, content) for index in self.state_groups)
+                block_ids += [checkpoint for checkpoint in found if checkpoint is not None]
+        self._evict(block_ids)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while any block is in use."""
         if self.pool.num_free != self.pool.num_usable:
             return False
-        self.cache.clear()
+        self._evict(self.cache.block_ids())
         return True
 
     # --- Taking blocks --------------------------------------------------------------------------
@@ -360,7 +363,8 @@ class BlockManager:
                 at = kept.position // self._block_size - 1
                 chain = self._chain(request, at + 1)
                 for index, block_id in kept.block_ids.items():
-                    self.cache.register(index, chain.digests[at], chain.contents[at], block_id)
+                    if self.cache.register(index, chain.digests[at], chain.contents[at], block_id):
+                        self._record(EventKind.CACHE, request.request_id, block_ids=(block_id,))
             for block_id in kept.block_ids.values():
                 self._release(block_id)
 
@@ -399,10 +403,13 @@ class BlockManager:
 
     def _take(self, count: int) -> list[int]:
         block_ids = self.pool.take(count)
+        self._evict(block_ids)
+        return block_ids
+
+    def _evict(self, block_ids: Iterable[int]) -> None:
         evicted = tuple(block_id for block_id in block_ids if self.cache.forget(block_id))
         if evicted:
             self._record(EventKind.EVICT, "", block_ids=evicted)
-        return block_ids
 
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, holds_prefix=self.cache.holds(block_id))

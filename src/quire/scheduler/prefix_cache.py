@@ -81,12 +81,14 @@ class PrefixCache:
             return None
         return block_id
 
-    def register(self, group_index: int, digest: bytes, content: bytes, block_id: int) -> None:
-        """Make a computed block findable. The first block with a prefix keeps it: tables never change by this."""
+    def register(self, group_index: int, digest: bytes, content: bytes, block_id: int) -> bool:
+        """Make a computed block findable; False if it was, or another block has the prefix: tables never change."""
         key = (group_index, digest)
-        if key not in self._block_ids and block_id not in self._entries:
-            self._block_ids[key] = block_id
-            self._entries[block_id] = _Entry(group_index, digest, content)
+        if key in self._block_ids or block_id in self._entries:
+            return False
+        self._block_ids[key] = block_id
+        self._entries[block_id] = _Entry(group_index, digest, content)
+        return True
 
     def forget(self, block_id: int) -> bool:
         """Drop the block's prefix because its content will be overwritten. Returns: whether it had one."""
@@ -96,10 +98,9 @@ class PrefixCache:
         del self._block_ids[entry.group_index, entry.digest]
         return True
 
-    def clear(self) -> None:
-        """Forget every prefix."""
-        self._block_ids.clear()
-        self._entries.clear()
+    def block_ids(self) -> tuple[int, ...]:
+        """All blocks that can be found."""
+        return tuple(self._entries)
 
     def group_of(self, block_id: int) -> int | None:
         """Group of the layers that the block was cached for; None if it holds no prefix."""

@@ -33,6 +33,7 @@ class ServerOptions:
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"
     )
+    xray_text: bool = option(False, "send prompts and answers to the live view too, not only numbers", group="access")
     insecure: bool = option(False, "allow a public address without an API key", group="access")
     allowed_hosts: Sequence[str] = option((), "host name that clients may call the server by", group="access")
     allowed_origins: Sequence[str] = option(

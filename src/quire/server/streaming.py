@@ -5,7 +5,7 @@ the same cores that compute: one update of the engine is one `send`. Next to rea
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -17,7 +17,7 @@ from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, ClientDisconnected
 from quire.server.generation import generate, until_disconnect
 from quire.server.request_record import record_of
-from quire.server.state import state_of
+from quire.server.state import ServerState, state_of
 from quire.types import Request as EngineRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -56,17 +56,18 @@ class EventWriter:
 
 
 class EventStream(Response):
-    """Computes prepared requests and sends each update when it comes.
+    """Sends events as they come.
 
-    The opening waits for the first update: until then an error is an ordinary answer, afterwards an event. When the
-    client disconnects, also while it does not read, the requests are aborted at once.
+    An error before the first event is an ordinary answer; afterwards `failed` makes an event of it. When the client
+    disconnects, also while it does not read, the generator is closed at once.
     """
 
-    def __init__(self, request: Request, requests: Sequence[EngineRequest], writer: EventWriter) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], failed: Callable[[ApiError], bytes]
+    ) -> None:
         super().__init__()
-        self._state = state_of(request)
-        self._updates = generate(self._state, requests, record_of(request), streams=True)
-        self._writer = writer
+        self._events = events
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -76,7 +77,7 @@ class EventStream(Response):
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
         try:
-            async with aclosing(self._events()) as events:
+            async with aclosing(self._events) as events:
                 async for data in events:
                     if not has_started:
                         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -88,20 +89,31 @@ class EventStream(Response):
             answer = ApiError.of(error)
             if not has_started:
                 return await answer.response()(scope, receive, send)
-            await send({"type": "http.response.body", "body": self._writer.failed(answer), "more_body": True})
+            await send({"type": "http.response.body", "body": self._failed(answer), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        data = self._writer.opening()
-        async with aclosing(self._updates) as updates:
-            async for index, update in updates:
-                if update.prompt_logprobs is None:
-                    data += self._writer.of(index, update)
-                else:  # may be tens of thousands of numbers: other streams would wait
-                    data += await self._state.supervisor.front_end.run(self._writer.of, index, update)
-                if data:
-                    yield data
-                data = b""
-        data += self._writer.closing()
-        if data:
-            yield data
+
+def stream_answer(request: Request, requests: Sequence[EngineRequest], writer: EventWriter) -> EventStream:
+    """Return the answer that computes prepared requests and sends each update when it comes."""
+    state = state_of(request)
+    updates = generate(state, requests, record_of(request), streams=True)
+    return EventStream(_written(state, updates, writer), writer.failed)
+
+
+async def _written(
+    state: ServerState, updates: AsyncGenerator[tuple[int, RequestUpdate], None], writer: EventWriter
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of updates. The opening waits for the first update: until then an error is an ordinary answer."""
+    data = writer.opening()
+    async with aclosing(updates) as received:
+        async for index, update in received:
+            if update.prompt_logprobs is None:
+                data += writer.of(index, update)
+            else:  # may be tens of thousands of numbers: other streams would wait
+                data += await state.supervisor.front_end.run(writer.of, index, update)
+            if data:
+                yield data
+            data = b""
+    data += writer.closing()
+    if data:
+        yield data

@@ -25,6 +25,7 @@ from quire.engine.process.messages import (
     Failure,
     FrameReader,
     FromEngine,
+    Lines,
     Ping,
     Pong,
     Ready,
@@ -34,9 +35,11 @@ from quire.engine.process.messages import (
     Submit,
     ToEngine,
     Updates,
+    Watch,
     frame,
 )
 from quire.engine.process.statistics import Meter
+from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.outputs import RequestOutput
 
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 RECEIVE_BYTES = 1 << 18
 WARM_UP_TOKENS = 512
+LINES_EVERY_S = 0.05
+"""Shortest time between two messages of event lines."""
 
 
 class Channel:
@@ -85,6 +90,8 @@ class EngineLoop:
         self._driver = EngineDriver(engine, self._deliver)
         self._deltas = DeltaEncoder()
         self._meter = Meter(engine)
+        self._recorder: Recorder | None = None
+        self._lines_sent_s = 0.0
         self._deadlines_s: dict[str, float] = {}
         """Requests that must be scheduled before a time of the monotonic clock."""
 
@@ -104,6 +111,8 @@ class EngineLoop:
                         self._prepare(message)
                     elif isinstance(message, Abort):
                         self._driver.post(partial(self._abort, message.request_ids))
+                    elif isinstance(message, Watch):
+                        self._driver.post(partial(self._watch, message))
         finally:
             # However it ends: an engine without a client must not look alive.
             self._driver.stop()
@@ -148,8 +157,21 @@ class EngineLoop:
             self._deadlines_s.pop(request_id, None)
         self._engine.abort_request(request_ids)
 
+    def _watch(self, message: Watch) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        if message.is_wanted:
+            self._recorder = Recorder(self._engine, op_period=message.op_period, with_text=message.with_text)
+            self._channel.send(Lines(self._recorder.take()))
+
     def _deliver(self, outputs: "list[Output]") -> None:
         self._send([self._deltas.encode(output) for output in outputs])
+        if self._recorder is not None:
+            now_s = time.monotonic()
+            if now_s - self._lines_sent_s >= LINES_EVERY_S or not self._engine.has_unfinished_requests():
+                self._lines_sent_s = now_s
+                self._channel.send(Lines(self._recorder.take()))
         for request_id in self._meter.admitted_ids:
             self._deadlines_s.pop(request_id, None)
         now_s = time.monotonic()

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -20,6 +20,7 @@ from quire.engine.process.messages import (
     Abort,
     FrameReader,
     FromEngine,
+    Lines,
     Ping,
     Pong,
     Ready,
@@ -28,12 +29,16 @@ from quire.engine.process.messages import (
     Submit,
     ToEngine,
     Updates,
+    Watch,
     frame,
 )
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError
 
 REAP_CHECK_S = 0.01
+MAX_UNREAD_LINES = 64
+"""Messages of event lines that a watcher may leave unread; then it is cut off."""
+WATCH_PAUSE_S = 1.0
 KILL_AFTER_S = 5.0
 """Time that a process may take to end after its socket is closed: a step of long prompts takes a second."""
 
@@ -56,6 +61,7 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._streams: dict[str, RequestStream] = {}
+        self._watchers: set[asyncio.Queue[bytes]] = set()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._ping_ids = itertools.count()
         self._is_stopping = False
@@ -176,6 +182,40 @@ class EngineClient:
             if self.dead_error is None:
                 self._send(Abort([stream.request_id]))
 
+    async def watch(self, *, op_period: int = 0, with_text: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the engine's event lines until the caller closes the generator, reads too slowly, or the engine ends.
+
+        Yields nothing but `b""` after each second without events.
+
+        Every new watcher makes the engine send a header to all, which restates the whole state. The options of the last
+        one hold. Raises: EngineDeadError.
+        """
+        self._check_alive()
+        queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD_LINES)
+        self._watchers.add(queue)
+        self._send(Watch(True, op_period, with_text))
+        try:
+            has_header = False
+            while queue in self._watchers or not queue.empty():
+                try:
+                    data = await asyncio.wait_for(queue.get(), WATCH_PAUSE_S)
+                except TimeoutError:
+                    data = b""
+                has_header = has_header or data.startswith(b'{"quire_trace"')
+                if not data or has_header:  # lines for an earlier watcher may come before
+                    yield data
+        finally:
+            self._watchers.discard(queue)
+            if not self._watchers and self.dead_error is None:
+                self._send(Watch(False))
+
+    def _received_lines(self, data: bytes) -> None:
+        for queue in tuple(self._watchers):
+            if queue.full():
+                self._watchers.remove(queue)
+            else:
+                queue.put_nowait(data)
+
     async def ping(self) -> None:
         """Wait for a sign of life. Raises: EngineDeadError."""
         self._check_alive()
@@ -212,6 +252,8 @@ class EngineClient:
                     stream.put(update)
                     if stream.is_cut:
                         self.abort(stream)
+        elif isinstance(message, Lines):
+            self._received_lines(message.data)
         elif isinstance(message, Pong):
             pong = self._pings.get(message.ping_id)
             if pong is not None and not pong.done():
@@ -231,6 +273,10 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(error.message))
+        for queue in tuple(self._watchers):
+            self._watchers.remove(queue)
+            if queue.empty():
+                queue.put_nowait(b"")  # wakes its reader
         for pong in self._pings.values():
             if not pong.done():
                 pong.set_exception(EngineDeadError(error.message))

@@ -67,7 +67,15 @@ class Ping(msgspec.Struct, tag="ping", array_like=True):
     ping_id: int
 
 
-ToEngine = Start | Submit | Abort | Ping
+class Watch(msgspec.Struct, tag="watch", array_like=True):
+    """Send `Lines` of the event log from now on, or no longer; the first begin with a new header. See `Recorder`."""
+
+    is_wanted: bool
+    op_period: int = 0
+    with_text: bool = False
+
+
+ToEngine = Start | Submit | Abort | Ping | Watch
 
 
 # --- From the engine --------------------------------------------------------------------------
@@ -192,7 +200,13 @@ class Pong(msgspec.Struct, tag="pong", array_like=True):
     ping_id: int
 
 
-FromEngine = Ready | Refused | Updates | Pong
+class Lines(msgspec.Struct, tag="lines", array_like=True):
+    """JSON lines of a `Recorder`."""
+
+    data: bytes
+
+
+FromEngine = Ready | Refused | Updates | Pong | Lines
 
 
 # --- Frames -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
-from quire.server.streaming import EventStream
+from quire.server.streaming import stream_answer
 from quire.server.tools import ToolReader, ToolUse, fields_of, plan_tools, read_message
 
 router = APIRouter()
@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     job = await prepare(request, body, prepare_chat, n=body.n or 1)
     if body.stream:
-        return EventStream(request, job.requests, _ChatChunks(job))
+        return stream_answer(request, job.requests, _ChatChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 

@@ -18,7 +18,7 @@ from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
-from quire.server.streaming import EventStream
+from quire.server.streaming import stream_answer
 
 router = APIRouter()
 KIND = "text_completion"
@@ -30,7 +30,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     job = await prepare(request, body, _prepare, num_prompts=len(prompt_list(body.prompt)), n=body.n or 1)
     if body.stream:
-        return EventStream(request, job.requests, _CompletionChunks(job))
+        return stream_answer(request, job.requests, _CompletionChunks(job))
     return await answer(request, job.requests, lambda results: _written(job, results))
 
 

@@ -21,7 +21,7 @@ from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState
-from quire.server.streaming import EventStream, EventWriter, event
+from quire.server.streaming import stream_answer, EventWriter, event
 from quire.server.tools import ToolReader
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
@@ -35,7 +35,7 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     job = await prepare(request, body, prepare_response, n=1)
     if body.stream:
-        return EventStream(request, job.chat.requests, _ResponseEvents(job))
+        return stream_answer(request, job.chat.requests, _ResponseEvents(job))
     return await answer(request, job.chat.requests, lambda results: _written(job, results))
 
 

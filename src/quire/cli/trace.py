@@ -1,0 +1,146 @@
+"""`quire trace`: records the engine's event log, of a prompt or of a running server, and converts recordings.
+
+Next to read: `../engine/recorder.py`, `../insight/trace.py`, `../insight/chrome.py`.
+"""
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from quire.cli.arguments import read_prompt, split_arguments
+from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.options import chosen_options, option_flags
+from quire.cli.output import Output
+from quire.cli.server_client import URL_HELP, ServerClient, find_url
+from quire.config import EngineOptions
+from quire.sampling_params import SamplingParams
+
+SUFFIXES = (".jsonl", ".json", ".html")
+DEFAULT_MAX_TOKENS = 32
+OPS_OF_STEPS = 8
+HELP = f"""Record what the engine does, step by step, or make a timeline of a recording.
+
+The model answers PROMPT in this process, with {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise; or with
+--attach a running server is recorded until Ctrl-C or for --seconds. With a recording (.jsonl) in place of a PROMPT it is
+converted. The name of the output decides its form: .jsonl is the recording itself, .json a timeline for Perfetto or
+chrome://tracing, .html a page that opens without a network.
+"""
+EXAMPLES = (
+    'quire trace "Why is the sky blue?" -o sky.jsonl',
+    "quire trace sky.jsonl -o sky.json",
+    "quire trace --attach --seconds 10 -o load.html",
+)
+
+
+@click.command(
+    "trace", cls=VerbCommand, help=HELP, short_help="Record what the engine does; make a timeline.", examples=EXAMPLES
+)
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT] | RECORDING")
+@click.option("-o", "--output", "path", cls=GroupedOption, default="trace.jsonl", show_default=True, metavar="FILE",
+              help="file to write: .jsonl, .json or .html")  # fmt: skip
+@click.option("--attach", is_flag=True, cls=GroupedOption, help="record a running server")
+@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), cls=GroupedOption, metavar="N",
+              help="with --attach: time to record  [until Ctrl-C]")  # fmt: skip
+@click.option("--op-period", type=click.IntRange(0, 1 << 20), default=OPS_OF_STEPS, show_default=True, metavar="N",
+              cls=GroupedOption, help="time the instructions of every N-th step; 0: of none")  # fmt: skip
+@option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
+@option_flags(EngineOptions, without=frozenset({"seed"}))
+def trace_command(
+    words: tuple[str, ...],
+    path: str,
+    attach: bool,
+    url: str | None,
+    seconds: float | None,
+    op_period: int,
+    **values: Any,
+) -> None:
+    """Record or read a trace, then write it in the form that the file's name asks for."""
+    output, target = output_of(), Path(path)
+    if target.suffix not in SUFFIXES:
+        raise click.UsageError(f"-o {path}: the name must end with {', '.join(SUFFIXES)}")
+    if attach and words:
+        raise click.UsageError("--attach records the server's own requests: leave the PROMPT out")
+    if len(words) == 1 and words[0].endswith(".jsonl"):
+        if target.suffix == ".jsonl":
+            raise click.UsageError(f"{words[0]} is a recording already: name a .json or .html file with -o")
+        return _convert(Path(words[0]), target, output)
+    recording = target if target.suffix == ".jsonl" else target.with_suffix(".jsonl")
+    with recording.open("wb") as file:
+        if attach:
+            _record_server(file, url, seconds, op_period, output)
+        else:
+            _record_prompt(file, words, values, op_period, output)
+    if target != recording:
+        _convert(recording, target, output)
+    else:
+        _report(recording, output)
+
+
+def _record_prompt(
+    file: BinaryIO, words: tuple[str, ...], values: dict[str, Any], op_period: int, output: Output
+) -> None:
+    from quire.cli.session import chat_prompt, generate, open_engine, sampling_params_for
+    from quire.engine.recorder import Recorder
+
+    engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
+    arguments = split_arguments(words, engine_values, what="prompt")
+    text = read_prompt(arguments.text, missing=arguments.missing_text)
+    if text is None:
+        raise click.UsageError("nothing to record: give a PROMPT, or --attach to a running server")
+    options = EngineOptions.from_kwargs(**{**engine_values, "model": arguments.model})
+    with open_engine(options, output) as engine:
+        params = sampling_params_for(engine, {"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
+        recorder = Recorder(engine, op_period=op_period, with_text=True)
+        generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params,
+                 lambda _: file.write(recorder.take()) and None)  # fmt: skip
+        file.write(recorder.take())
+        recorder.close()
+
+
+def _record_server(file: BinaryIO, url: str | None, seconds: float | None, op_period: int, output: Output) -> None:
+    with ServerClient(find_url(url)) as client:
+        output.note(f"recording {client.url}" + ("; Ctrl-C ends it" if seconds is None else f" for {seconds:g} s"))
+        end_s = time.monotonic() + (seconds or float("inf"))
+        try:
+            with closing(client.event_lines(f"/xray/events?op_period={op_period}")) as lines:
+                for line in lines:
+                    if line:
+                        file.write(line.encode() + b"\n")
+                    if time.monotonic() >= end_s:
+                        break
+        except KeyboardInterrupt:
+            pass
+
+
+def _convert(recording: Path, target: Path, output: Output) -> None:
+    from quire.insight.trace import Trace
+
+    trace = Trace.read(recording)
+    if trace.is_cut:
+        output.note(f"{recording}: the last line is incomplete and was left out", style="yellow")
+    if target.suffix == ".json":
+        from quire.insight.chrome import to_chrome
+
+        target.write_text(json.dumps(to_chrome(trace)))
+    else:
+        from quire.insight.trace_page import to_html
+
+        target.write_text(to_html(trace))
+    _report(recording, output, target)
+
+
+def _report(recording: Path, output: Output, target: Path | None = None) -> None:
+    from quire.insight.trace import Trace
+
+    trace = Trace.read(recording)
+    num_steps, num_lines = len(trace.steps), len(trace.lines)
+    path = recording if target is None else target
+    if output.json:
+        output.result_json("quire.trace/1", {"file": str(path), "num_steps": num_steps, "num_events": num_lines - 1})
+    else:
+        output.result(f"{path}: {num_steps} steps, {num_lines - 1} events of {trace.header['model']['name']}")

@@ -1,0 +1,115 @@
+"""A trace as a timeline in Chrome's trace-event JSON, which Perfetto and chrome://tracing open.
+
+Process 1 is the engine: steps with their phases, and the timed instructions inside. Process 2 has a track per request:
+waiting, then a slice per step, linked from the step by a flow. Counters: tokens per step, requests, KV blocks.
+Format: "Trace Event Format" (Chromium). Next to read: `trace.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from quire.insight.trace import State, Trace
+
+ENGINE, REQUESTS = 1, 2
+STEPS, OPS = 1, 2
+Slice = dict[str, Any]
+
+
+def to_chrome(trace: Trace) -> dict[str, Any]:
+    """Return the whole file as one JSON object. Units: microseconds from the trace's beginning."""
+    return {
+        "traceEvents": [*_names(), *_Timeline(trace).events()],
+        "displayTimeUnit": "ms",
+        "otherData": {"model": trace.header["model"]["name"], "quire": trace.header["version"]},
+    }
+
+
+def _names() -> Iterator[Slice]:
+    for pid, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    for tid, name in ((STEPS, "steps"), (OPS, "instructions")):
+        yield {"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": tid, "args": {"name": name}}
+
+
+class _Timeline:
+    """Visits the lines of a trace in order."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._ops_of = {line["step_id"]: line["ops"] for line in trace.lines if line.get("kind") == "ops"}
+        self._start_s = trace.header["t"]
+        self._tracks: dict[str, int] = {}
+
+    def events(self) -> Iterator[Slice]:
+        state = State.of_header(self._trace.header)
+        for line in self._trace.lines[1:]:
+            if "quire_trace" in line:
+                state = State.of_header(line)
+                continue
+            state.apply(line)
+            if line["kind"] == "step" and "requests" in line:
+                yield from self._step(line)
+                yield from self._counters(line, state)
+            elif line["kind"] in ("admit", "preempt", "finish"):
+                args = {name: value for name, value in line.items() if name not in ("t", "kind", "id")}
+                yield from self._track(line["id"])
+                yield {
+                    "ph": "i", "s": "t", "name": line["kind"], "ts": self._us(line["t"]), "pid": REQUESTS,
+                    "tid": self._tracks[line["id"]], "args": args,
+                }  # fmt: skip
+
+    def _step(self, line: Slice) -> Iterator[Slice]:
+        end_us = self._us(line["t"])
+        start_us = end_us - line["duration_s"] * 1e6
+        args = {"tokens": line["num_tokens"], "requests": line["num_requests"], "iterations": line["num_iterations"]}
+        step_id = line["step_id"]
+        yield _slice(f"step {step_id}", start_us, end_us - start_us, ENGINE, STEPS, args)
+        at = start_us
+        for phase in ("schedule", "execute", "output"):
+            duration_us = min(line[f"{phase}_s"] * 1e6, end_us - at)
+            yield _slice(phase, at, duration_us, ENGINE, STEPS, {})
+            if phase == "execute":
+                yield from self._ops(line, at, duration_us)
+            at += duration_us
+        for share in line["requests"]:
+            yield from self._track(share["id"])
+            tid = self._tracks[share["id"]]
+            num_new = len(share["new"])
+            name = "decode" if share["count"] - share["drafts"] == 1 and num_new else "prefill"
+            told = {"step": step_id, "position": share["start"], "tokens": share["count"], "new": num_new}
+            yield _slice(name, start_us, end_us - start_us, REQUESTS, tid, told)
+            flow = {"name": "computes", "cat": "flow", "id": f"{step_id}/{tid}"}
+            yield {"ph": "s", "ts": start_us, "pid": ENGINE, "tid": STEPS, **flow}
+            yield {"ph": "f", "bp": "e", "ts": start_us, "pid": REQUESTS, "tid": tid, **flow}
+
+    def _ops(self, line: Slice, start_us: float, limit_us: float) -> Iterator[Slice]:
+        at = start_us
+        for op in self._ops_of.get(line["step_id"], ()):
+            duration_us = min(op["microseconds"], start_us + limit_us - at)
+            args = {"flops": op["flops"], "bytes": op["num_bytes"], "arithmetic": op["arithmetic"]}
+            yield _slice(op["name"], at, duration_us, ENGINE, OPS, args)
+            at += duration_us
+
+    def _counters(self, line: Slice, state: State) -> Iterator[Slice]:
+        values = {
+            "tokens per step": {"tokens": line["num_tokens"]},
+            "requests": {"running": len(state.requests)},
+            "KV blocks": {"in use": len(state.references), "cached": len(state.cached)},
+        }
+        for name, args in values.items():
+            yield {"ph": "C", "name": name, "ts": self._us(line["t"]), "pid": ENGINE, "tid": 0, "args": args}
+
+    def _track(self, request_id: str) -> Iterator[Slice]:
+        if request_id not in self._tracks:
+            self._tracks[request_id] = len(self._tracks) + 1
+            yield {
+                "ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": self._tracks[request_id],
+                "args": {"name": f"request {request_id}"},
+            }  # fmt: skip
+
+    def _us(self, time_s: float) -> float:
+        return (time_s - self._start_s) * 1e6
+
+
+def _slice(name: str, start_us: float, duration_us: float, pid: int, tid: int, args: Slice) -> Slice:
+    return {"ph": "X", "name": name, "ts": start_us, "dur": max(0.0, duration_us), "pid": pid, "tid": tid, "args": args}

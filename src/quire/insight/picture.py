@@ -1,0 +1,107 @@
+"""`Picture`: rows of coloured cells with a legend, drawn as text for the terminal or as SVG.
+
+Next to read: `view.py`, which makes the pictures.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+CELL, ROW, LEFT, FONT = 9, 15, 190, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of cell: the character that shows it in text, its colour in SVG, and its meaning."""
+
+    character: str
+    colour: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A label, cells (names of kinds), and a remark behind them."""
+
+    label: str
+    cells: Sequence[str] = ()
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing that explains itself.
+
+    Fields:
+        caption: what the reader sees. formula: how the numbers were computed, with the values put in.
+        source: the file of the package that decides what is shown.
+    """
+
+    title: str
+    caption: str
+    formula: str
+    source: str
+    kinds: Mapping[str, Kind]
+    rows: Sequence[Row] = field(default_factory=list)
+
+    @property
+    def used_kinds(self) -> list[Kind]:
+        """The kinds that occur, in the order of `kinds`."""
+        used = {cell for row in self.rows for cell in row.cells}
+        return [kind for name, kind in self.kinds.items() if name in used]
+
+    def to_text(self) -> str:
+        """Return the picture for a terminal."""
+        width = max((len(row.label) for row in self.rows), default=0)
+        lines = [self.title, ""]
+        for row in self.rows:
+            cells = "".join(self.kinds[cell].character for cell in row.cells)
+            lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
+        legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
+        return "\n".join([*lines, "", *([legend] if legend else []), self.caption, self.formula, f"code: {self.source}"])
+
+    def to_svg(self) -> str:
+        """Return the picture as one SVG element; characters beside colours tell the kinds apart."""
+        widest = max((len(row.cells) for row in self.rows), default=0)
+        remark = max((len(row.remark) for row in self.rows), default=0)
+        texts = [self.caption, self.formula, f"code: {self.source}"]
+        width = LEFT + widest * CELL + max(remark, 40) * FONT * 6 // 10 + 30
+        width = max(width, max(map(len, texts)) * FONT * 6 // 10 + 20)
+        y, shapes = 40, [_text(8, 20, self.title, "bold")]
+        for row in self.rows:
+            shapes.append(_text(8, y + 11, row.label))
+            for at, cell in enumerate(row.cells):
+                kind = self.kinds[cell]
+                x = LEFT + at * CELL
+                shapes.append(
+                    f'<rect x="{x}" y="{y}" width="{CELL - 1}" height="{ROW - 2}" fill="{kind.colour}">'
+                    f"<title>{escape(kind.meaning)}</title></rect>"
+                )
+            shapes.append(_text(LEFT + len(row.cells) * CELL + 8, y + 11, row.remark))
+            y += ROW
+        y += 12
+        for kind in self.used_kinds:
+            shapes.append(f'<rect x="8" y="{y}" width="{CELL - 1}" height="{ROW - 2}" fill="{kind.colour}"/>')
+            shapes.append(_text(24, y + 11, f"{kind.character}  {kind.meaning}"))
+            y += ROW
+        for text in texts:
+            y += ROW
+            shapes.append(_text(8, y, text))
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(self.title)}" width="{width}"'
+            f' height="{y + 16}" font-family="ui-monospace, monospace" font-size="{FONT}">{"".join(shapes)}</svg>'
+        )
+
+
+def to_html(title: str, bodies: Sequence[str]) -> str:
+    """Return a whole page without references to other files. `bodies`: SVG or HTML, one per section."""
+    sections = "\n".join(f"<section>{body}</section>" for body in bodies)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        "<style>body{font-family:system-ui,sans-serif;margin:2rem;background:#fff;color:#111}"
+        f"section{{overflow-x:auto;margin-bottom:2rem}}</style><h1>{escape(title)}</h1>\n{sections}\n</html>\n"
+    )
+
+
+def _text(x: int, y: int, text: str, weight: str = "normal") -> str:
+    return f'<text x="{x}" y="{y}" font-weight="{weight}" fill="#111" xml:space="preserve">{escape(text)}</text>'

@@ -1,0 +1,135 @@
+"""Traces: what a recorder writes, replayed, equals the scheduler's own state; damaged files are refused."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.recorder import Recorder
+from quire.insight.trace import State, Trace, TraceError
+from quire.sampling_params import SamplingParams
+from tests.engine.builders import make_engine
+
+SHARED = list(range(40, 60))
+
+
+def add(engine: LLMEngine, name: str, prompt: list[int], max_tokens: int = 6, n: int = 1) -> None:
+    engine.add_request(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=1, n=n))
+
+
+def assert_same_state(state: State, engine: LLMEngine) -> None:
+    blocks = engine.scheduler.blocks
+    assert {name: item.tables for name, item in state.requests.items()} == {
+        name: owned.tables for name, owned in blocks.owned.items()
+    }
+    counts = blocks.pool.reference_counts
+    assert dict(state.references) == {block: count for block, count in enumerate(counts) if block and count}
+    assert state.cached == {block for block in blocks.pool.free_ids() if blocks.cache.holds(block)}
+    for name, item in state.requests.items():
+        request = engine.scheduler.get(name)
+        assert request is not None
+        assert (item.num_computed, item.num_tokens) == (request.num_computed_tokens, request.num_tokens)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_replayed_state_equals_the_schedulers_after_every_step(seed: int) -> None:
+    draw = random.Random(seed)
+    engine, _ = make_engine(
+        num_blocks=draw.choice([24, 60]), max_num_batched_tokens=draw.choice([8, 64]), multi_step_decode=draw.choice([1, 4])
+    )
+    add(engine, "early", SHARED[:7])
+    engine.step()
+    recorder = Recorder(engine)  # begins while a request runs
+    text, num_added = recorder.take().decode(), 0
+    while num_added < 25 or engine.has_unfinished_requests():
+        if num_added < 25 and draw.random() < 0.5:
+            prompt = SHARED[: draw.randrange(1, 20)] + [draw.randrange(97, 120) for _ in range(draw.randrange(6))]
+            add(engine, str(num_added), prompt, draw.randrange(1, 12), n=draw.choice([1, 1, 1, 2]))
+            num_added += 1
+        if num_added and draw.random() < 0.05:
+            engine.abort_request(str(draw.randrange(num_added)))
+        engine.step()
+        text += recorder.take().decode()
+        state = State.of_header(json.loads(text.split("\n", 1)[0]))
+        for line in Trace.parse(text).lines[1:]:
+            state.apply(line)
+        assert_same_state(state, engine)
+
+
+def test_step_lines_say_what_each_request_computed() -> None:
+    engine, _ = make_engine(max_num_batched_tokens=8)
+    recorder = Recorder(engine, with_text=True)
+    add(engine, "a", SHARED[:12], max_tokens=2)
+    while engine.has_unfinished_requests():
+        engine.step()
+    trace = Trace.parse(recorder.take().decode())
+    shares = [(share["start"], share["count"], len(share["new"])) for step in trace.steps for share in step["requests"]]
+    assert shares == [(0, 8, 0), (8, 4, 1), (12, 1, 1)]
+    assert trace.steps[0]["new_requests"][0]["text"] == [chr(token_id) for token_id in SHARED[:12]]
+    assert trace.state_after(trace.steps[-1]).requests["a"].num_computed == 13
+    assert trace.lines[-1]["kind"] == "finish"
+
+
+def test_text_stays_in_the_engine_unless_wanted() -> None:
+    engine, _ = make_engine()
+    recorder = Recorder(engine)
+    add(engine, "a", SHARED)
+    engine.step()
+    (step,) = Trace.parse(recorder.take().decode()).steps
+    assert step["requests"][0]["text"] is step["new_requests"][0]["text"] is None
+
+
+def test_closed_recorder_leaves_the_engine_unwatched() -> None:
+    engine, _ = make_engine()
+    recorder = Recorder(engine, op_period=4)
+    assert engine.watcher is not None
+    recorder.close()
+    assert engine.watcher is None
+    assert engine.op_period == 0
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    engine, _ = make_engine()
+    recorder = Recorder(engine)
+    add(engine, "a", SHARED)
+    while engine.has_unfinished_requests():
+        engine.step()
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(recorder.take())
+    return path
+
+
+def test_cut_file_is_read_up_to_the_cut(recording: Path) -> None:
+    data = recording.read_bytes()
+    recording.write_bytes(data[:-20])
+    trace = Trace.read(recording)
+    assert trace.is_cut
+    assert len(trace.lines) == data.count(b"\n") - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no trace of Quire"),
+        ("hello\n", "is no trace of Quire"),
+        ('{"kind":"step"}\n', "is no trace of Quire"),
+        ('{"quire_trace":99}\n', "has trace format 99, this version reads up to 1: upgrade Quire"),
+        ('{"quire_trace":1}\nnonsense\n{}\n', "line 2, is no event"),
+    ],
+)
+def test_damaged_or_foreign_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message):
+        Trace.read(path)
+
+
+def test_missing_file_and_missing_step_are_named(tmp_path: Path, recording: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        Trace.read(tmp_path / "none.jsonl")
+    trace = Trace.read(recording)
+    with pytest.raises(TraceError, match=f"no step 77: the trace has 1 … {trace.steps[-1]['step_id']}"):
+        trace.step(77)
