@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "parallel": {"runtime", "weights", "grammar"},
     "engine": {"scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
     "server": {"engine", "text", "grammar", "weights"},
-    "cli": {"server", "engine", "weights", "text", "models", "runtime"},
+    "insight": {"engine", "scheduler", "runtime", "parallel", "models", "weights"},
+    "cli": {"insight", "server", "engine", "weights", "text", "models", "runtime"},
 }
 
 

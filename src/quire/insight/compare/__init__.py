@@ -17,7 +17,9 @@ COMPARISONS = {
 """Name → the modes that it compares; its module has the same name."""
 
 
-def run(name: str, settings: Settings | None = None, progress: Progress = lambda stage, done, total: None) -> Comparison:
+def run(
+    name: str, settings: Settings | None = None, progress: Progress = lambda stage, done, total: None
+) -> Comparison:
     """Run one comparison. Raises: ConfigError, ModelError, CapacityError; ComparisonError if outputs differ."""
     if name not in COMPARISONS:
         raise ConfigError(f"no comparison '{name}'{nearest(name, COMPARISONS)}: it is one of {', '.join(COMPARISONS)}")

@@ -4,6 +4,7 @@ An allocator chooses the length and the place of a run; `RunBlocks` takes it, an
 Next to read: `kv.py`.
 """
 
+from operator import not_
 from typing import Protocol
 
 from quire.config import SchedulerConfig
@@ -24,10 +25,6 @@ class RunAllocator(Protocol):
         """Return the index of the first block of a free run of `length` blocks, if there is one."""
         ...
 
-    def largest(self, free: bytes) -> int:
-        """Return the length of the largest run that `find` can find."""
-        ...
-
 
 class Contiguous:
     """Reserves the longest possible sequence for each request; first fit."""
@@ -43,10 +40,6 @@ class Contiguous:
         """See `RunAllocator`."""
         at = free.find(b"\1" * length)
         return None if at < 0 else at
-
-    def largest(self, free: bytes) -> int:
-        """See `RunAllocator`."""
-        return max(map(len, free.split(b"\0")))
 
 
 class Buddy:
@@ -65,13 +58,6 @@ class Buddy:
         starts = [at for at in range(0, len(free) - length + 1, length) if free[at : at + length] == wanted]
         return min(starts, key=lambda at: self._surrounding(free, at, length), default=None)
 
-    def largest(self, free: bytes) -> int:
-        """See `RunAllocator`."""
-        length = 1 << len(free).bit_length()
-        while length and self.find(free, length) is None:
-            length //= 2
-        return length
-
     def _surrounding(self, free: bytes, at: int, length: int) -> int:
         """Length of the largest free run of a buddy system that contains this one."""
         while True:
@@ -87,7 +73,7 @@ class RunBlocks(BlockManager):
 
     A table holds all reserved blocks. A run that must grow takes the free blocks behind it, or moves: the step copies
     it. Without prefix caching, forks and windows. Attributes: `num_moves`: runs that moved; `num_split`: times that a
-    request did not fit although enough blocks were free.
+    request found no run although enough blocks were free.
     """
 
     def __init__(self, config: SchedulerConfig, events: EventLog | None, allocator: RunAllocator) -> None:
@@ -100,7 +86,7 @@ class RunBlocks(BlockManager):
 
     def free_map(self) -> bytes:
         """Return a byte per usable block, 1 if it is free. Index i is block i + 1."""
-        return bytes(count == 0 for count in self.pool.reference_counts[1:])
+        return bytes(map(not_, self.pool.reference_counts[1:]))
 
     def peak_blocks(self, num_tokens: int) -> int:
         """Blocks reserved for a sequence of `num_tokens`."""
@@ -133,6 +119,7 @@ class RunBlocks(BlockManager):
                 return ()
         found = self._allocator.find(free, length)
         if found is None:
+            self.num_split += length <= self.pool.num_free
             return None
         old_ids = tuple(table)
         table.clear()

@@ -7,6 +7,7 @@ batch is full, no further request will come, or (dynamic) a timer has run out. N
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
@@ -28,8 +29,8 @@ from quire.scheduler.scheduler import Scheduler
 
 MEAN_PROMPT, MEAN_OUTPUT = 60 / 512, 80 / 512
 """Mean lengths before clipping, as shares of the context."""
-LOAD = 1 / 1.4
-"""Share of the slots that the default rate of arrivals keeps busy."""
+LOAD, MODEL_LOAD = 1 / 1.4, 1.0
+"""Default rate of arrivals, as a share of what full slots generate; a model's smaller batches take less time."""
 TIMER = 0.625
 """Dynamic batching: longest wait of a batch's oldest request, in steps per token of the mean output."""
 
@@ -73,11 +74,13 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         max_num_batched_tokens=max(2048, settings.slots * longest),
         num_blocks_override=settings.slots * -(-longest // 16) + 2,
     )  # fmt: skip
-    num_requests = settings.requests or (64 if is_fake else 24)
+    num_requests = settings.requests or (64 if is_fake else 32)
     step = 1.0 if is_fake else _step_seconds(rig, settings.slots, longest)
-    mean_steps = MEAN_OUTPUT * longest
-    rate, timer = settings.rate or LOAD * settings.slots / mean_steps / step, TIMER * mean_steps * step
+    mean_steps, load = MEAN_OUTPUT * longest, LOAD if is_fake else MODEL_LOAD
+    rate, timer = settings.rate or load * settings.slots / mean_steps / step, TIMER * mean_steps * step
     jobs = workload(settings.seed, num_requests, rate, longest, rig.config.model.vocab_size)
+    if is_fake:
+        jobs = [replace(job, arrival=float(math.ceil(job.arrival))) for job in jobs]
     runs = {
         "static": _drive_batches(rig, "static", jobs, math.inf),
         f"dynamic ({timer:.3g})": _drive_batches(rig, "dynamic", jobs, timer),
@@ -189,10 +192,10 @@ def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) ->
 def _charts(runs: dict[str, Run], jobs: Sequence[Job], unit: str) -> tuple[Chart, ...]:
     charts = []
     for mode, run in runs.items():
-        waiting = tuple((job.arrival, at, float(row)) for row, (job, at) in enumerate(zip(jobs, run.started, strict=True)))
-        running = tuple(
-            (at, end, float(row)) for row, (at, end) in enumerate(zip(run.started, run.ended, strict=True))
+        waiting = tuple(
+            (job.arrival, at, float(row)) for row, (job, at) in enumerate(zip(jobs, run.started, strict=True))
         )
+        running = tuple((at, end, float(row)) for row, (at, end) in enumerate(zip(run.started, run.ended, strict=True)))
         series = (Series("waiting", waiting, 0.25), Series("running", running))
         charts.append(Chart(f"{mode}: one row per request", f"time ({unit})", "request", "spans", series))
     return tuple(charts)

@@ -5,7 +5,7 @@ Next to read: `allocators.py`.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.byte_sizes import format_bytes
@@ -39,37 +39,34 @@ MEDIAN, SIGMA = math.exp(5.4) / CONTEXT, 0.7
 
 @dataclass(slots=True)
 class Memory:
-    """The pool after each step, in tokens; `unusable`: share of the free blocks outside the largest free run."""
+    """The pool after each step. `reserved` and `used`: tokens; `unusable`: free tokens that the request which needs
+    memory cannot use, because they are not in one run."""
 
     num_running: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
-    unusable: list[float] = field(default_factory=list)
+    unusable: list[int] = field(default_factory=list)
+    num_split: int = 0
     fullest: tuple[tuple[int, int, bool], ...] = ()
-    """At the step with most tokens in use: first block, end, and whether its tokens are computed, of each run."""
+    """At the step with most tokens in use: first block, end, and whether it holds tokens, of each piece."""
 
-    def observe(self, scheduler: Scheduler, allocator: RunAllocator | None) -> None:
+    def observe(self, scheduler: Scheduler) -> None:
         """Record the pool after a step."""
         blocks = scheduler.blocks
-        computed = {}
-        for name in blocks.owned:
-            request = scheduler.get(name)
-            assert request is not None
-            computed[name] = request.num_computed_tokens
+        requests = {name: scheduler.get(name) for name in blocks.owned}
+        computed = {name: request.num_computed_tokens for name, request in requests.items() if request is not None}
         self.num_running.append(len(computed))
         self.reserved.append(sum(len(owned.tables[0]) for owned in blocks.owned.values()) * BLOCK_SIZE)
         self.used.append(sum(computed.values()))
-        unusable = 0.0
-        if allocator is not None and isinstance(blocks, RunBlocks) and blocks.num_free:
-            unusable = 1 - allocator.largest(blocks.free_map()) / blocks.num_free
-        self.unusable.append(unusable)
-        if self.used[-1] == max(self.used):
-            cells = sorted(
+        num_split = blocks.num_split if isinstance(blocks, RunBlocks) else 0
+        self.unusable.append(blocks.num_free * BLOCK_SIZE if num_split > self.num_split else 0)
+        self.num_split = num_split
+        if self.used[-1] > max(self.used[:-1], default=0):
+            self.fullest = _merge(
                 (block_id, at * BLOCK_SIZE < computed[name])
                 for name, owned in blocks.owned.items()
                 for at, block_id in enumerate(owned.tables[0])
             )
-            self.fullest = _merge(cells)
 
 
 def compare(settings: Settings, progress: Progress) -> Comparison:
@@ -108,7 +105,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         "block_bytes": block_bytes, "context": context, "rate": settings.rate, "unit": rig.unit,
     }  # fmt: skip
     columns = (
-        Column("allocator", "text"), Column("fit at once"), Column("mean running", "number"),
+        Column("allocator", "text"), Column("most at once"), Column("mean at once", "number"),
         Column("reserved in use", "share"), Column("internal waste", "share"), Column("external waste", "share"),
         Column("preempted"), Column("moved"), Column("makespan", rig.unit),
     )  # fmt: skip
@@ -138,14 +135,14 @@ def _drive(rig: Rig, mode: str, jobs: list[Job], allocator: RunAllocator | None)
         managers.append(scheduler.blocks)
         return scheduler
 
-    run = rig.drive(mode, jobs, make_scheduler, lambda scheduler: memory.observe(scheduler, allocator))
+    run = rig.drive(mode, jobs, make_scheduler, memory.observe)
     return run, memory, managers[0]
 
 
-def _merge(cells: list[tuple[int, bool]]) -> tuple[tuple[int, int, bool], ...]:
+def _merge(cells: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int, bool], ...]:
     """Join neighbouring blocks of one kind."""
     runs: list[tuple[int, int, bool]] = []
-    for block_id, is_used in cells:
+    for block_id, is_used in sorted(cells):
         if runs and runs[-1][1:] == (block_id, is_used):
             runs[-1] = (runs[-1][0], block_id + 1, is_used)
         else:
@@ -153,31 +150,39 @@ def _merge(cells: list[tuple[int, bool]]) -> tuple[tuple[int, int, bool], ...]:
     return tuple(runs)
 
 
+def _mean(values: Sequence[int], run: Run) -> float:
+    """Mean over the steps in which a request waited; over all steps if none did."""
+    chosen = [value for value, step in zip(values, run.steps, strict=True) if step.num_waiting] or values
+    return sum(chosen) / len(chosen)
+
+
 def _row(mode: str, run: Run, memory: Memory, blocks: BlockManager, pool_tokens: int) -> tuple[object, ...]:
-    reserved, used, count = sum(memory.reserved), sum(memory.used), len(memory.used)
+    reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
     return (
-        mode, max(memory.num_running), sum(memory.num_running) / count, used / max(1, reserved),
-        (reserved - used) / count / pool_tokens, sum(memory.unusable) / count, run.num_preemptions,
+        mode, max(memory.num_running), _mean(memory.num_running, run), used / reserved,
+        (reserved - used) / pool_tokens, _mean(memory.unusable, run) / pool_tokens, run.num_preemptions,
         blocks.num_moves if isinstance(blocks, RunBlocks) else 0, run.makespan,
     )  # fmt: skip
 
 
 def _explain(mode: str, memory: Memory, blocks: BlockManager, run: Run) -> str:
-    reserved, used = sum(memory.reserved) / len(memory.used), sum(memory.used) / len(memory.used)
-    waste = f"{reserved - used:.0f} of {reserved:.0f} reserved tokens held nothing on average"
+    reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
+    waste = f"{reserved - used:.0f} of {reserved:.0f} reserved tokens held nothing while requests waited"
     if not isinstance(blocks, RunBlocks):
         return f"{mode}: {waste}, the unfilled part of each request's last block; any free block serves any request."
     if mode.startswith("contiguous"):
         return f"{mode}: {waste}: each request reserves the longest sequence, whether it generates it or not."
     return (
         f"{mode}: {waste}: lengths are rounded up to a power of two; {blocks.num_moves} runs were copied to grow, and "
-        f"{blocks.num_split} times a request waited although enough blocks were free, but not in one run."
+        f"{blocks.num_split} times a request found no run although enough blocks were free."
     )
 
 
 def _charts(memories: dict[str, Memory], runs: dict[str, Run], pool_tokens: int, unit: str) -> tuple[Chart, ...]:
     lines = tuple(
-        Series(mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True)))
+        Series(
+            mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
+        )
         for mode, memory in memories.items()
     )
     pools = []

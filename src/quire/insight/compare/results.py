@@ -8,20 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import ConfigError, QuireError
+from quire.errors import ComparisonError, ConfigError
 
 FAKE_MODEL = "fake"
 """Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
 MAX_REQUESTS = 10_000
 Progress = Callable[[str, int, int], None]
 """Called with a stage, the steps or requests done, and their total."""
-
-
-class ComparisonError(QuireError):
-    """Two modes of one engine gave different outputs where they must be equal."""
-
-    code = "outputs_differ"
-    exit_code = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

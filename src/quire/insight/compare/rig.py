@@ -12,27 +12,24 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ConfigError, EngineError
+from quire.errors import EngineError
 from quire.events import EventKind, EventLog, OpTime
 from quire.insight.compare.results import FAKE_MODEL, Progress, Settings
-from quire.models.registry import ModelRegistry
 from quire.outputs import RequestOutput
-from quire.parallel.executor import Executor, InProcessExecutor
 from quire.resolve import resolve
-from quire.runtime.hardware import detect_hardware
-from quire.runtime.plan.packed_weights import kept_bytes
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult
-from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.sources import ModelFiles, resolve_source
+
+if TYPE_CHECKING:
+    from quire.parallel.executor import Executor  # it imports torch, which the fake executor never needs
 
 _SHAPE = {"num_layers": 30, "num_heads": 9, "num_kv_heads": 3, "head_size": 64, "hidden_size": 576}
 """Of SmolLM2-135M: the fake model's KV cache has its bytes per token."""
@@ -142,7 +139,7 @@ class SharedExecutor:
 
     max_in_flight = 1
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: "Executor") -> None:
         self._executor = executor
         self.submitted: SchedulerOutput | None = None
 
@@ -179,8 +176,15 @@ MakeScheduler = Callable[[EngineConfig, EventLog, Clock], Scheduler]
 class Rig:
     """The executor and the configuration that all modes of a comparison share."""
 
-    def __init__(self, settings: Settings, model: str, progress: Progress, **options: Any) -> None:
-        """`options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
+    def __init__(
+        self,
+        settings: Settings,
+        model: str,
+        progress: Progress,
+        hf_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """`hf_config`: as in `load`; `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
         self.progress = progress
         chosen = EngineOptions(
             model=model, seed=settings.seed, enable_prefix_caching=False, multi_step_decode=1, **options
@@ -192,7 +196,7 @@ class Rig:
             self.executor: Executor = FakeExecutor(self.config)
         else:
             progress(f"loading {model}", 0, 1)
-            self.config, self.executor = load(chosen)
+            self.config, self.executor = load(chosen, hf_config)
         self._num_runs = 0
 
     def drive(
@@ -253,11 +257,18 @@ class Rig:
         return run
 
 
-def load(options: EngineOptions, hf_config: Mapping[str, Any] | None = None) -> tuple[EngineConfig, Executor]:
+def load(options: EngineOptions, hf_config: Mapping[str, Any] | None = None) -> tuple[EngineConfig, "Executor"]:
     """Load a model without its tokenizer; with `hf_config` a model of this configuration with random weights.
 
     Raises: ConfigError, ModelError, CapacityError.
     """
+    from quire.models.registry import ModelRegistry
+    from quire.parallel.executor import InProcessExecutor
+    from quire.runtime.hardware import detect_hardware
+    from quire.runtime.plan.packed_weights import kept_bytes
+    from quire.weights.checkpoint import Checkpoint, open_checkpoint
+    from quire.weights.sources import ModelFiles, resolve_source
+
     if hf_config is None:
         checkpoint = open_checkpoint(resolve_source(options.model, revision=options.revision))
     else:
