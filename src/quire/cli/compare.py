@@ -18,8 +18,9 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
 
 @click.command(
     "compare", cls=VerbCommand,
-    help="Run the same requests with one thing switched, and compare. cache: no KV cache, KV cache. batching: static, "
-    "dynamic, continuous. kv: contiguous, buddy, paged memory. attention: MHA, GQA, MQA, MLA, sliding window.",
+    help="Compare ways to cache, batch and allocate on one engine.\n\nThe same requests run with one thing switched. "
+    "cache: no KV cache, KV cache. batching: static, dynamic, continuous. kv: contiguous, buddy, paged memory. "
+    "attention: MHA, GQA, MQA, MLA, sliding window.",
     examples=("quire compare batching", "quire compare kv --pool 128MiB --html kv.html",
               "quire compare batching --model smollm2 --slots 4"),
 )  # fmt: skip
@@ -37,8 +38,9 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
 @click.option("--html", cls=GroupedOption, type=click.Path(dir_okay=False), help="write a page with charts to a file")
 def compare_command(name: str, pool: int | None, html: str | None, **values: Any) -> None:
     """Run one comparison."""
-    from quire.insight.compare import Settings, run
+    from quire.insight.compare import run
     from quire.insight.compare.figure import cell_text, equal_text, html_page
+    from quire.insight.compare.results import Settings
 
     output, stages = output_of(), set[str]()
 

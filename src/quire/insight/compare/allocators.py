@@ -8,7 +8,7 @@ from operator import not_
 from typing import Protocol
 
 from quire.config import SchedulerConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, MemoryCapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager, PrefixHit
 from quire.types import Request, Tier, Transfer
@@ -88,9 +88,14 @@ class RunBlocks(BlockManager):
         """Return a byte per usable block, 1 if it is free. Index i is block i + 1."""
         return bytes(map(not_, self.pool.reference_counts[1:]))
 
-    def peak_blocks(self, num_tokens: int) -> int:
-        """Blocks reserved for a sequence of `num_tokens`."""
-        return self._allocator.run_len(self._spec.table_len(num_tokens, self._block_size))
+    def check_fits(self, request: Request, num_tokens: int) -> None:
+        """Raise MemoryCapacityError if the pool has fewer blocks than are reserved for `num_tokens`."""
+        needed = self._run_len(num_tokens)
+        if needed > self.pool.num_usable:
+            raise MemoryCapacityError(
+                f"request '{request.request_id}' reserves {needed} consecutive KV blocks, the cache has "
+                f"{self.pool.num_usable}"
+            )
 
     def num_missing(self, request: Request) -> int:
         """Blocks that the known tokens of an admitted request lack: none, they were reserved."""
@@ -98,7 +103,7 @@ class RunBlocks(BlockManager):
 
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
         """Return True if there is a run for all known tokens."""
-        length = self.peak_blocks(request.num_tokens)
+        length = self._run_len(request.num_tokens)
         fits = self._allocator.find(self.free_map(), length) is not None
         self.num_split += not fits and length <= self.pool.num_free
         return fits
@@ -108,7 +113,7 @@ class RunBlocks(BlockManager):
         owned = self.owned[request.request_id]
         table = owned.tables[0]
         num_known = max(request.num_tokens, request.num_computed_tokens + num_tokens)
-        length = self.peak_blocks(num_known)
+        length = self._run_len(num_known)
         if self._spec.table_len(num_known, self._block_size) <= len(table):
             return ()
         free = self.free_map()
@@ -131,6 +136,9 @@ class RunBlocks(BlockManager):
         for block_id in old_ids:
             self._release(block_id)
         return (Transfer(0, Tier.DEVICE, old_ids, Tier.DEVICE, tuple(table[: len(old_ids)])),)
+
+    def _run_len(self, num_tokens: int) -> int:
+        return self._allocator.run_len(self._spec.table_len(num_tokens, self._block_size))
 
     def _extend(self, request: Request, table: list[int], block_ids: range) -> None:
         """Take free blocks for a table. Mutates: table."""

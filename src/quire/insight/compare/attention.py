@@ -7,6 +7,7 @@ weights, in decode steps at the end of the context. Next to read: `rig.py`.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
@@ -47,7 +48,8 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         f"MHA, window {window}": PagedKV(num_heads, head_size, DTYPE_BYTES, window),
         f"MLA ({RANK} + {ROTARY_SIZE})": LatentKV(RANK, ROTARY_SIZE, DTYPE_BYTES),
     }
-    rows, sizes = [], {}
+    rows: list[tuple[Any, ...]] = []
+    sizes: dict[str, float] = {}
     for kind, spec in kinds.items():
         read = num_layers * spec.bytes_per_token * min(context, spec.window or context)
         sizes[kind] = num_layers * spec.bytes_per_token
@@ -60,11 +62,12 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         rows.append((kind, sizes[kind], held, read, total_s, None if total_s is None else read / total_s / 1e9))
     columns = (
         Column("attention", "text"), Column("KV per token", "bytes"), Column(f"KV of {context}", "bytes"),
-        Column("a decode reads", "bytes"), Column(f"measured, 1 layer × {num_layers}", "seconds"), Column("GB/s", "number"),
+        Column("a decode reads", "bytes"), Column(f"measured, 1 layer × {num_layers}", "seconds"),
+        Column("GB/s", "number"),
     )  # fmt: skip
     largest = max(sizes.values())
     explanation = tuple(
-        f"{kind}: {_formula(spec, num_layers)} = {format_bytes(sizes[kind])} per token"
+        f"{kind}: {_formula(spec, num_layers)} = {format_bytes(int(sizes[kind]))} per token"
         + ("" if sizes[kind] == largest else f", 1/{largest / sizes[kind]:.3g} of MHA")
         + (", and only the newest tokens are kept and read." if spec.window else ".")
         + (" No kernel here computes it, so it has a size and no time." if isinstance(spec, LatentKV) else "")

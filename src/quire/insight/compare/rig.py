@@ -7,6 +7,7 @@ Next to read: `batching.py`.
 
 import math
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError, MemoryCapacityError
 from quire.events import EventKind, EventLog, OpTime
 from quire.insight.compare.results import FAKE_MODEL, Progress, Settings
 from quire.outputs import RequestOutput
@@ -30,9 +31,6 @@ from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepRe
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor  # it imports torch, which the fake executor never needs
-
-_SHAPE = {"num_layers": 30, "num_heads": 9, "num_kv_heads": 3, "head_size": 64, "hidden_size": 576}
-"""Of SmolLM2-135M: the fake model's KV cache has its bytes per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +189,15 @@ class Rig:
         )
         self.is_fake = model == FAKE_MODEL
         self.unit = "steps" if self.is_fake else "seconds"
-        if self.is_fake:
-            self.config = resolve(chosen, Hardware("cpu", 1 << 36, 1 << 36, True, 1), _fake_model())
-            self.executor: Executor = FakeExecutor(self.config)
-        else:
-            progress(f"loading {model}", 0, 1)
-            self.config, self.executor = load(chosen, hf_config)
+        try:
+            if self.is_fake:
+                self.config = resolve(chosen, Hardware("cpu", 1 << 36, 1 << 36, True, 1), _fake_model())
+                self.executor: Executor = FakeExecutor(self.config)
+            else:
+                progress(f"loading {model}", 0, 1)
+                self.config, self.executor = load(chosen, hf_config)
+        except (ConfigError, MemoryCapacityError) as error:
+            raise type(error)(_rename_options(error.message)) from None
         self._num_runs = 0
 
     def drive(
@@ -291,11 +292,19 @@ def _tokens(output: Any, job: Job) -> tuple[int, ...]:
     return tuple(completion.token_ids)
 
 
+def _rename_options(message: str) -> str:
+    """Name the settings of a comparison instead of the engine's options, which it chooses."""
+    message = re.sub(r"--max-model-len \d+ fits, ", "", message)
+    for name, own in (("max-model-len", "context"), ("max_model_len", "context"), ("kv-cache-memory-bytes", "pool")):
+        message = message.replace(name, own)
+    return message
+
+
 def _fake_model() -> ModelConfig:
-    spec = PagedKV(_SHAPE["num_kv_heads"], _SHAPE["head_size"], 1)
+    """Shape of SmolLM2-135M, so that the KV cache has its bytes per token."""
     return ModelConfig(
-        architecture="fake", hf_config={}, vocab_size=49_152, context_len=1 << 17, num_parameters=0,
-        cache_specs=(spec,) * _SHAPE["num_layers"], **_SHAPE,
+        architecture="fake", hf_config={}, vocab_size=49_152, hidden_size=576, num_layers=30, num_heads=9,
+        num_kv_heads=3, head_size=64, context_len=1 << 17, num_parameters=0, cache_specs=(PagedKV(3, 64, 1),) * 30,
     )  # fmt: skip
 
 
