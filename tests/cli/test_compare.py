@@ -21,7 +21,7 @@ def test_json_has_settings_table_charts_and_explanation() -> None:
     value = parsed(call("compare", "batching", *SMALL, "--json"))
     assert value["schema"] == "quire.compare/1"
     assert value["outputs_equal"] == value["settings"]["requests"] == 6
-    assert [row[0].split()[0] for row in value["table"]["rows"]] == ["static", "dynamic", "continuous"]
+    assert [row[0].split()[0] for row in value["rows"]] == ["static", "dynamic", "continuous"]
     assert len(value["explanation"]) == len(value["charts"]) == 3
 
 
@@ -29,7 +29,7 @@ def test_table_is_on_stdout_and_stages_on_stderr(tmp_path: Path) -> None:
     page = tmp_path / "kv.html"
     result = call("compare", "kv", *SMALL, "--pool", "12MiB", "--html", str(page))
     assert result.exit_code == 0, result.stderr
-    assert "outputs of all 6 requests are equal" in result.stdout
+    assert "requests with equal outputs in all modes: 6 of 6" in result.stdout
     assert "buddy (power of two)" in result.stdout
     assert "kv: contiguous" in result.stderr
     assert page.read_text().startswith("<!doctype html>")

@@ -39,7 +39,7 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
 def compare_command(name: str, pool: int | None, html: str | None, **values: Any) -> None:
     """Run one comparison."""
     from quire.insight.compare import run
-    from quire.insight.compare.figure import cell_text, equal_text, html_page
+    from quire.insight.compare.figure import equal_text, html_page, row_texts
     from quire.insight.compare.results import Settings
 
     output, stages = output_of(), set[str]()
@@ -59,16 +59,13 @@ def compare_command(name: str, pool: int | None, html: str | None, **values: Any
     if output.json:
         output.result_json("quire.compare/1", asdict(comparison))
         return
-    columns = comparison.table.columns
-    rows = [
-        [cell_text(cell, column.unit) for cell, column in zip(row, columns, strict=True)]
-        for row in comparison.table.rows
-    ]
     output.result(comparison.title)
     if comparison.outputs_equal is not None:
         output.result(equal_text(comparison))
     output.result()
-    output.table([column.name for column in columns], rows, right=frozenset(range(1, len(columns))))
+    header = [name for name, _ in comparison.columns]
+    rows = [row_texts(comparison, row) for row in comparison.rows]
+    output.table(header, rows, right=frozenset(range(1, len(header))))
     output.result()
     for sentence in comparison.explanation:
         output.result(sentence)

@@ -11,8 +11,8 @@ from quire.insight.compare.results import Settings
 
 def test_sizes_of_llama_2_7b_and_measured_times() -> None:
     comparison = run("attention", Settings(context=128))
-    names = [column.name for column in comparison.table.columns]
-    rows = {row[0]: dict(zip(names, row, strict=True)) for row in comparison.table.rows}
+    names = [name for name, _ in comparison.columns]
+    rows = {row[0]: dict(zip(names, row, strict=True)) for row in comparison.rows}
     per_token = {kind: row["KV per token"] for kind, row in rows.items()}
     kib = 1024
     assert per_token == {

@@ -71,8 +71,8 @@ def test_workload_is_the_same_for_a_seed() -> None:
 def test_continuous_batching_is_faster_with_equal_outputs() -> None:
     comparison = run("batching", Settings(requests=24, slots=4, context=128))
     assert comparison.outputs_equal == 24
-    static, _, continuous = comparison.table.rows
-    names = [column.name for column in comparison.table.columns]
+    static, _, continuous = comparison.rows
+    names = [name for name, _ in comparison.columns]
     for name, is_better in (("makespan", -1), ("slot use", 1), ("wait p50", -1), ("latency p95", -1)):
         assert is_better * continuous[names.index(name)] > is_better * static[names.index(name)], name
     assert comparison == run("batching", Settings(requests=24, slots=4, context=128))

@@ -22,7 +22,7 @@ def test_attention_pairs_of_prefill_chunk_and_decode() -> None:
 def test_recomputation_computes_the_sum_of_all_lengths_with_equal_outputs(requests: int) -> None:
     comparison = run("cache", Settings(model="fake", context=40, requests=requests))
     assert comparison.outputs_equal == requests
-    naive, cached = comparison.table.rows
+    naive, cached = comparison.rows
     assert naive[1:3] == (
         requests * sum(range(16, 40)), requests * sum(n * (n + 1) // 2 for n in range(16, 40)),
     )  # fmt: skip

@@ -26,7 +26,7 @@ def test_page_has_charts_and_no_outside_reference(comparison: Comparison) -> Non
         assert root.attrib["aria-label"]
         assert root.findall("polyline") or root.findall("rect")
         assert "nan" not in drawing
-    for row in comparison.table.rows:
+    for row in comparison.rows:
         assert row[0] in page
 
 

@@ -123,8 +123,8 @@ def test_windows_and_prefix_cache_are_refused() -> None:
 def test_comparison_counts_waste_of_each_allocator() -> None:
     comparison = run("kv", Settings(requests=24, context=256, pool_bytes=24 << 20))
     assert comparison.outputs_equal == 24
-    names = [column.name for column in comparison.table.columns]
-    contiguous, buddy, paged = (dict(zip(names, row, strict=True)) for row in comparison.table.rows)
+    names = [name for name, _ in comparison.columns]
+    contiguous, buddy, paged = (dict(zip(names, row, strict=True)) for row in comparison.rows)
     # 24 MiB / 23,040 B are 1092 tokens: 4 contexts of 256.
     assert contiguous["most at once"] == 4
     assert contiguous["preempted"] == contiguous["moved"] == 0
@@ -144,4 +144,4 @@ def test_context_of_kv_must_be_a_power_of_two() -> None:
 def test_real_model_gives_equal_outputs_with_every_allocator(smollm2_path: object) -> None:
     comparison = run("kv", Settings(model="smollm2", requests=8, context=128, pool_bytes=6 << 20))
     assert comparison.outputs_equal == 8
-    assert comparison.table.rows[1][7] > 0, "the buddy allocator copied blocks of the real KV cache"
+    assert comparison.rows[1][7] > 0, "the buddy allocator copied blocks of the real KV cache"

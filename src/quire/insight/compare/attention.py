@@ -12,17 +12,7 @@ from typing import Any
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import CacheSpec, LatentKV, PagedKV
 from quire.errors import ConfigError
-from quire.insight.compare.results import (
-    FAKE_MODEL,
-    Chart,
-    Column,
-    Comparison,
-    Progress,
-    Series,
-    Settings,
-    Table,
-    percentile,
-)
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
 from quire.insight.compare.rig import Job, Rig
 
 LLAMA_2_7B = (32, 32, 128)
@@ -61,9 +51,9 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         total_s = None if time_s is None else num_layers * time_s
         rows.append((kind, sizes[kind], held, read, total_s, None if total_s is None else read / total_s / 1e9))
     columns = (
-        Column("attention", "text"), Column("KV per token", "bytes"), Column(f"KV of {context}", "bytes"),
-        Column("a decode reads", "bytes"), Column(f"measured, 1 layer × {num_layers}", "seconds"),
-        Column("GB/s", "number"),
+        ("attention", "text"), ("KV per token", "bytes"), (f"KV of {context}", "bytes"),
+        ("a decode reads", "bytes"), (f"measured, 1 layer × {num_layers}", "seconds"),
+        ("GB/s", "number"),
     )  # fmt: skip
     largest = max(sizes.values())
     explanation = tuple(
@@ -79,7 +69,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     )
     title = f"{name}: {num_layers} layers, {num_heads} query heads of {head_size}, 16-bit KV, {context} tokens"
     shown = {"model": settings.model, "seed": settings.seed, "context": context, "window": window}
-    return Comparison("attention", title, shown, Table(columns, tuple(rows)), explanation, charts)
+    return Comparison("attention", title, shown, columns, tuple(rows), explanation, charts)
 
 
 def measure(settings: Settings, spec: PagedKV, num_heads: int, context: int, progress: Progress) -> float | None:
@@ -132,5 +122,5 @@ def _formula(spec: CacheSpec, num_layers: int) -> str:
 
 
 def _bars(title: str, unit: str, values: dict[str, float]) -> Chart:
-    series = tuple(Series(kind, ((0.0, float(value)),)) for kind, value in values.items())
-    return Chart(title, "", unit, "bars", series)
+    series = tuple(Series(kind, ((0.0, value, float(row)),)) for row, (kind, value) in enumerate(values.items()))
+    return Chart(title, unit, "", "bars", series)

@@ -8,22 +8,12 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quire.config import EngineConfig, SchedulerConfig
 from quire.events import EventLog
-from quire.insight.compare.results import (
-    FAKE_MODEL,
-    Chart,
-    Column,
-    Comparison,
-    Progress,
-    Series,
-    Settings,
-    Table,
-    check_outputs_equal,
-    percentile,
-)
-from quire.insight.compare.rig import Clock, Job, Rig, Run, draw_prompt
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings, percentile
+from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 
@@ -86,7 +76,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         f"dynamic ({timer:.3g})": _drive_batches(rig, "dynamic", jobs, timer),
         "continuous": rig.drive("continuous", jobs),
     }
-    num_equal = check_outputs_equal({mode: run.outputs for mode, run in runs.items()})
+    num_equal = check_outputs_equal(runs)
     shown = {
         "model": model, "seed": settings.seed, "requests": num_requests, "slots": settings.slots, "rate": rate,
         "timer": timer, "context": longest, "unit": rig.unit,
@@ -96,11 +86,14 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         f"{sum(job.num_tokens for job in jobs)} output tokens, {rate:.3g} arrive per {rig.unit[:-1]}, "
         f"{settings.slots} slots"
     )
-    table = _table(runs, jobs, settings.slots, rig.unit)
-    explanation = tuple(
-        _explain(mode, run, jobs, settings.slots, "" if is_fake else " s") for mode, run in runs.items()
-    )
-    return Comparison("batching", title, shown, table, explanation, _charts(runs, jobs, rig.unit), num_equal)
+    columns = (
+        ("mode", "text"), ("makespan", rig.unit), ("slot use", "share"), ("pads", ""), ("wait p50", rig.unit),
+        ("wait p95", rig.unit), ("latency p95", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
+    )  # fmt: skip
+    rows = tuple(_row(mode, run, jobs, settings.slots) for mode, run in runs.items())
+    explanation = tuple(_explain(mode, run, jobs, settings.slots, rig.unit) for mode, run in runs.items())
+    charts = tuple(_chart(mode, run, jobs, rig.unit) for mode, run in runs.items())
+    return Comparison("batching", title, shown, columns, rows, explanation, charts, num_equal)
 
 
 def workload(seed: int, num_requests: int, rate: float, longest: int, vocab_size: int) -> list[Job]:
@@ -144,58 +137,35 @@ def _pads(run: Run, is_closed: bool) -> int:
     return total
 
 
-def _slot_use(run: Run, slots: int) -> float:
-    return sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
-
-
-def _table(runs: dict[str, Run], jobs: Sequence[Job], slots: int, unit: str) -> Table:
-    columns = (
-        Column("mode", "text"), Column("makespan", unit), Column("slot use", "share"), Column("pads"),
-        Column("wait p50", unit), Column("wait p95", unit), Column("latency p95", unit),
-        Column(f"tokens/{unit[:-1]}", "number"),
+def _row(mode: str, run: Run, jobs: Sequence[Job], slots: int) -> tuple[Any, ...]:
+    waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
+    latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
+    slot_use = sum(len(step.scheduled) * step.duration for step in run.steps) / (slots * run.makespan)
+    return (
+        mode, run.makespan, slot_use, _pads(run, mode != "continuous"), percentile(waits, 0.5),
+        percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
     )  # fmt: skip
-    rows = []
-    for mode, run in runs.items():
-        waits = [start - job.arrival for start, job in zip(run.started, jobs, strict=True)]
-        latencies = [end - job.arrival for end, job in zip(run.ended, jobs, strict=True)]
-        rows.append((
-            mode, run.makespan, _slot_use(run, slots), _pads(run, mode != "continuous"), percentile(waits, 0.5),
-            percentile(waits, 0.95), percentile(latencies, 0.95), sum(job.num_tokens for job in jobs) / run.makespan,
-        ))  # fmt: skip
-    return Table(columns, tuple(rows))
 
 
 def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) -> str:
     """Say where the slot time went that computed no request."""
-    total = slots * run.makespan
-    empty = sum(slots * step.duration for step in run.steps if not step.scheduled and step.num_waiting)
-    idle = sum((slots - len(step.scheduled)) * step.duration for step in run.steps if step.scheduled)
-    held = sum(
-        (slots - len(step.scheduled)) * step.duration for step in run.steps if step.scheduled and step.num_waiting
-    )
-    pads, real = _pads(run, mode != "continuous"), run.num_computed
-    padding = f"a padded batch would compute {pads} pads beside {real} tokens"
+    needed = [step for step in run.steps if step.num_waiting]
+    held = sum((slots - len(step.scheduled)) * step.duration for step in needed if step.scheduled)
+    filling = sum(slots * step.duration for step in needed if not step.scheduled)
     mean_wait = sum(start - job.arrival for start, job in zip(run.started, jobs, strict=True)) / len(jobs)
-    if mode == "continuous":
-        return (
-            f"continuous: a request joins in the next step that has a slot, after {mean_wait:.3g}{unit} on average; "
-            f"slots were empty {idle / total:.0%} of the time, {held / total:.0%} while a request waited; {padding}, "
-            "this engine computes none."
-        )
+    is_closed, total = mode != "continuous", slots * run.makespan
+    reason = "because no request joins a running batch" if is_closed else "although requests join in any step"
+    filled = f", and {filling / total:.0%} while a batch filled" if is_closed else ""
     return (
-        f"{mode}: slots were empty {held / total:.0%} of the time because requests of the batch had ended and waiting "
-        f"ones may not join, and {empty / total:.0%} while a batch filled; a request waited {mean_wait:.3g}{unit} on "
-        f"average; {padding}."
+        f"{mode}: a request waited {mean_wait:.3g} {unit} on average; {held / total:.0%} of the slot time was empty while "
+        f"requests waited, {reason}{filled}; a padded batch would compute {_pads(run, is_closed)} pads beside "
+        f"{run.num_computed} tokens, this engine's ragged batch computes none."
     )
 
 
-def _charts(runs: dict[str, Run], jobs: Sequence[Job], unit: str) -> tuple[Chart, ...]:
-    charts = []
-    for mode, run in runs.items():
-        waiting = tuple(
-            (job.arrival, at, float(row)) for row, (job, at) in enumerate(zip(jobs, run.started, strict=True))
-        )
-        running = tuple((at, end, float(row)) for row, (at, end) in enumerate(zip(run.started, run.ended, strict=True)))
-        series = (Series("waiting", waiting, 0.25), Series("running", running))
-        charts.append(Chart(f"{mode}: one row per request", f"time ({unit})", "request", "spans", series))
-    return tuple(charts)
+def _chart(mode: str, run: Run, jobs: Sequence[Job], unit: str) -> Chart:
+    times = list(enumerate(zip(jobs, run.started, run.ended, strict=True)))
+    waiting = tuple((job.arrival, start, float(row)) for row, (job, start, _) in times)
+    running = tuple((start, end, float(row)) for row, (_, start, end) in times)
+    series = (Series("waiting", waiting, 0.25), Series("running", running))
+    return Chart(f"{mode}: one row per request", f"time ({unit})", "", "spans", series)

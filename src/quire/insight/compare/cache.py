@@ -6,17 +6,8 @@ Next to read: `rig.py`.
 import random
 from collections.abc import Sequence
 
-from quire.insight.compare.results import (
-    Chart,
-    Column,
-    Comparison,
-    Progress,
-    Series,
-    Settings,
-    Table,
-    check_outputs_equal,
-)
-from quire.insight.compare.rig import Job, Rig, Run, Step, draw_prompt
+from quire.insight.compare.results import Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.rig import Job, Rig, Run, Step, check_outputs_equal, draw_prompt
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 
@@ -50,10 +41,10 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         ),
         "KV cache": rig.drive("cached", jobs),
     }
-    num_equal = check_outputs_equal({mode: run.outputs for mode, run in runs.items()})
+    num_equal = check_outputs_equal(runs)
     columns = (
-        Column("mode", "text"), Column("tokens computed"), Column("attention pairs"), Column("total", rig.unit),
-        Column("first tokens", rig.unit), Column("last tokens", rig.unit), Column(f"tokens/{rig.unit[:-1]}", "number"),
+        ("mode", "text"), ("tokens computed", ""), ("attention pairs", ""), ("total", rig.unit),
+        ("first tokens", rig.unit), ("last tokens", rig.unit), (f"tokens/{rig.unit[:-1]}", "number"),
     )  # fmt: skip
     num_tokens = sum(job.num_tokens for job in jobs)
     rows = tuple(
@@ -68,10 +59,10 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         for mode, run in runs.items()
     )
     shown = {"model": model, "seed": settings.seed, "requests": num_requests, "context": context, "unit": rig.unit}
-    title = f"{num_requests} request(s): {PROMPT_LEN} prompt and {context - PROMPT_LEN} generated tokens each"
+    title = f"requests: {num_requests}, each of {PROMPT_LEN} prompt and {context - PROMPT_LEN} generated tokens"
     chart = Chart("time of each step", "tokens in the sequence", rig.unit, "line", series)
     explanation = _explain(runs["no KV cache"], runs["KV cache"], context, num_requests)
-    return Comparison("cache", title, shown, Table(columns, rows), explanation, (chart,), num_equal)
+    return Comparison("cache", title, shown, columns, rows, explanation, (chart,), num_equal)
 
 
 def attention_pairs(step: Step) -> int:

@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from quire.byte_sizes import format_bytes
-from quire.insight.compare.results import Chart, Comparison, Series
+from quire.insight.compare.results import Chart, Comparison
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 760, 240, 60, 34
+WIDTH, HEIGHT = 760, 240
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 5")
 """Modes differ by dash and label too, not by colour alone."""
 STYLE = """
@@ -28,13 +28,11 @@ figcaption { font-weight: 600 } .axis { stroke: currentColor; opacity: .5 }
 
 def html_page(comparison: Comparison) -> str:
     """Return the page. It names no other file and no address."""
-    columns, rows = comparison.table.columns, comparison.table.rows
-    head = "".join(f'<th scope="col">{escape(column.name)}</th>' for column in columns)
+    columns = comparison.columns
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name, _ in columns)
     body = "".join(
-        "<tr>"
-        + "".join(f"<td>{escape(cell_text(c, col.unit))}</td>" for c, col in zip(row, columns, strict=True))
-        + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row_texts(comparison, row)) + "</tr>"
+        for row in comparison.rows
     )
     equal = "" if comparison.outputs_equal is None else f"<p>{escape(equal_text(comparison))}</p>"
     settings = ", ".join(f"{name}={value}" for name, value in comparison.settings.items() if value is not None)
@@ -50,7 +48,12 @@ def html_page(comparison: Comparison) -> str:
 
 def equal_text(comparison: Comparison) -> str:
     """Return the line that says which outputs were compared."""
-    return f"outputs of all {comparison.outputs_equal} requests are equal in all modes ✓"
+    return f"requests with equal outputs in all modes: {comparison.outputs_equal} of {comparison.outputs_equal} ✓"
+
+
+def row_texts(comparison: Comparison, row: Sequence[Any]) -> list[str]:
+    """Return a row's cells as text."""
+    return [cell_text(cell, unit) for cell, (_, unit) in zip(row, comparison.columns, strict=True)]
 
 
 def cell_text(value: Any, unit: str) -> str:
@@ -69,90 +72,53 @@ def cell_text(value: Any, unit: str) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    if not any(series.points for series in chart.series):
+    """Draw a chart; nothing if it has no points. Bars are spans with their own colour, labelled in their row."""
+    points = [point for series in chart.series for point in series.points]
+    if not points:
         return ""
-    draw = {"line": _lines, "bars": _bars, "spans": _spans}[chart.kind]
-    title = escape(chart.title)
-    return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
-        f"{draw(chart)}</svg></figure>"
-    )
-
-
-def _lines(chart: Chart) -> str:
-    points = [point for series in chart.series for point in series.points]
-    x, y = _scales([point[0] for point in points], [point[1] for point in points])
-    drawn = []
+    is_line, is_bars = chart.kind == "line", chart.kind == "bars"
+    top = max(point[1] for point in points) if is_line else max(point[2] for point in points) + 1
+    height = HEIGHT if not is_bars else int(top) * 30 + 60
+    left, bottom = 300 if is_bars else 60, height - 34
+    x_unit = (WIDTH - left - 20) / (max(point[0 if is_line else 1] for point in points) or 1.0)
+    y_unit, step = (bottom - 24) / (top or 1.0), (WIDTH - 160) / len(chart.series)
+    drawn: list[str] = []
+    labels: dict[str, str] = {}
     for index, series in enumerate(chart.series):
-        path = " ".join(f"{x(point[0]):.1f},{y(point[1]):.1f}" for point in series.points)
-        drawn.append(
-            f'<polyline points="{path}" fill="none" stroke="var(--c{index % 5})" stroke-width="1.5" '
-            f'stroke-dasharray="{DASHES[index % 5]}"/>'
-        )
-    return "".join(drawn) + _axes(chart, points) + _legend(chart.series)
-
-
-def _bars(chart: Chart) -> str:
-    top = max(series.points[0][1] for series in chart.series)
-    height = min(30, (HEIGHT - 10) // len(chart.series))
-    drawn = []
-    for index, series in enumerate(chart.series):
-        value = series.points[0][1]
-        label = f"{escape(series.name)}: {cell_text(value, chart.y_label)}"
-        width = max(1.0, value / top * (WIDTH - 320))
-        drawn.append(
-            f'<rect x="300" y="{index * height + 6}" width="{width:.1f}" height="{height - 8}" '
-            f'fill="var(--c{index % 5})"/>'
-            f'<text x="290" y="{index * height + height / 2 + 6}" text-anchor="end">{label}</text>'
-        )
-    return "".join(drawn)
-
-
-def _spans(chart: Chart) -> str:
-    points = [point for series in chart.series for point in series.points]
-    rows = int(max(point[2] for point in points)) + 1
-    x, _ = _scales([value for point in points for value in point[:2]], [0.0])
-    height = (HEIGHT - BOTTOM - 24) / rows
-    drawn = []
-    for series in chart.series:
-        for start, end, row in series.points:
-            drawn.append(
-                f'<rect x="{x(start):.1f}" y="{20 + row * height:.1f}" width="{max(0.3, x(end) - x(start)):.1f}" '
-                f'height="{max(0.5, height * 0.85):.1f}" fill="var(--c0)" fill-opacity="{series.shade}"/>'
+        color = f"var(--c{0 if chart.kind == 'spans' else index % 5})"
+        legend = f'<text x="{130 + index * step:.0f}" y="14">{escape(series.name)}</text>'
+        if is_line:
+            path = " ".join(f"{left + x * x_unit:.1f},{bottom - y * y_unit:.1f}" for x, y in series.points)
+            style = f'fill="none" stroke="{color}" stroke-dasharray="{DASHES[index % 5]}"'
+            drawn.append(f'<polyline points="{path}" stroke-width="1.5" {style}/>')
+            legend += f'<path d="M{100 + index * step:.0f} 10h24" stroke-width="4" {style}/>'
+        else:
+            style = f'fill="{color}" fill-opacity="{series.shade}"'
+            drawn += [
+                f'<rect x="{left + start * x_unit:.1f}" y="{22 + row * y_unit:.1f}" '
+                f'width="{max(0.3, (end - start) * x_unit):.1f}" height="{max(0.5, y_unit * 0.85):.1f}" {style}/>'
+                for start, end, row in series.points
+            ]
+            legend += f'<rect x="{110 + index * step:.0f}" y="5" width="14" height="10" {style}/>'
+        if is_bars:
+            label = f"{series.name}: {cell_text(series.points[0][1], chart.x_label)}"
+            legend = (
+                f'<text x="{left - 8}" y="{22 + (index + 0.55) * y_unit:.0f}" text-anchor="end">{escape(label)}</text>'
             )
-    shades = {series.name: series for series in chart.series}
-    legend = _legend(tuple(shades.values()), by_shade=True)
-    return "".join(drawn) + _axes(chart, [(point[1], float(rows)) for point in points]) + legend
-
-
-def _scales(xs: Sequence[float], ys: Sequence[float]) -> Any:
-    right, top = max(xs) or 1.0, max(ys) or 1.0
+        labels.setdefault(series.name, legend)
+    title, axes = escape(chart.title), "" if is_bars else _axes(chart, (WIDTH - left - 20) / x_unit, top, bottom)
     return (
-        lambda value: LEFT + value / right * (WIDTH - LEFT - 20),
-        lambda value: HEIGHT - BOTTOM - value / top * (HEIGHT - BOTTOM - 24),
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
+        f"{''.join(drawn)}{''.join(labels.values())}{axes}</svg></figure>"
     )
 
 
-def _axes(chart: Chart, points: Sequence[Sequence[float]]) -> str:
-    right, top = max(point[0] for point in points), max(point[1] for point in points)
-    bottom, y_unit = HEIGHT - BOTTOM, chart.y_label if chart.y_label == "seconds" else "number"
+def _axes(chart: Chart, right: float, top: float, bottom: int) -> str:
+    y_text = cell_text(top, "seconds" if chart.y_label == "seconds" else "number") if chart.kind == "line" else ""
     return (
-        f'<path class="axis" fill="none" d="M{LEFT} 20V{bottom}H{WIDTH - 20}"/>'
-        f'<text x="{LEFT}" y="{bottom + 15}">0</text>'
+        f'<path class="axis" fill="none" d="M60 20V{bottom}H{WIDTH - 20}"/>'
+        f'<text x="60" y="{bottom + 15}">0</text>'
         f'<text x="{WIDTH - 20}" y="{bottom + 15}" text-anchor="end">{right:.4g}</text>'
-        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(chart.x_label)}</text>'
-        f'<text x="{LEFT - 6}" y="28" text-anchor="end">{cell_text(top, y_unit)}</text>'
-        f'<text x="4" y="14">{escape(chart.y_label)}</text>'
-    )
-
-
-def _legend(series: Sequence[Series], *, by_shade: bool = False) -> str:
-    step = (WIDTH - LEFT - 100) / len(series)
-    return "".join(
-        f'<line x1="{LEFT + 60 + index * step:.0f}" x2="{LEFT + 84 + index * step:.0f}" y1="10" y2="10" '
-        f'stroke-width="4" '
-        f'stroke="var(--c{0 if by_shade else index % 5})" stroke-opacity="{item.shade}" '
-        f'stroke-dasharray="{"" if by_shade else DASHES[index % 5]}"/>'
-        f'<text x="{LEFT + 90 + index * step:.0f}" y="14">{escape(item.name)}</text>'
-        for index, item in enumerate(series)
+        f'<text x="{WIDTH / 2}" y="{bottom + 28}" text-anchor="middle">{escape(chart.x_label)}</text>'
+        f'<text x="54" y="28" text-anchor="end">{y_text}</text><text x="4" y="14">{escape(chart.y_label)}</text>'
     )

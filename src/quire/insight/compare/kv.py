@@ -14,18 +14,8 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.events import EventLog
 from quire.insight.compare.allocators import Buddy, Contiguous, RunAllocator, RunBlocks
-from quire.insight.compare.results import (
-    FAKE_MODEL,
-    Chart,
-    Column,
-    Comparison,
-    Progress,
-    Series,
-    Settings,
-    Table,
-    check_outputs_equal,
-)
-from quire.insight.compare.rig import Clock, Job, Rig, Run, draw_prompt
+from quire.insight.compare.results import FAKE_MODEL, Chart, Comparison, Progress, Series, Settings
+from quire.insight.compare.rig import Clock, Job, Rig, Run, check_outputs_equal, draw_prompt
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.scheduler import Scheduler
 
@@ -92,7 +82,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     runs, memories, managers = {}, {}, {}
     for mode, allocator in modes.items():
         runs[mode], memories[mode], managers[mode] = _drive(rig, mode, jobs, allocator)
-    num_equal = check_outputs_equal({mode: run.outputs for mode, run in runs.items()})
+    num_equal = check_outputs_equal(runs)
     block_bytes = PoolShape(config.kv_cache_groups, BLOCK_SIZE, 1).block_bytes
     pool_tokens = (config.num_blocks - 1) * BLOCK_SIZE
     lengths = [len(job.prompt) + job.num_tokens for job in jobs]
@@ -105,14 +95,14 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         "block_bytes": block_bytes, "context": context, "rate": settings.rate, "unit": rig.unit,
     }  # fmt: skip
     columns = (
-        Column("allocator", "text"), Column("most at once"), Column("mean at once", "number"),
-        Column("reserved in use", "share"), Column("internal waste", "share"), Column("external waste", "share"),
-        Column("preempted"), Column("moved"), Column("makespan", rig.unit),
+        ("allocator", "text"), ("most at once", ""), ("mean at once", "number"),
+        ("reserved in use", "share"), ("internal waste", "share"), ("external waste", "share"),
+        ("preempted", ""), ("moved", ""), ("makespan", rig.unit),
     )  # fmt: skip
     rows = tuple(_row(mode, runs[mode], memories[mode], managers[mode], pool_tokens) for mode in modes)
     explanation = tuple(_explain(mode, memories[mode], managers[mode], runs[mode]) for mode in modes)
     charts = _charts(memories, runs, pool_tokens, rig.unit)
-    return Comparison("kv", title, shown, Table(columns, rows), explanation, charts, num_equal)
+    return Comparison("kv", title, shown, columns, rows, explanation, charts, num_equal)
 
 
 def workload(seed: int, num_requests: int, rate: float | None, context: int, vocab_size: int) -> list[Job]:

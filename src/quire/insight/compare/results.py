@@ -4,11 +4,12 @@ The command line prints them, `figure.py` draws them, and the web page's Lab sen
 Next to read: `rig.py`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import ComparisonError, ConfigError
+from quire.errors import ConfigError
 
 FAKE_MODEL = "fake"
 """Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
@@ -46,22 +47,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table. `unit`: "", "share", "bytes", "seconds", "steps" or "text"."""
-
-    name: str
-    unit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Figures of each mode: one row per mode, its name first. A cell is None where nothing was measured."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Series:
     """Points of one mode: (x, y), or for spans (start, end, row). `shade`: weight of its colour, 0 … 1."""
 
@@ -72,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing of series. `kind`: "line", "bars" (one point each) or "spans" (horizontal bars)."""
+    """A drawing of series. `kind`: "line", "spans" (horizontal bars), or "bars" (spans from 0, one per series)."""
 
     title: str
     x_label: str
@@ -85,36 +70,21 @@ class Chart:
 class Comparison:
     """Result of `run`. `outputs_equal`: requests whose tokens were compared and equal in all modes; None: no outputs.
 
+    columns: name and unit of each: "", "text", "number", "share", "bytes", "seconds" or "steps".
+    rows: figures of each mode, its name first; None where nothing was measured.
     explanation: a sentence per mode that explains its figures.
     """
 
     name: str
     title: str
     settings: Mapping[str, Any]
-    table: Table
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
     explanation: tuple[str, ...]
     charts: tuple[Chart, ...]
     outputs_equal: int | None = None
 
 
-def check_outputs_equal(outputs: Mapping[str, Sequence[Sequence[int]]]) -> int:
-    """Compare every mode's tokens with the first mode's. Returns: the number of requests. Raises: ComparisonError."""
-    (first, expected), *others = outputs.items()
-    for mode, found in others:
-        if len(found) != len(expected):
-            raise ComparisonError(f"{mode} finished {len(found)} requests, {first} {len(expected)}")
-        for index, (wanted, got) in enumerate(zip(expected, found, strict=True)):
-            if list(wanted) != list(got):
-                same = next((at for at, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1]), None)
-                at = min(len(wanted), len(got)) if same is None else same
-                raise ComparisonError(
-                    f"request {index} got different tokens from {first} and {mode}, first at output token {at}: "
-                    f"{list(wanted[at : at + 4])} and {list(got[at : at + 4])}"
-                )
-    return len(expected)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """Smallest value that at least `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, min(len(ordered) - 1, -(-int(share * len(ordered) * 1000) // 1000) - 1))]
+    return sorted(values)[math.ceil(share * len(values)) - 1]

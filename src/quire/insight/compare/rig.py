@@ -20,7 +20,7 @@ import numpy as np
 from quire.cache_spec import PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ConfigError, EngineError, MemoryCapacityError
+from quire.errors import ComparisonError, ConfigError, EngineError, MemoryCapacityError
 from quire.events import EventKind, EventLog, OpTime
 from quire.insight.compare.results import FAKE_MODEL, Progress, Settings
 from quire.outputs import RequestOutput
@@ -138,20 +138,14 @@ class SharedExecutor:
     max_in_flight = 1
 
     def __init__(self, executor: "Executor") -> None:
-        self._executor = executor
         self.submitted: SchedulerOutput | None = None
+        self.collect, self.end_step_early = executor.collect, executor.end_step_early
+        self._submit = executor.submit
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""
         self.submitted = output
-        self._executor.submit(output)
-
-    def collect(self) -> StepResult:
-        """See `Executor`."""
-        return self._executor.collect()
-
-    def end_step_early(self) -> None:
-        """See `Executor`."""
+        self._submit(output)
 
     def shutdown(self) -> None:
         """Leave the executor to the next mode."""
@@ -256,6 +250,20 @@ class Rig:
             observe(engine.scheduler)
             self.progress(mode, num_done, len(jobs))
         return run
+
+
+def check_outputs_equal(runs: Mapping[str, Run]) -> int:
+    """Compare every mode's tokens with the first mode's. Returns: the number of requests. Raises: ComparisonError."""
+    (first, expected), *others = runs.items()
+    for mode, run in others:
+        for index, (wanted, got) in enumerate(zip(expected.outputs, run.outputs, strict=True)):
+            if wanted != got:
+                at = next(at for at in range(len(wanted) + 1) if wanted[: at + 1] != got[: at + 1])
+                raise ComparisonError(
+                    f"request {index} got different tokens from {first} and {mode}, first at output token {at}: "
+                    f"{wanted[at : at + 4]} and {got[at : at + 4]}"
+                )
+    return len(expected.outputs)
 
 
 def load(options: EngineOptions, hf_config: Mapping[str, Any] | None = None) -> tuple[EngineConfig, "Executor"]:
