@@ -157,8 +157,8 @@ def _explain(mode: str, run: Run, jobs: Sequence[Job], slots: int, unit: str) ->
     reason = "because no request joins a running batch" if is_closed else "although requests join in any step"
     filled = f", and {filling / total:.0%} while a batch filled" if is_closed else ""
     return (
-        f"{mode}: a request waited {mean_wait:.3g} {unit} on average; {held / total:.0%} of the slot time was empty while "
-        f"requests waited, {reason}{filled}; a padded batch would compute {_pads(run, is_closed)} pads beside "
+        f"{mode}: a request waited {mean_wait:.3g} {unit} on average; {held / total:.0%} of the slot time was empty "
+        f"while requests waited, {reason}{filled}; a padded batch would compute {_pads(run, is_closed)} pads beside "
         f"{run.num_computed} tokens, this engine's ragged batch computes none."
     )
 
