@@ -1,29 +1,17 @@
 """Contiguous and buddy allocation behind `BlockManager`'s interface: a sequence owns one run of consecutive blocks.
 
-An allocator chooses the length and the place of a run; `RunBlocks` takes it, and moves it when it must grow.
+An allocator chooses the length and the place of a run; `RunBlocks` takes it, and moves it when it must grow. The pool
+comes to an allocator as a byte per block, 1 if it is free.
 Next to read: `kv.py`.
 """
 
 from operator import not_
-from typing import Protocol
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager, PrefixHit
 from quire.types import Request, Tier, Transfer
-
-
-class RunAllocator(Protocol):
-    """Places runs in a pool. `free` has a byte per block: 1 if it is free."""
-
-    def run_len(self, num_needed: int) -> int:
-        """Return the blocks to reserve for a sequence that needs `num_needed`."""
-        ...
-
-    def find(self, free: bytes, length: int) -> int | None:
-        """Return the index of the first block of a free run of `length` blocks, if there is one."""
-        ...
 
 
 class Contiguous:
@@ -33,11 +21,11 @@ class Contiguous:
         self._max_blocks = max_blocks
 
     def run_len(self, num_needed: int) -> int:
-        """See `RunAllocator`."""
+        """Return the blocks to reserve for a sequence that needs `num_needed`."""
         return self._max_blocks
 
     def find(self, free: bytes, length: int) -> int | None:
-        """See `RunAllocator`."""
+        """Return the index of the first block of a free run of `length` blocks, if there is one."""
         at = free.find(b"\1" * length)
         return None if at < 0 else at
 
@@ -49,11 +37,11 @@ class Buddy:
     """
 
     def run_len(self, num_needed: int) -> int:
-        """See `RunAllocator`."""
+        """See `Contiguous`."""
         return 1 << (num_needed - 1).bit_length()
 
     def find(self, free: bytes, length: int) -> int | None:
-        """See `RunAllocator`."""
+        """See `Contiguous`."""
         wanted = b"\1" * length
         starts = [at for at in range(0, len(free) - length + 1, length) if free[at : at + length] == wanted]
         return min(starts, key=lambda at: self._surrounding(free, at, length), default=None)
@@ -66,6 +54,9 @@ class Buddy:
             if start + doubled > len(free) or free[start : start + doubled] != b"\1" * doubled:
                 return length
             length = doubled
+
+
+RunAllocator = Contiguous | Buddy
 
 
 class RunBlocks(BlockManager):
@@ -84,10 +75,6 @@ class RunBlocks(BlockManager):
         self.num_moves = self.num_split = 0
         self._spec, self._allocator = spec, allocator
 
-    def free_map(self) -> bytes:
-        """Return a byte per usable block, 1 if it is free. Index i is block i + 1."""
-        return bytes(map(not_, self.pool.reference_counts[1:]))
-
     def check_fits(self, request: Request, num_tokens: int) -> None:
         """Raise MemoryCapacityError if the pool has fewer blocks than are reserved for `num_tokens`."""
         needed = self._run_len(num_tokens)
@@ -104,7 +91,7 @@ class RunBlocks(BlockManager):
     def fits(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
         """Return True if there is a run for all known tokens."""
         length = self._run_len(request.num_tokens)
-        fits = self._allocator.find(self.free_map(), length) is not None
+        fits = self._allocator.find(self._free_map(), length) is not None
         self.num_split += not fits and length <= self.pool.num_free
         return fits
 
@@ -116,7 +103,7 @@ class RunBlocks(BlockManager):
         length = self._run_len(num_known)
         if self._spec.table_len(num_known, self._block_size) <= len(table):
             return ()
-        free = self.free_map()
+        free = self._free_map()
         if table and (table[0] - 1) % length == 0:
             behind = range(table[-1] + 1, table[0] + length)
             if free[table[-1] : table[-1] + len(behind)] == b"\1" * len(behind):
@@ -136,6 +123,10 @@ class RunBlocks(BlockManager):
         for block_id in old_ids:
             self._release(block_id)
         return (Transfer(0, Tier.DEVICE, old_ids, Tier.DEVICE, tuple(table[: len(old_ids)])),)
+
+    def _free_map(self) -> bytes:
+        """Return a byte per usable block, 1 if it is free. Index i is block i + 1."""
+        return bytes(map(not_, self.pool.reference_counts[1:]))
 
     def _run_len(self, num_tokens: int) -> int:
         return self._allocator.run_len(self._spec.table_len(num_tokens, self._block_size))

@@ -101,7 +101,7 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
     )  # fmt: skip
     rows = tuple(_row(mode, runs[mode], memories[mode], managers[mode], pool_tokens) for mode in modes)
     explanation = tuple(_explain(mode, memories[mode], managers[mode], runs[mode]) for mode in modes)
-    charts = _charts(memories, runs, pool_tokens, rig.unit)
+    charts = _charts(memories, runs, rig.unit)
     return Comparison("kv", title, shown, columns, rows, explanation, charts, num_equal)
 
 
@@ -157,7 +157,7 @@ def _row(mode: str, run: Run, memory: Memory, blocks: BlockManager, pool_tokens:
 
 def _explain(mode: str, memory: Memory, blocks: BlockManager, run: Run) -> str:
     reserved, used = _mean(memory.reserved, run), _mean(memory.used, run)
-    waste = f"{reserved - used:.0f} of {reserved:.0f} reserved tokens held nothing while requests waited"
+    waste = f"{reserved - used:.0f} of {reserved:.0f} reserved tokens held nothing on average"
     if not isinstance(blocks, RunBlocks):
         return f"{mode}: {waste}, the unfilled part of each request's last block; any free block serves any request."
     if mode.startswith("contiguous"):
@@ -168,7 +168,7 @@ def _explain(mode: str, memory: Memory, blocks: BlockManager, run: Run) -> str:
     )
 
 
-def _charts(memories: dict[str, Memory], runs: dict[str, Run], pool_tokens: int, unit: str) -> tuple[Chart, ...]:
+def _charts(memories: dict[str, Memory], runs: dict[str, Run], unit: str) -> tuple[Chart, ...]:
     lines = tuple(
         Series(
             mode, tuple((step.start, count) for step, count in zip(runs[mode].steps, memory.num_running, strict=True))
