@@ -28,6 +28,7 @@ def test_codes_and_statuses_are_stable() -> None:
         "QueueFullError": ("queue_full", 429, 4),
         "QueueTimeoutError": ("queue_timeout", 503, 4),
         "UnreadError": ("reader_too_slow", 503, 4),
+        "ComparisonError": ("outputs_differ", 500, 6),
         "EngineError": ("engine_error", 500, 1),
         "EngineDeadError": ("engine_dead", 500, 1),
     }

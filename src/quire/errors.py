@@ -150,6 +150,13 @@ class UnreadError(CapacityError):
         )
 
 
+class ComparisonError(QuireError):
+    """Two modes of one engine gave different outputs where they must be equal."""
+
+    code = "outputs_differ"
+    exit_code = 6
+
+
 class EngineError(QuireError):
     """An internal invariant broke; this is a bug in Quire."""
 

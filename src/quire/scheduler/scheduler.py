@@ -50,13 +50,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, events: EventLog | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        config: SchedulerConfig,
+        events: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        requests: RequestTable | None = None,
+        blocks: BlockManager | None = None,
     ) -> None:
+        """`requests` and `blocks`: made by the caller, to admit requests or allocate blocks by other rules."""
         self.config = config
         self._events = EventLog(0) if events is None else events
         self._clock = clock
-        self._requests = RequestTable(config)
-        self.blocks = BlockManager(config, events)
+        self._requests = RequestTable(config) if requests is None else requests
+        self.blocks = BlockManager(config, events) if blocks is None else blocks
         self._planner = StepPlanner(config, self._requests, self.blocks, self._events)
         self._in_flight: deque[_StepInFlight] = deque()
         self._step_id = 0

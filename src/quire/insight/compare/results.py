@@ -1,0 +1,90 @@
+"""`Settings` and `Comparison`: the input and the result of every comparison, as plain values without behaviour.
+
+The command line prints them, `figure.py` draws them, and the web page's Lab sends them as JSON.
+Next to read: `rig.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ConfigError
+
+FAKE_MODEL = "fake"
+"""Model name of `FakeExecutor`: no weights, and a step takes one unit of time."""
+MAX_REQUESTS = 10_000
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, the steps or requests done, and their total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Input of a comparison. None: the comparison chooses, and reports its choice in `Comparison.settings`.
+
+    model: model to run; `FAKE_MODEL`: no model, time counts engine steps.
+    rate: requests that arrive per unit of time: per second with a model, else per step.
+    pool_bytes: size of the KV cache. context: length of sequences, each comparison says of which.
+    """
+
+    model: str | None = None
+    seed: int = 0
+    requests: int | None = None
+    slots: int = 8
+    rate: float | None = None
+    pool_bytes: int | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("requests", 1, MAX_REQUESTS), ("slots", 1, 1024), ("context", 32, 1 << 17)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name}={value} is not in {least} … {most}")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed} is negative")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ConfigError(f"rate={self.rate} is not a positive number of requests per unit of time")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one mode: (x, y), or for spans (start, end, row). `shade`: weight of its colour, 0 … 1."""
+
+    name: str
+    points: tuple[tuple[float, ...], ...]
+    shade: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing of series. `kind`: "line", "spans" (horizontal bars), or "bars" (spans from 0, one per series)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    kind: str
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Result of `run`. `outputs_equal`: requests whose tokens were compared and equal in all modes; None: no outputs.
+
+    columns: name and unit of each: "", "text", "number", "share", "bytes", "seconds" or "steps".
+    rows: figures of each mode, its name first; None where nothing was measured.
+    explanation: a sentence per mode that explains its figures.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    explanation: tuple[str, ...]
+    charts: tuple[Chart, ...]
+    outputs_equal: int | None = None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Smallest value that at least `share` of the values do not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]

@@ -1,0 +1,35 @@
+"""The HTML page: well-formed, complete, and without references to anything outside."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from quire.insight.compare import run
+from quire.insight.compare.figure import cell_text, html_page
+from quire.insight.compare.results import Comparison, Settings
+
+
+@pytest.fixture(scope="module", params=["batching", "kv", "cache", "attention"])
+def comparison(request: pytest.FixtureRequest) -> Comparison:
+    model = None if request.param == "attention" else "fake"
+    return run(request.param, Settings(model=model, requests=6, context=64, slots=2))
+
+
+def test_page_has_charts_and_no_outside_reference(comparison: Comparison) -> None:
+    page = html_page(comparison)
+    assert not re.search(r"https?:|src=|href=|url\(|@import|<script", page)
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) == len(comparison.charts)
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)
+        assert root.attrib["aria-label"]
+        assert root.findall("polyline") or root.findall("rect")
+        assert "nan" not in drawing
+    for row in comparison.rows:
+        assert row[0] in page
+
+
+def test_cells_are_written_in_their_unit() -> None:
+    cases = [(0.5, "share"), (2**20, "bytes"), (0.0123, "seconds"), (2.5, "seconds"), (None, "bytes"), (7.0, "steps")]
+    assert [cell_text(*case) for case in cases] == ["50.0%", "1 MiB", "12.3 ms", "2.50 s", "–", "7"]
