@@ -34,8 +34,9 @@ MAY_IMPORT = {
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
     "parallel": {"runtime", "weights", "grammar"},
     "engine": {"scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
+    "explain": {"engine", "parallel", "runtime", "models", "layers", "kernels", "weights"},
     "server": {"engine", "text", "grammar", "weights"},
-    "cli": {"server", "engine", "weights", "text", "models", "runtime"},
+    "cli": {"server", "explain", "engine", "weights", "text", "models", "runtime"},
 }
 
 

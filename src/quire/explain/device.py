@@ -142,7 +142,7 @@ def find_device(name: str) -> Device:
         return Device(hardware, limits, "measured now")
     found = read_calibration(hardware)
     if found is None:
-        return Device(hardware, measure_limits("cpu", ("int8", "bf16", "fp32", "fp16")), "measured now")
+        return Device(hardware, measure_limits("cpu", ("int8", "bf16", "fp32")), "measured now")
     read = max(rate for size, rate in found.read if size >= found.weight_bytes)
     source = f"measured by `quire doctor --calibrate` ({found.num_threads} threads, {found.isa})"
     return Device(hardware, MachineLimits(read, found.limits), source, None, found)

@@ -141,7 +141,8 @@ def _describe(
         formula = f"2 · {rows} · {inputs} · {outputs} FLOP; weight {cost.bytes_read} B read once"
         if active > 1:
             formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"  # type: ignore[attr-defined]
-        yield Op(role, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
+        name = f"head {role}" if step.num_logit_rows and step.requests == step.of_logit_rows().requests else role
+        yield Op(name, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
     elif isinstance(instruction, AllReduce):
         size = instruction.num_bytes(step)
         formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
@@ -158,9 +159,10 @@ def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]
     tokens, most = step.num_tokens, max(start + count for start, count in step.requests)
     window = f", window {instruction.window}" if instruction.window else ""
     scores = step.num_scores(instruction.window)
-    formula = f"2 · {width} · {scores} scores causal{window}; 2 · {width} · {every} uncausal"
+    uncausal = 2 * width * every
+    formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {format_value(uncausal, 'FLOP')}"
     for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads))):
-        yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, 2 * width * every)
+        yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, uncausal)
 
 
 def phase_section(phase: Phase, *, with_ops: bool) -> Section:

@@ -22,6 +22,7 @@ from quire.kernels.instruction import Instruction
 from quire.kernels.tracing import NotTraceableError, Symbol
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
+from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.load import choose_formats
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.trace import trace_model
@@ -80,6 +81,7 @@ class RankModel:
         names: of the parameters, by identity: an instruction's weight is one.
         body, head: instructions; the rows of the head are those that need logits.
         cache_specs: per layer, of this rank's heads.
+        buffer_row_bytes: bytes of the plan's buffers per token of a step.
         can_run: False for an architecture that is described here and has no model class.
     """
 
@@ -88,6 +90,7 @@ class RankModel:
     body: Sequence[Instruction]
     head: Sequence[Instruction]
     cache_specs: tuple[CacheSpec, ...]
+    buffer_row_bytes: int = 0
     can_run: bool = True
 
     @property
@@ -145,7 +148,8 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
         for name, parameter in parameters.items()
     )  # fmt: skip
     specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
-    return RankModel(weights, names, program.body, program.head, specs)
+    buffers = place_buffers(program.body, program.hidden)
+    return RankModel(weights, names, program.body, program.head, specs, sum(buffers.row_bytes))
 
 
 def layer_groups(config: EngineConfig) -> tuple[int, ...]:
