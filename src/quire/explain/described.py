@@ -126,7 +126,8 @@ def describe_rank(config: EngineConfig, tp: int) -> RankModel:
     try:
         built = _Builder(read_sizes(config.model.hf_config), tp, found, DTYPES[config.dtype]).build()
     except UnevenSplitError as error:
-        raise UnevenSplitError(f"{error}; the nearest that fits: --tensor-parallel-size {1 << tp.bit_length() - 1}")
+        fits = 1 << tp.bit_length() - 1
+        raise UnevenSplitError(f"{error}; the nearest that fits: --tensor-parallel-size {fits}") from None
     weights = []
     for name, (whole, shape) in built.shapes.items():
         if len(shape) < 3:

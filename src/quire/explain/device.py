@@ -60,7 +60,7 @@ class Calibration(msgspec.Struct, frozen=True):
         if isinstance(instruction, Gemm) and weight_format is not None:
             curve = self.products.get(weight_format.name) or self.products["f32"]
             slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, weight_bytes)
-            one_row = 2 * instruction.weight.numel() * curve[0][1]
+            one_row = 2 * int(instruction.weight.numel()) * curve[0][1]
             return max(cost.flops * interpolate(curve, step.num_tokens), one_row * max(1.0, slower))
         if isinstance(instruction, Attend):
             decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)

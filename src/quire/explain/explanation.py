@@ -1,4 +1,4 @@
-"""`explain`: a checkpoint and settings to a `Report`: parameters, weights, KV cache, memory, and the work of each phase.
+"""`explain`: a checkpoint and settings to a `Report`: parameters, weights, KV cache, memory, work of each phase.
 
 Adds up what the engine's own parts say: instructions their cost, cache specs their bytes, `resolve` and `memory_plan`
 the memory. Next to read: `rank_model.py`, then `phases.py`.
@@ -129,7 +129,9 @@ def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
             in_layers[layer] = in_layers.get(layer, 0) + weight.num_values
     section = Section("Parameters")
     size = sum(weight.num_values for weight in tables.values())
-    shapes = " + ".join(f"{w.name.removesuffix('.weight')} {w.whole_shape[0]}·{w.whole_shape[1]}" for w in tables.values())
+    shapes = " + ".join(
+        f"{w.name.removesuffix('.weight')} {w.whole_shape[0]}·{w.whole_shape[1]}" for w in tables.values()
+    )
     section.quantities.append(
         Quantity("total", model.num_parameters, "", "Σ of the shapes of all parameters, tied ones once")
     )
@@ -210,9 +212,12 @@ def _memory(rank: RankModel, config: EngineConfig, hardware: Hardware, settings:
     fitting, wanted = max(0, num_blocks - 1) // per_request, max(settings.batches)
     longest = pool.longest_sequence(max(0, num_blocks - 1) // wanted, config.model.context_len)
     tokens = pool.longest_sequence(max(0, num_blocks - 1), UNLIMITED_BYTES)
+    is_cpu = hardware.device == "cpu"
+    share = ("available",) if is_cpu else (
+        "memory · share", f"{hardware.total_memory_bytes} · {options.gpu_memory_utilization}"
+    )  # fmt: skip
     section.quantities += [
-        Quantity("usable", memory.usable, "B", "available" if hardware.device == "cpu" else "memory · share",
-                 "" if hardware.device == "cpu" else f"{hardware.total_memory_bytes} · {options.gpu_memory_utilization}"),
+        Quantity("usable", memory.usable, "B", *share),
         Quantity("weights", memory.weights, "B"),
         Quantity("activations and overhead", memory.activations, "B", f"upper bound of a step of {budget} tokens"),
         Quantity("left for KV", memory.left, "B", "usable - weights - activations and overhead"),
@@ -245,8 +250,7 @@ def _device(device: Device) -> Section:
     if device.link_bytes_per_s is not None:
         section.quantities.append(Quantity("link to other ranks", device.link_bytes_per_s, "B/s", "one direction"))
     if device.calibration is None and device.hardware.device == "cpu":
-        section.notes.append("`quire doctor --calibrate` measures this machine's kernels once; then times are predicted")
+        section.notes.append(
+            "`quire doctor --calibrate` measures this machine's kernels once; then times are predicted"
+        )
     return section
-
-
-

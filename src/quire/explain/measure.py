@@ -6,8 +6,7 @@ Times come from the engine's event log, as every other view of them. Next to rea
 import gc
 import random
 import statistics
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -16,7 +15,6 @@ from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError
 from quire.events import EventKind
 from quire.explain.report import Quantity, Section
-from quire.memory_plan import CPU_RESERVE_BYTES
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint
 
@@ -25,26 +23,27 @@ if TYPE_CHECKING:
 
 NUM_DECODED = 32
 """Tokens generated per stream; half of them before, half after the context that is asked for."""
+PROCESS_BYTES, TOKENIZER_BYTES = 10_000_000, 450
+"""Memory of an engine beside the model, and of a tokenizer per token of the vocabulary: SmolLM2's 49,152 take 22 MB."""
 
 
 def decode_seconds(engine: LLMEngine, num_streams: int, num_prompt: int, num_decoded: int = NUM_DECODED) -> float:
     """Return the median seconds of a decode iteration of `num_streams` requests together."""
     events = _run(engine, num_streams, num_prompt, num_decoded)
     found = [
-        float(data["duration_s"]) / int(data["num_iterations"])
+        data["duration_s"] / data["num_iterations"]
         for data in events if not data["has_prompts"] and data["num_requests"] == num_streams
     ]  # fmt: skip
-    return statistics.median(found)
+    return float(statistics.median(found))
 
 
 def prefill_seconds(engine: LLMEngine, num_prompt: int) -> float:
     """Return the median seconds of the steps that compute one prompt, of five."""
-    return statistics.median(
-        sum(float(data["duration_s"]) for data in _run(engine, 1, num_prompt, 1)) for _ in range(5)
-    )
+    found = [sum(data["duration_s"] for data in _run(engine, 1, num_prompt, 1)) for _ in range(5)]
+    return float(statistics.median(found))
 
 
-def _run(engine: LLMEngine, num_streams: int, num_prompt: int, num_decoded: int) -> list[Mapping[str, object]]:
+def _run(engine: LLMEngine, num_streams: int, num_prompt: int, num_decoded: int) -> list[dict[str, Any]]:
     """Run requests of random tokens to their end; returns the data of the STEP events."""
     generator, seen = random.Random(num_prompt), engine.events.num_recorded
     params = SamplingParams(temperature=0.0, max_tokens=num_decoded, ignore_eos=True, detokenize=False)
@@ -90,15 +89,16 @@ def measure(explained: "Explained", checkpoint: Checkpoint, settings: "Settings"
         pool_bytes = num_blocks * config.scheduler.block_size * sum(
             len(group.layer_indices) * group.spec.bytes_per_token for group in config.scheduler.kv_cache_groups
         )  # fmt: skip
-        buffers = rank.buffer_row_bytes * engine.config.scheduler.max_num_batched_tokens
+        rows = min(engine.config.scheduler.max_num_batched_tokens, max(settings.ctx, streams * num_prompt))
     finally:
         engine.shutdown()
-    predicted = rank.weight_bytes + pool_bytes + buffers + CPU_RESERVE_BYTES
+    buffers, overhead = rank.buffer_row_bytes * rows, PROCESS_BYTES + TOKENIZER_BYTES * config.model.vocab_size
+    predicted = rank.weight_bytes + pool_bytes + buffers + overhead
     section = Section("Measured", header=("", "floor", "predicted", "measured", "error"),
                       units=("text", "s", "text", "s", "text"))  # fmt: skip
     section.quantities = [
         Quantity("memory, predicted", predicted, "B", "weights + KV + buffers of a step + overhead",
-                 f"{rank.weight_bytes} + {pool_bytes} + {buffers} + {CPU_RESERVE_BYTES}"),
+                 f"{rank.weight_bytes} + {pool_bytes} + {buffers} + {overhead}"),
         Quantity("memory, measured", grown, "B", "growth of the resident set", _error(predicted, grown)),
     ]  # fmt: skip
     for phase, seconds in zip(explained.phases, times, strict=False):

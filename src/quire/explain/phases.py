@@ -79,6 +79,11 @@ class Phase:
                 found[name] = found.get(name, 0) + cost.flops
         return found
 
+    def rate(self, arithmetic: str) -> float:
+        """FLOPs per second of this device in an arithmetic."""
+        rates = self.device.limits.flops_per_s
+        return rates.get(arithmetic, rates["fp32"])
+
     @property
     def memory_s(self) -> float:
         """Seconds that memory needs."""
@@ -87,8 +92,7 @@ class Phase:
     @property
     def compute_s(self) -> float:
         """Seconds that arithmetic needs."""
-        rates = self.device.limits.flops_per_s
-        return sum(flops / rates.get(name, rates["fp32"]) for name, flops in self.flops_by_arithmetic.items())
+        return sum(flops / self.rate(name) for name, flops in self.flops_by_arithmetic.items())
 
     @property
     def link_s(self) -> float:
@@ -115,7 +119,7 @@ class Phase:
         found: dict[tuple[object, ...], Op] = {}
         previous = ""
         for (instruction, step), (_, cost) in zip(self.instructions, self.costs, strict=True):
-            for op in _describe(instruction, step, cost, self.rank.names, previous):
+            for op in _describe(instruction, step, cost, self.rank.names, previous, step is not self.step):
                 key = (op.name, op.shape, op.cost)
                 known = found.get(key)
                 count = known.count + 1 if known else 1
@@ -125,7 +129,7 @@ class Phase:
 
 
 def _describe(
-    instruction: Instruction, step: StepShape, cost: Cost, names: dict[int, str], previous: str
+    instruction: Instruction, step: StepShape, cost: Cost, names: dict[int, str], previous: str, is_head: bool
 ) -> Iterator[Op]:
     weight = getattr(instruction, "weight", None)
     kind = type(instruction).__name__
@@ -141,8 +145,7 @@ def _describe(
         formula = f"2 · {rows} · {inputs} · {outputs} FLOP; weight {cost.bytes_read} B read once"
         if active > 1:
             formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"  # type: ignore[attr-defined]
-        name = f"head {role}" if step.num_logit_rows and step.requests == step.of_logit_rows().requests else role
-        yield Op(name, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
+        yield Op(f"head {role}" if is_head else role, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
     elif isinstance(instruction, AllReduce):
         size = instruction.num_bytes(step)
         formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
@@ -160,7 +163,8 @@ def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]
     window = f", window {instruction.window}" if instruction.window else ""
     scores = step.num_scores(instruction.window)
     uncausal = 2 * width * every
-    formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {format_value(uncausal, 'FLOP')}"
+    shown = format_value(uncausal, "FLOP")
+    formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {shown}"
     for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads))):
         yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, uncausal)
 
@@ -178,20 +182,22 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
              (("products and norms", phase.flops - attention), ("causal attention", attention))}  # fmt: skip
     parts = " + ".join(f"{name} {value}" for name, value in shown.items())
     by_rate = " + ".join(
-        f"{format_value(flops, 'FLOP')} / {format_value(limits.flops_per_s.get(name, limits.flops_per_s['fp32']), 'FLOP/s')}"
-        f" in {name}" for name, flops in phase.flops_by_arithmetic.items()
-    )  # fmt: skip
+        f"{format_value(flops, 'FLOP')} / {format_value(phase.rate(name), 'FLOP/s')} in {name}"
+        for name, flops in phase.flops_by_arithmetic.items()
+    )
     binding = "memory" if phase.memory_s >= phase.compute_s else "compute"
     section.quantities = [
         Quantity("FLOPs", phase.flops, "FLOP", "Σ of all operations", parts),
         Quantity("FLOPs, uncausal", phase.flops + uncausal, "FLOP", "with the scores that the mask drops"),
-        Quantity("bytes moved", phase.num_bytes, "B", "weights + KV read + KV written", f"{weights} + {kv_read} + {written}"),
+        Quantity("bytes moved", phase.num_bytes, "B", "weights + KV read + KV written",
+                 f"{weights} + {kv_read} + {written}"),
         Quantity("intensity", phase.flops / max(phase.num_bytes, 1), "FLOP/B", "FLOPs / bytes", f"{binding} binds"),
         Quantity("memory time", phase.memory_s, "s", "bytes / bandwidth",
                  f"{phase.num_bytes} / {format_value(limits.read_bytes_per_s, 'B/s')}"),
         Quantity("compute time", phase.compute_s, "s", "Σ FLOPs / rate", by_rate),
         *_collectives(phase),
-        Quantity("floor", phase.floor_s, "s", "max(memory, compute)" + (" + link" if phase.link_s else ""), f"{binding} binds"),
+        Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
+                 f"{binding} binds"),
     ]  # fmt: skip
     if phase.predicted_s is not None:
         formula = "Σ of the operations at calibrated rates + host"

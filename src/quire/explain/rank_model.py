@@ -69,7 +69,7 @@ class Weight:
 
     @property
     def layer_and_role(self) -> tuple[int | None, str]:
-        """"layers.3.mlp.down_proj.weight" → 3, "mlp.down_proj.weight"."""
+        """ "layers.3.mlp.down_proj.weight" → 3, "mlp.down_proj.weight"."""
         return split_name(self.name)
 
 
