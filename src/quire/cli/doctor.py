@@ -68,7 +68,7 @@ def _calibrate(output: Output) -> None:
     from quire.explain.device import calibration_path
 
     found = calibrate(lambda part: output.note(f"measuring {part}"))
-    read = max(rate for size, rate in found.read if size >= found.weight_bytes)
+    read = found.read[-1][1]
     if output.json:
         limits = {"read_bytes_per_s": read, "flops_per_s": found.limits}
         output.result_json("quire.calibration/1", {"path": str(calibration_path()), **limits})

@@ -143,9 +143,8 @@ def find_device(name: str) -> Device:
     found = read_calibration(hardware)
     if found is None:
         return Device(hardware, measure_limits("cpu", ("int8", "bf16", "fp32")), "measured now")
-    read = max(rate for size, rate in found.read if size >= found.weight_bytes)
     source = f"measured by `quire doctor --calibrate` ({found.num_threads} threads, {found.isa})"
-    return Device(hardware, MachineLimits(read, found.limits), source, None, found)
+    return Device(hardware, MachineLimits(found.read[-1][1], found.limits), source, None, found)
 
 
 def arithmetic_of(instruction: Instruction, arithmetic: str, config: EngineConfig) -> str:

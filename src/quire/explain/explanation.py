@@ -146,7 +146,7 @@ def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
 
 
 def _weights(rank: RankModel) -> Section:
-    """One row per role, shape and format; layers that are alike share it."""
+    """Return the table of weights: a row per role, shape and format, which layers that are alike share."""
     rows: dict[tuple[str, tuple[int, ...], tuple[int, ...], str], list[int]] = {}
     for weight in rank.weights:
         key = (weight.layer_and_role[1].removesuffix(".weight"), weight.whole_shape, weight.shape, weight.format)

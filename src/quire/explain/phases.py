@@ -11,7 +11,7 @@ from functools import cached_property
 
 from quire.config import EngineConfig
 from quire.explain.described import LatentAttend
-from quire.explain.device import Device, arithmetic_of
+from quire.explain.device import Device, arithmetic_of, interpolate
 from quire.explain.rank_model import RankModel, split_name
 from quire.explain.report import Quantity, Section, format_value
 from quire.kernels.collective import AllReduce
@@ -79,6 +79,12 @@ class Phase:
                 found[name] = found.get(name, 0) + cost.flops
         return found
 
+    @cached_property
+    def read_rate(self) -> float:
+        """Bytes per second that this device reads, from a cache if one holds all that the step reads."""
+        found = self.device.calibration
+        return interpolate(found.read, self.num_bytes) if found else self.device.limits.read_bytes_per_s
+
     def rate(self, arithmetic: str) -> float:
         """FLOPs per second of this device in an arithmetic."""
         rates = self.device.limits.flops_per_s
@@ -87,7 +93,7 @@ class Phase:
     @property
     def memory_s(self) -> float:
         """Seconds that memory needs."""
-        return self.num_bytes / self.device.limits.read_bytes_per_s
+        return self.num_bytes / self.read_rate
 
     @property
     def compute_s(self) -> float:
@@ -171,7 +177,7 @@ def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]
 
 def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     """Return the quantities of one phase, and with `with_ops` the table of its operations."""
-    section, limits = Section(phase.name[0].upper() + phase.name[1:]), phase.device.limits
+    section = Section(phase.name[0].upper() + phase.name[1:])
     ops = phase.ops()
     uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
     attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
@@ -193,7 +199,7 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
                  f"{weights} + {kv_read} + {written}"),
         Quantity("intensity", phase.flops / max(phase.num_bytes, 1), "FLOP/B", "FLOPs / bytes", f"{binding} binds"),
         Quantity("memory time", phase.memory_s, "s", "bytes / bandwidth",
-                 f"{phase.num_bytes} / {format_value(limits.read_bytes_per_s, 'B/s')}"),
+                 f"{phase.num_bytes} / {format_value(phase.read_rate, 'B/s')}"),
         Quantity("compute time", phase.compute_s, "s", "Σ FLOPs / rate", by_rate),
         *_collectives(phase),
         Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
