@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.command import option, output_of, verb
 from quire.cli.options import environment_name
-from quire.cli.output import Output, table_lines
+from quire.cli.output import Output
 from quire.cli.progress import show_progress
 from quire.cli.values import LENGTH, LENGTHS
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, EngineOptions
@@ -19,42 +19,38 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:
     from quire.explain.report import Report
 
-HELP = """Explain a model: parameters, weights, KV cache, memory, FLOPs, bytes, the roofline and the time of each phase.
-
-MODEL is a model as for the other verbs, a config.json or a directory that holds only that, a hub id (only its
-config.json is fetched), or a preset: Qwen3-4B, Llama-2-7B, Llama-2-13B, Llama-3-8B, TinyLlama, DeepSeek-V3. Every
-number stands beside its formula and the values put in.
-"""
 EXAMPLES = (
     "quire explain smollm2 --batch 1,32 --ctx 512",
     "quire explain qwen3-4b --tp 2 --ctx 1024 --device H100-SXM --ops",
     "quire explain smollm2 --measure --html explained.html",
 )
+AUTO = "auto"
 
 
-@click.command("explain", cls=VerbCommand, help=HELP, short_help="Explain a model's size, work and time.",
-               examples=EXAMPLES)  # fmt: skip
+@verb("explain", EXAMPLES)
 @click.argument("model", default=EngineOptions.model, envvar=environment_name("model"))
-@click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N", default=1,
-              cls=GroupedOption, help="ranks that share each layer; figures are of one  [1]")  # fmt: skip
-@click.option("--batch", type=LENGTHS, default=(1, 8, 32), cls=GroupedOption, help="streams that decode  [1,8,32]")
-@click.option("--ctx", type=LENGTH, default=512, cls=GroupedOption, help="tokens of a prompt and of a context  [512]")
-@click.option("--chunk", type=LENGTH, cls=GroupedOption, help="add a step: a prompt's chunk beside the decodes")
-@click.option("--dtype", type=click.Choice(("auto", *DTYPES, *DTYPE_ALIASES)), default="auto", cls=GroupedOption,
-              help="compute type  [auto]")  # fmt: skip
-@click.option("--kv-dtype", type=click.Choice(("auto", *KV_DTYPES)), default="auto", cls=GroupedOption,
-              help="KV cache type  [the compute type]")  # fmt: skip
-@click.option("--quantization", type=click.Choice(("int8", "int4")), cls=GroupedOption, help="quantise at load")
-@click.option("--device", default="auto", metavar="NAME", cls=GroupedOption,
-              help="auto, cpu, cuda, or a known device such as A100-80GB or H100-SXM  [auto]")  # fmt: skip
-@click.option("--ops", is_flag=True, cls=GroupedOption, help="list every operation of each phase")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), cls=GroupedOption, help="write a page")
-@click.option("--measure", is_flag=True, cls=GroupedOption, help="load the model and measure beside each prediction")
+@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1, 1024), metavar="N", default=1,
+        help="ranks that share each layer; figures are of one  [1]")  # fmt: skip
+@option("--batch", type=LENGTHS, default=(1, 8, 32), help="streams that decode  [1,8,32]")
+@option("--ctx", type=LENGTH, default=512, help="tokens of a prompt and of a context  [512]")
+@option("--chunk", type=LENGTH, help="add a step: a prompt's chunk beside the decodes")
+@option("--dtype", type=click.Choice((AUTO, *DTYPES, *DTYPE_ALIASES)), default=AUTO, help="compute type  [auto]")
+@option("--kv-dtype", type=click.Choice((AUTO, *KV_DTYPES)), default=AUTO, help="KV cache type  [the compute type]")
+@option("--quantization", type=click.Choice(("int8", "int4")), help="quantise the weights at load")
+@option("--device", default=AUTO, metavar="NAME", help="cpu, cuda, or one by its data sheet: A100-80GB, …  [auto]")
+@option("--ops", is_flag=True, help="list every operation of each phase")
+@option("--html", type=click.Path(dir_okay=False, path_type=Path), help="write a page that needs no other file")
+@option("--measure", is_flag=True, help="load the model, and show measured figures beside the predicted")
 def explain_command(
     model: str, tp: int, batch: tuple[int, ...], ctx: int, chunk: int | None, dtype: str, kv_dtype: str,
     quantization: str | None, device: str, ops: bool, html: Path | None, measure: bool,
 ) -> None:  # fmt: skip
-    """Explain one model."""
+    """Explain a model's size, memory, work and time.
+
+    MODEL is a model as for the other verbs, a config.json or a directory that holds only that, a hub id (only its
+    config.json is fetched), or a preset: Qwen3-4B, Llama-2-7B, Llama-2-13B, Llama-3-8B, TinyLlama, DeepSeek-V3. Every
+    number stands beside its formula and the values put in.
+    """
     output = output_of()
     for name, value in (("--batch", min(batch, default=0)), ("--ctx", ctx), ("--chunk", chunk)):
         if value is not None and value < 1:
@@ -99,7 +95,6 @@ def print_report(report: "Report", output: Output) -> None:
             reason = f"  = {item.reason}" if item.reason else ""
             output.result(f"  {item.name:<{names}}  {item.shown:>{values}}{reason}")
         if section.rows:
-            for line in table_lines(section.header, section.shown_rows(), right=section.right_columns):
-                output.result(f"  {line}")
+            output.table(section.header, section.shown_rows(), right=section.right_columns)
         for note in section.notes:
             output.result(f"  {note}")

@@ -42,7 +42,11 @@ VERBS: dict[str, Verb] = {
     "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
-    "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, work and time."),
+    "explain": Verb(
+        "See inside",
+        "quire.cli.explain",
+        "Explain a model's size, memory, work and time.",
+    ),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
     "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),

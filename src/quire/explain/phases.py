@@ -81,7 +81,7 @@ class Phase:
 
     @cached_property
     def read_rate(self) -> float:
-        """Bytes per second that this device reads, from a cache if one holds all that the step reads."""
+        """Bytes per second that this device reads, from a cache if one holds the weights and keys of the step."""
         found = self.device.calibration
         return interpolate(found.read, self.num_bytes) if found else self.device.limits.read_bytes_per_s
 
