@@ -240,3 +240,26 @@ def test_predictions_follow_the_calibrated_rates(monkeypatch: pytest.MonkeyPatch
         + num_ops * 1e-6 + 1e-4 + 1e-5, rel=1e-6,
     )  # fmt: skip
     assert many.predicted_s is not None
+
+
+def test_hub_id_that_is_not_cached_costs_its_config_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def fetch(source: Any, **options: Any) -> Path:
+        fetched.append((source.repository, source.file))
+        return tmp_path
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("quire.explain.subject.fetch_from_hub", fetch)
+    # Weights in 8 bit do not matter where none are read.
+    config = {**PRESETS["DeepSeek-V3"], "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = explain("deepseek-ai/DeepSeek-V3", batches=(1,), ctx=16).report
+    assert fetched == [("deepseek-ai/DeepSeek-V3", "config.json")]
+    assert report.quantity("Parameters", "total").value == 671_026_404_352
+
+
+def test_architecture_without_a_class_names_the_supported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["BertModel"], "model_type": "bert"}))
+    with pytest.raises(ModelError, match=r"BertModel is not supported.*LlamaForCausalLM"):
+        explain(str(tmp_path))
