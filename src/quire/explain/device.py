@@ -49,17 +49,17 @@ class Calibration(msgspec.Struct, frozen=True):
     others: dict[str, tuple[float, float]]
     host: tuple[float, float]
 
-    def seconds(self, instruction: Instruction, step: StepShape, weight_bytes: int) -> float:
-        """Predict the time of one instruction. `weight_bytes`: those that a whole step reads.
+    def seconds(self, instruction: Instruction, step: StepShape, working_set: int) -> float:
+        """Predict the time of one instruction. `working_set`: bytes that a whole step moves.
 
         A product takes the longer of its time at this number of rows and of the time to read its weights, which
-        depends on the level of cache that holds all weights.
+        depends on the level of cache that holds the working set.
         """
         cost = instruction.cost(step)
         weight_format = getattr(instruction, "format", None)
         if isinstance(instruction, Gemm) and weight_format is not None:
             curve = self.products.get(weight_format.name) or self.products["f32"]
-            slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, weight_bytes)
+            slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
             one_row = 2 * int(instruction.weight.numel()) * curve[0][1]
             return max(cost.flops * interpolate(curve, step.num_tokens), one_row * max(1.0, slower))
         if isinstance(instruction, Attend):

@@ -116,8 +116,7 @@ class Phase:
         found = self.device.calibration
         if found is None or self.bytes_sent or not self.rank.can_run or not self.config.uses_plan:
             return None
-        weights = sum(cost.bytes_read for item, cost in self.costs if not isinstance(item, ATTENTION))
-        ops = sum(found.seconds(instruction, step, weights) for instruction, step in self.instructions)
+        ops = sum(found.seconds(instruction, step, self.num_bytes) for instruction, step in self.instructions)
         return ops + found.host[0] + found.host[1] * len(self.step.requests)
 
     def ops(self) -> list[Op]:
