@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from quire.byte_sizes import format_bytes
-from quire.cli.command import output_of, verb
+from quire.cli.command import option, output_of, verb
 from quire.cli.exit_codes import ExitCode
 from quire.cli.output import Output
 from quire.cli.version import package_version
@@ -42,13 +42,17 @@ class Finding:
     advice: str = ""
 
 
-@verb("doctor", ("quire doctor", "quire doctor --json"))
-def doctor_command() -> None:
+@verb("doctor", ("quire doctor", "quire doctor --json", "quire doctor --calibrate"))
+@option("--calibrate", is_flag=True, help="measure this idle machine's kernels and keep their rates for explain")
+def doctor_command(calibrate: bool) -> None:
     """Check this machine and installation.
 
     Exits with 6 when it finds a problem.
     """
     output = output_of()
+    if calibrate:
+        _calibrate(output)
+        return
     findings = [run_check(name, check) for name, check in CHECKS.items()]
     healthy = all(finding.status != PROBLEM for finding in findings)
     if output.json:
@@ -57,6 +61,22 @@ def doctor_command() -> None:
         _print(findings, output)
     if not healthy:
         click.get_current_context().exit(ExitCode.CHECK_FAILED)
+
+
+def _calibrate(output: Output) -> None:
+    from quire.insight.explain.calibrate import calibrate
+    from quire.insight.explain.device import calibration_path
+
+    found = calibrate(lambda part: output.note(f"measuring {part}"))
+    read = found.read[-1][1]
+    if output.json:
+        limits = {"read_bytes_per_s": read, "flops_per_s": found.limits}
+        output.result_json("quire.calibration/1", {"path": str(calibration_path()), **limits})
+        return
+    output.result(f"memory is read at {read / 1e9:.1f} GB/s")
+    for name, rate in found.limits.items():
+        output.result(f"products in {name} run at up to {rate / 1e12:.2f} TFLOP/s")
+    output.note(f"kept in {calibration_path()}   next: quire explain --measure")
 
 
 def run_check(name: str, check: Callable[[], Finding]) -> Finding:

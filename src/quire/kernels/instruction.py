@@ -51,12 +51,19 @@ class Cost:
         flops: multiplications and additions, in `arithmetic`: "int8", "bf16" or "fp32".
         bytes_read, bytes_written: weights and the KV cache. Values that pass from one instruction to the next stay in
             the processor's caches and do not count.
+        bytes_sent: to other ranks.
     """
 
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     arithmetic: str = "fp32"
+    bytes_sent: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes moved between memory and processor."""
+        return self.bytes_read + self.bytes_written
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from quire.kernels.linear import linear
+from quire.kernels.tracing import Symbol
 from quire.layers.group import Group, Partition, share_vocabulary
 from quire.layers.linear import Linear
 
@@ -48,6 +49,8 @@ class VocabParallelEmbedding(Embedding):
         """Return row ids[t] for each t: the rank that holds a row contributes it, all other ranks contribute zeros."""
         if self.group.size == 1:
             return super().forward(ids)
+        if isinstance(ids, Symbol):  # a trace has no values, and so no absent rows
+            return self.group.all_reduce(super().forward(ids))
         is_absent = (ids < self.rows.start) | (ids >= self.rows.stop)  # [T]
         found = super().forward((ids - self.rows.start).masked_fill(is_absent, 0))  # [T, size]
         return self.group.all_reduce(found.masked_fill(is_absent[:, None], 0))
@@ -76,4 +79,7 @@ class VocabParallelHead(Linear):
 
 def _gather_logits(logits: torch.Tensor, vocab_size: int, group: Group) -> torch.Tensor:
     """Concatenate the ranks' logits, without those of padding rows. Shapes: [S, rows of a rank] -> [S, V]."""
-    return logits if group.size == 1 else group.all_gather(logits)[:, :vocab_size]
+    if group.size == 1:
+        return logits
+    gathered = group.all_gather(logits)
+    return gathered if gathered.shape[1] == vocab_size else gathered[:, :vocab_size]

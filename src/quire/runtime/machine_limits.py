@@ -44,6 +44,11 @@ def measure_limits(device: str, arithmetics: Collection[str]) -> MachineLimits:
     return MachineLimits(_native_rate("read", data), rates)
 
 
+def read_rate(working_set_bytes: int) -> float:
+    """Bytes per second that all threads read from a working set of this size, which a cache may hold."""
+    return _native_rate("read", torch.ones(working_set_bytes // 4, dtype=torch.float32))
+
+
 def _native_rate(kind: str, data: torch.Tensor) -> float:
     """Multiply-adds, or bytes read, per second of all threads."""
     plan = _native.Plan(torch.get_num_threads(), 1, 1)

@@ -1,0 +1,168 @@
+"""`Device`: limits of this machine, measured, or of a known accelerator by its data sheet, and the time they allow.
+
+`Calibration`, which `quire doctor --calibrate` measures and keeps, has the achieved rates of each kind of instruction:
+with it a step's time is predicted, beside the floor that no kernel can be faster than. Next to read: `calibrate.py`.
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from quire import _native
+from quire.config import EngineConfig, Hardware
+from quire.errors import ConfigError, nearest
+from quire.kernels.instruction import Instruction, StepShape
+from quire.kernels.linear import Gemm
+from quire.kernels.paged_attention.instructions import Attend
+from quire.runtime.hardware import detect_hardware
+from quire.runtime.machine_limits import MachineLimits, measure_limits
+from quire.weights.model_cache import cache_directory
+
+OP_BY_OP = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Arithmetic of products where PyTorch computes them."""
+Curve = Sequence[tuple[int, float]]
+"""(at, value), ascending."""
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Achieved rates of generic kernels on this machine.
+
+    Fields:
+        read: working set in bytes → bytes per second that all threads read.
+        products: weight format → rows → seconds per FLOP, with weights of `weight_bytes` in all.
+        attention: KV format → seconds per byte and per FLOP of decodes, seconds per FLOP of prompts.
+        others: instruction → seconds per op and per unit of work (FLOPs and bytes).
+        host: seconds per step, and per request of it, that scheduling and sampling take.
+    """
+
+    hardware: str
+    num_threads: int
+    isa: str
+    limits: dict[str, float]
+    weight_bytes: int
+    read: list[tuple[int, float]]
+    products: dict[str, list[tuple[int, float]]]
+    attention: dict[str, tuple[float, float, float]]
+    others: dict[str, tuple[float, float]]
+    host: tuple[float, float]
+
+    def seconds(self, instruction: Instruction, step: StepShape, working_set: int) -> float:
+        """Predict the time of one instruction. `working_set`: bytes that a whole step moves.
+
+        A product takes the longer of its time at this number of rows and of the time to read its weights, which
+        depends on the level of cache that holds the working set.
+        """
+        cost = instruction.cost(step)
+        weight_format = getattr(instruction, "format", None)
+        if isinstance(instruction, Gemm) and weight_format is not None:
+            curve = self.products.get(weight_format.name) or self.products["f32"]
+            slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
+            one_row = 2 * int(instruction.weight.numel()) * curve[0][1]
+            return max(cost.flops * interpolate(curve, step.num_tokens), one_row * max(1.0, slower))
+        if isinstance(instruction, Attend):
+            decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)
+            of_decodes = instruction.cost(decodes)
+            per_byte, per_flop, per_prompt_flop = self.attention.get(step.kv_format.name) or self.attention["bf16"]
+            time = of_decodes.bytes_read * per_byte + of_decodes.flops * per_flop
+            return time + (cost.flops - of_decodes.flops) * per_prompt_flop
+        per_op, per_work = self.others.get(type(instruction).__name__) or self.others["Norm"]
+        return per_op + per_work * (cost.flops + cost.num_bytes)
+
+
+def interpolate(curve: Curve, at: int) -> float:
+    """Return the value between two points of a curve, or of the nearest end."""
+    index = bisect.bisect([point for point, _ in curve], at)
+    if index in (0, len(curve)):
+        return curve[min(index, len(curve) - 1)][1]
+    (left, low), (right, high) = curve[index - 1], curve[index]
+    return low + (high - low) * (at - left) / (right - left)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, its limits and their source. `link_bytes_per_s`: one direction, to other ranks."""
+
+    hardware: Hardware
+    limits: MachineLimits
+    source: str
+    link_bytes_per_s: float | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def name(self) -> str:
+        """The name to show."""
+        return self.hardware.name or self.hardware.device
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """Dense peak rates without sparsity, memory and interconnect (one direction), as the vendor states them."""
+
+    memory_bytes: int
+    read_bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    link_bytes_per_s: float
+
+
+def _rates(half: float, int8: float, fp32: float) -> Mapping[str, float]:
+    return {"bf16": half, "fp16": half, "int8": int8, "fp32": fp32}
+
+
+DATA_SHEETS = {
+    "A100-80GB": DataSheet(80 << 30, 2.039e12, _rates(312e12, 624e12, 19.5e12), 300e9),
+    "H100-SXM": DataSheet(80 << 30, 3.35e12, _rates(989e12, 1979e12, 67e12), 450e9),
+    "H200": DataSheet(141 * 10**9, 4.8e12, _rates(989e12, 1979e12, 67e12), 450e9),
+    "L4": DataSheet(24 << 30, 0.3e12, _rates(121e12, 242e12, 30.3e12), 32e9),
+    "RTX-4090": DataSheet(24 << 30, 1.008e12, _rates(165e12, 661e12, 82.6e12), 32e9),
+}
+
+
+def find_device(name: str) -> Device:
+    """Return a device of `DATA_SHEETS`, or this machine's: "auto", "cpu", "cuda", "cuda:N".
+
+    Raises: ConfigError for another name.
+    """
+    names = {known.lower(): known for known in DATA_SHEETS}
+    if name.lower() in names:
+        sheet, known = DATA_SHEETS[names[name.lower()]], names[name.lower()]
+        hardware = Hardware("cuda:0", sheet.memory_bytes, sheet.memory_bytes, True, 1, known)
+        limits = MachineLimits(sheet.read_bytes_per_s, sheet.flops_per_s)
+        return Device(hardware, limits, "the vendor's data sheet", sheet.link_bytes_per_s)
+    if name.split(":")[0] not in ("auto", "cpu", "cuda"):
+        known_names = ["cpu", "cuda", *DATA_SHEETS]
+        raise ConfigError(
+            f"device {name!r} is not known{nearest(name.lower(), names)}; known are {', '.join(known_names)}"
+        )
+    hardware = detect_hardware(name)
+    if hardware.device != "cpu":
+        limits = measure_limits(hardware.device, ("bf16", "fp16", "fp32"))
+        return Device(hardware, limits, "measured now")
+    found = read_calibration(hardware)
+    if found is None:
+        return Device(hardware, measure_limits("cpu", ("int8", "bf16", "fp32")), "measured now")
+    source = f"measured by `quire doctor --calibrate` ({found.num_threads} threads, {found.isa})"
+    return Device(hardware, MachineLimits(found.read[-1][1], found.limits), source, None, found)
+
+
+def arithmetic_of(instruction: Instruction, arithmetic: str, config: EngineConfig) -> str:
+    """Return the arithmetic that an instruction runs in: op by op, all products are in the compute dtype."""
+    is_product = isinstance(instruction, Attend) or hasattr(instruction, "format")
+    return arithmetic if config.uses_plan or not is_product else OP_BY_OP[config.dtype]
+
+
+def calibration_path() -> Path:
+    """Return the file of the calibration, in Quire's cache directory."""
+    return cache_directory() / "calibration.json"
+
+
+def read_calibration(hardware: Hardware) -> Calibration | None:
+    """Return the calibration, if there is one of this processor, number of threads and instruction set."""
+    try:
+        found = msgspec.json.decode(calibration_path().read_bytes(), type=Calibration)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    here = (hardware.name, hardware.num_threads, _native.isa())
+    return found if (found.hardware, found.num_threads, found.isa) == here else None

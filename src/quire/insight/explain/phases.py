@@ -1,0 +1,239 @@
+"""`Phase`: the work of one step, added up from the instructions of a rank, and the time that a device needs for it.
+
+    floor = max(bytes / read bandwidth, Σ over arithmetics of FLOPs / rate) + bytes sent / link     (Williams 2009)
+
+Next to read: `device.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from quire.config import EngineConfig
+from quire.insight.explain.described import LatentAttend
+from quire.insight.explain.device import Device, arithmetic_of, interpolate
+from quire.insight.explain.rank_model import RankModel, split_name
+from quire.insight.explain.report import Quantity, Section, format_value
+from quire.kernels.collective import AllReduce
+from quire.kernels.instruction import Cost, Instruction, StepShape
+from quire.kernels.paged_attention.instructions import Attend
+
+ATTENTION = (Attend, LatentAttend)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """`count` equal operations of a step. `shape`: m×k×n of a product; `uncausal_flops`: with the masked scores."""
+
+    name: str
+    count: int
+    shape: str
+    cost: Cost
+    formula: str
+    uncausal_flops: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step of one rank on a device."""
+
+    name: str
+    step: StepShape
+    config: EngineConfig
+    rank: RankModel
+    device: Device
+
+    @cached_property
+    def instructions(self) -> list[tuple[Instruction, StepShape]]:
+        """Each instruction with the step as it sees it."""
+        head = self.step.of_logit_rows()
+        return [(item, self.step) for item in self.rank.body] + [(item, head) for item in self.rank.head]
+
+    @cached_property
+    def costs(self) -> list[tuple[Instruction, Cost]]:
+        """Each instruction with its cost."""
+        return [(instruction, instruction.cost(step)) for instruction, step in self.instructions]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the step, attention causal."""
+        return sum(cost.flops for _, cost in self.costs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and KV cache that the step reads and writes."""
+        return sum(cost.num_bytes for _, cost in self.costs)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that the rank sends."""
+        return sum(cost.bytes_sent for _, cost in self.costs)
+
+    @cached_property
+    def flops_by_arithmetic(self) -> dict[str, int]:
+        """FLOPs by the arithmetic that they run in on this device."""
+        found: dict[str, int] = {}
+        for instruction, cost in self.costs:
+            if cost.flops:
+                name = arithmetic_of(instruction, cost.arithmetic, self.config)
+                found[name] = found.get(name, 0) + cost.flops
+        return found
+
+    @cached_property
+    def read_rate(self) -> float:
+        """Bytes per second that this device reads, from a cache if one holds the weights and keys of the step."""
+        found = self.device.calibration
+        return interpolate(found.read, self.num_bytes) if found else self.device.limits.read_bytes_per_s
+
+    def rate(self, arithmetic: str) -> float:
+        """FLOPs per second of this device in an arithmetic."""
+        rates = self.device.limits.flops_per_s
+        return rates.get(arithmetic, rates["fp32"])
+
+    @property
+    def memory_s(self) -> float:
+        """Seconds that memory needs."""
+        return self.num_bytes / self.read_rate
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that arithmetic needs."""
+        return sum(flops / self.rate(name) for name, flops in self.flops_by_arithmetic.items())
+
+    @property
+    def link_s(self) -> float:
+        """Seconds that the connection to other ranks needs; 0 where its speed is not known."""
+        return self.bytes_sent / self.device.link_bytes_per_s if self.device.link_bytes_per_s else 0.0
+
+    @property
+    def floor_s(self) -> float:
+        """Seconds that no kernel can be faster than."""
+        return max(self.memory_s, self.compute_s) + self.link_s
+
+    @cached_property
+    def predicted_s(self) -> float | None:
+        """Seconds by the machine's calibrated kernels; None without a calibration, and for several ranks."""
+        found = self.device.calibration
+        if found is None or self.bytes_sent or not self.rank.can_run or not self.config.uses_plan:
+            return None
+        ops = sum(found.seconds(instruction, step, self.num_bytes) for instruction, step in self.instructions)
+        return ops + found.host[0] + found.host[1] * len(self.step.requests)
+
+    def ops(self) -> list[Op]:
+        """Return the operations in order; equal ones, as of equal layers, are one with a count."""
+        found: dict[tuple[object, ...], Op] = {}
+        previous = ""
+        for (instruction, step), (_, cost) in zip(self.instructions, self.costs, strict=True):
+            for op in _describe(instruction, step, cost, self.rank.names, previous, step is not self.step):
+                key = (op.name, op.shape, op.cost)
+                known = found.get(key)
+                count = known.count + 1 if known else 1
+                found[key] = Op(op.name, count, op.shape, op.cost, op.formula, op.uncausal_flops)
+                previous = op.name if op.shape else previous
+        return list(found.values())
+
+
+def _describe(
+    instruction: Instruction, step: StepShape, cost: Cost, names: dict[int, str], previous: str, is_head: bool
+) -> Iterator[Op]:
+    weight = getattr(instruction, "weight", None)
+    kind = type(instruction).__name__
+    num_tokens = step.num_tokens
+    if isinstance(instruction, Attend):
+        yield from _attention(instruction, step, cost)
+        return
+    role = split_name(names[id(weight)])[1].removesuffix(".weight") if weight is not None else kind
+    if weight is not None and hasattr(instruction, "x") and len(weight.shape) == 2:
+        outputs, inputs = weight.shape
+        active = getattr(instruction, "num_active", 1)
+        rows = num_tokens * active
+        formula = f"2 · {rows} · {inputs} · {outputs} FLOP; weight {cost.bytes_read} B read once"
+        if active > 1:
+            formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"  # type: ignore[attr-defined]
+        yield Op(f"head {role}" if is_head else role, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
+    elif isinstance(instruction, AllReduce):
+        size = instruction.num_bytes(step)
+        formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
+        yield Op(f"{kind} of {previous}", 1, "", cost, formula)
+    else:
+        yield Op(role if role == kind else f"{kind} {role}", 1, "", cost, f"{num_tokens} rows")
+
+
+def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]:
+    """Yield scores QKᵀ and weighted values PV: equal work, keys for one and values for the other."""
+    width, heads = instruction.q.width, instruction.num_heads
+    every = sum(count * (start + count) for start, count in step.requests)
+    half = Cost(cost.flops // 2, cost.bytes_read // 2, 0, cost.arithmetic)
+    tokens, most = step.num_tokens, max(start + count for start, count in step.requests)
+    window = f", window {instruction.window}" if instruction.window else ""
+    scores = step.num_scores(instruction.window)
+    uncausal = 2 * width * every
+    shown = format_value(uncausal, "FLOP")
+    formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {shown}"
+    for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads))):
+        yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, uncausal)
+
+
+def phase_section(phase: Phase, *, with_ops: bool) -> Section:
+    """Return the quantities of one phase, and with `with_ops` the table of its operations."""
+    section = Section(phase.name[0].upper() + phase.name[1:])
+    ops = phase.ops()
+    uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
+    attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
+    kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
+    written = sum(cost.bytes_written for _, cost in phase.costs)
+    weights = phase.num_bytes - kv_read - written
+    shown = {name: format_value(value, "FLOP") for name, value in
+             (("products and norms", phase.flops - attention), ("causal attention", attention))}  # fmt: skip
+    parts = " + ".join(f"{name} {value}" for name, value in shown.items())
+    by_rate = " + ".join(
+        f"{format_value(flops, 'FLOP')} / {format_value(phase.rate(name), 'FLOP/s')} in {name}"
+        for name, flops in phase.flops_by_arithmetic.items()
+    )
+    binding = "memory" if phase.memory_s >= phase.compute_s else "compute"
+    section.quantities = [
+        Quantity("FLOPs", phase.flops, "FLOP", "Σ of all operations", parts),
+        Quantity("FLOPs, uncausal", phase.flops + uncausal, "FLOP", "with the scores that the mask drops"),
+        Quantity("bytes moved", phase.num_bytes, "B", "weights + KV read + KV written",
+                 f"{weights} + {kv_read} + {written}"),
+        Quantity("intensity", phase.flops / max(phase.num_bytes, 1), "FLOP/B", "FLOPs / bytes", f"{binding} binds"),
+        Quantity("memory time", phase.memory_s, "s", "bytes / bandwidth",
+                 f"{phase.num_bytes} / {format_value(phase.read_rate, 'B/s')}"),
+        Quantity("compute time", phase.compute_s, "s", "Σ FLOPs / rate", by_rate),
+        *_collectives(phase),
+        Quantity("floor", phase.floor_s, "s", f"max(memory, compute){' + link' if phase.link_s else ''}",
+                 f"{binding} binds"),
+    ]  # fmt: skip
+    if phase.predicted_s is not None:
+        formula = "Σ of the operations at calibrated rates + host"
+        section.quantities.append(Quantity("predicted", phase.predicted_s, "s", formula))
+    if with_ops:
+        section.header = ("operation", "count", "m×k×n", "FLOPs", "bytes", "all FLOPs", "all bytes", "formula")
+        section.units = ("text", "count", "text", "FLOP", "B", "FLOP", "B", "text")
+        section.rows = [
+            (op.name, op.count, op.shape, op.cost.flops, op.cost.num_bytes or op.cost.bytes_sent,
+             op.count * op.cost.flops, op.count * (op.cost.num_bytes or op.cost.bytes_sent), op.formula) for op in ops
+        ]  # fmt: skip
+    return section
+
+
+def _collectives(phase: Phase) -> Sequence[Quantity]:
+    """Return the size of one all-reduce, their number in a layer, and what the rank sends in the step."""
+    sums = [(item, step) for item, step in phase.instructions if type(item) is AllReduce]
+    if not sums:
+        return ()
+    one, step = sums[-1]
+    assert isinstance(one, AllReduce)
+    width = one.out.width
+    num_layers = len(phase.rank.cache_specs)
+    found = [
+        Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
+                 f"{step.num_tokens} · {width} · {one.value_bytes}"),
+        Quantity("all-reduces per layer", len(sums) // num_layers, "", "all-reduces / layers",
+                 f"{len(sums)} // {num_layers}, one more for the embedding"),
+        Quantity("sent per rank", phase.bytes_sent, "B", "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits",
+                 f"N = {one.num_ranks}"),
+    ]  # fmt: skip
+    if phase.link_s:
+        found.append(Quantity("link time", phase.link_s, "s", "sent / link"))
+    return found

@@ -1,0 +1,177 @@
+"""`RankModel`: what one rank of a tensor-parallel group holds and computes, from the model's own code.
+
+The model is built on the meta device with a group that records its collectives, traced, and lowered to the
+instructions of its plan. Their `cost` is the only source of FLOPs and bytes here.
+Next to read: `explanation.py`; `described.py` for architectures without a class.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import torch
+
+from quire._native import WeightFormat, packed_bytes
+from quire.cache_spec import CacheSpec, PagedKV
+from quire.config import DTYPES, EngineConfig, ModelConfig
+from quire.errors import UnsupportedModelError
+from quire.kernels.instruction import Instruction
+from quire.kernels.tracing import NotTraceableError, Symbol
+from quire.layers.group import SINGLE, Group, Partition, share_heads
+from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
+from quire.runtime.plan.emit import place_buffers
+from quire.runtime.plan.load import choose_formats
+from quire.runtime.plan.lower import lower
+from quire.runtime.plan.trace import trace_model
+from quire.weights.checkpoint import Checkpoint
+
+_LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingGroup:
+    """A rank whose collectives record themselves in a trace. `value_bytes`: size of the values that are sent."""
+
+    rank: int
+    size: int
+    value_bytes: int
+    vocab_size: int
+
+    def all_reduce(self, x: Any) -> Any:
+        """Record a sum over all ranks."""
+        return self._record("all_reduce", x, x.sizes)
+
+    def all_gather(self, x: Any) -> Any:
+        """Record a concatenation. Only logits are gathered: columns beyond the vocabulary are padding."""
+        return self._record("all_gather", x, (min(self.size * x.num_columns, self.vocab_size),))
+
+    def _record(self, operation: str, x: Symbol, sizes: tuple[int, ...]) -> Symbol:
+        return x.trace.record(operation, (x, self.size, self.value_bytes), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter: its whole shape, the share of this rank, and the share's bytes in memory."""
+
+    name: str
+    whole_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    format: str
+    num_bytes: int
+
+    @property
+    def num_values(self) -> int:
+        """Values of the whole parameter."""
+        return math.prod(self.whole_shape)
+
+    @property
+    def layer_and_role(self) -> tuple[int | None, str]:
+        """ "layers.3.mlp.down_proj.weight" → 3, "mlp.down_proj.weight"."""
+        return split_name(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """Parameters, instructions and cache of one rank.
+
+    Fields:
+        names: of the parameters, by identity: an instruction's weight is one.
+        body, head: instructions; the rows of the head are those that need logits.
+        cache_specs: per layer, of this rank's heads.
+        buffer_row_bytes: bytes of the plan's buffers per token of a step.
+        can_run: False for an architecture that is described here and has no model class.
+    """
+
+    weights: tuple[Weight, ...]
+    names: dict[int, str]
+    body: Sequence[Instruction]
+    head: Sequence[Instruction]
+    cache_specs: tuple[CacheSpec, ...]
+    buffer_row_bytes: int = 0
+    can_run: bool = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters of this rank."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of this rank."""
+        return sum(math.prod(weight.shape) for weight in self.weights)
+
+    def share_of(self, model: ModelConfig, *, is_stored: bool, tp: int) -> ModelConfig:
+        """Return the model's facts as the memory plan of one rank needs them."""
+        if tp == 1:
+            return model
+        names = [name for name in ("intermediate_size", "ffn_dim", "n_inner") if model.hf_config.get(name)]
+        shares = {name: model.hf_config[name] // tp for name in names}
+        return replace(
+            model, num_parameters=self.num_parameters, cache_specs=self.cache_specs, num_heads=model.num_heads // tp,
+            num_kv_heads=max(1, model.num_kv_heads // tp), hf_config={**model.hf_config, **shares},
+            stored_bytes=self.weight_bytes if is_stored else None,
+        )  # fmt: skip
+
+
+def split_name(name: str) -> tuple[int | None, str]:
+    """Split a parameter's name into the index of its layer, None outside of layers, and its role in the layer."""
+    match = _LAYER.search(name)
+    return (int(match[2]), name[match.end() + 1 :]) if match else (None, name)
+
+
+def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankModel:
+    """Trace rank 0 of `tp` ranks. `config`: resolved for the whole model.
+
+    Raises: ConfigError if `tp` does not divide the model; UnsupportedModelError for a model that cannot be traced.
+    """
+    model_config = config.model
+    group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, DTYPES[config.dtype], model_config.vocab_size)
+    check_split(config, checkpoint, group)
+    with torch.device("meta"):
+        model = make_model(model_config.hf_config, group)
+    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []
+    formats = choose_formats(config, parameters, partitions, placements)
+    try:
+        program = lower(trace_model(model, layer_groups(config)), lambda parameter: formats[names[id(parameter)]])
+    except NotTraceableError as error:
+        raise UnsupportedModelError(
+            f"{model_config.architecture} cannot be explained: its code cannot be traced, because of {error}"
+        ) from error
+    weights = tuple(
+        weigh(name, partitions.get(name, Partition()).whole_shape(tuple(parameter.shape)), tuple(parameter.shape),
+              formats.get(name), config)
+        for name, parameter in parameters.items()
+    )  # fmt: skip
+    specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
+    buffers = place_buffers(program.body, program.hidden)
+    return RankModel(weights, names, program.body, program.head, specs, sum(buffers.row_bytes))
+
+
+def layer_groups(config: EngineConfig) -> tuple[int, ...]:
+    """Return per layer the index of its KV cache group."""
+    groups = enumerate(config.scheduler.kv_cache_groups)
+    found = {layer: index for index, group in groups for layer in group.layer_indices}
+    return tuple(found[layer] for layer in sorted(found))
+
+
+def weigh(
+    name: str, whole: tuple[int, ...], shape: tuple[int, ...], found: WeightFormat | None, config: EngineConfig
+) -> Weight:
+    """Return a parameter with its bytes: packed for a plan, which keeps vectors in fp32; else in the compute dtype."""
+    if found is not None and config.uses_plan:
+        return Weight(name, whole, shape, found.name, packed_bytes(found, *shape))
+    value_bytes = 4 if config.uses_plan else DTYPES[config.dtype]
+    stored = "f32" if config.uses_plan else config.dtype
+    return Weight(name, whole, shape, stored, value_bytes * math.prod(shape))
+
+
+def _rank_spec(spec: CacheSpec, model: ModelConfig, group: Group) -> CacheSpec:
+    if not isinstance(spec, PagedKV):
+        return spec
+    _, kv_heads = share_heads(model.num_heads, spec.num_kv_heads, group)
+    return msgspec.structs.replace(spec, num_kv_heads=kv_heads.size)

@@ -1,0 +1,265 @@
+"""The numbers of explain against figures made by hand, Transformers' models, and the events of a real step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
+from quire.events import EventKind
+from quire.insight.explain import explanation
+from quire.insight.explain.device import Device, find_device
+from quire.insight.explain.explanation import Explained, Settings
+from quire.insight.explain.page import to_html
+from quire.insight.explain.phases import Op, Phase
+from quire.insight.explain.subject import PRESETS, open_subject
+from quire.runtime.machine_limits import MachineLimits
+from quire.sampling_params import SamplingParams
+from tests.cli.tiny_directory import CONFIG, make_tiny_directory
+from tests.models.tiny_configs import TINY_CONFIGS, full_config
+
+
+def explain(model: str, *, with_ops: bool = False, device: str = "A100-80GB", **settings: Any) -> Explained:
+    return explanation.explain(open_subject(model), Settings(device=device, **settings), with_ops=with_ops)
+
+
+def ops_of(phase: Phase) -> dict[str, Op]:
+    return {op.name.replace("self_attn.", "").replace("mlp.", ""): op for op in phase.ops()}
+
+
+def test_qwen3_4b_on_two_ranks_has_the_figures_of_the_whiteboard() -> None:
+    explained = explain("Qwen3-4B", tp=2, ctx=1024, batches=(1,))
+    prefill = explained.phases[0]
+    ops = ops_of(prefill)
+    gflop = {name: round(op.cost.flops / 1e9, 1) for name, op in ops.items()}
+    assert (gflop["qkv_proj"], gflop["o_proj"], gflop["gate_up_proj"], gflop["down_proj"]) == (16.1, 10.7, 51.0, 25.5)
+    for name in ("QKᵀ", "PV"):
+        assert round(ops[name].uncausal_flops / 1e9, 1) == 4.3
+        assert ops[name].cost.flops == ops[name].uncausal_flops * 1025 // 2048
+    assert {ops[name].count for name in ("qkv_proj", "QKᵀ", "PV", "o_proj", "gate_up_proj", "down_proj")} == {36}
+    assert ops["gate_up_proj"].shape == "1024×2560×9728"
+    assert ops["head embed_tokens"].shape == "1×2560×75968"
+    report = explained.report
+    assert report.quantity("KV cache", "per token and layer").value == 2 << 10
+    assert report.quantity("KV cache", "per token").value == 72 << 10
+    assert report.quantity("KV cache", "1 request of 1024 tokens").value == 72 << 20
+    assert report.quantity("Prefill of 1024 tokens", "all-reduce").value == 1024 * 2560 * 2 == 5_242_880
+    assert report.quantity("Prefill of 1024 tokens", "all-reduces per layer").value == 2
+    assert report.quantity("Weights", "bytes on this rank").value == pytest.approx(4.0e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "ctx", "name", "num_bytes"),
+    [
+        ("Llama-2-7B", 1, 500, "per token", 512 << 10),
+        ("Llama-2-7B", 10, 500, "10 requests of 500 tokens", 2.44 * 2**30),
+        ("Llama-2-13B", 1, 500, "per token", 0.78125 * 2**20),
+        ("DeepSeek-V3", 1, 500, "per token", 61 * (512 + 64) * 2),
+    ],
+)
+def test_kv_cache_of_presets(model: str, batch: int, ctx: int, name: str, num_bytes: float) -> None:
+    found = explain(model, batches=(batch,), ctx=ctx, dtype="float16").report.quantity("KV cache", name)
+    assert found.value == pytest.approx(num_bytes, rel=0.001)
+
+
+def transformers_count(fields: dict[str, Any]) -> int:
+    """Parameters of the model that Transformers makes of a config, without allocating them."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_parameters_of_presets_are_those_of_transformers(model: str) -> None:
+    report = explain(model, batches=(1,), ctx=16).report
+    assert report.quantity("Parameters", "total").value == transformers_count(dict(PRESETS[model]))
+
+
+@pytest.mark.parametrize("model_type", TINY_CONFIGS)
+def test_every_architecture_is_explained_alone_and_on_two_ranks(model_type: str, tmp_path: Path) -> None:
+    """GPT-2's odd vocabulary among them."""
+    fields = full_config(model_type, next(iter(TINY_CONFIGS[model_type].values())))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    alone, half = (explain(str(tmp_path), batches=(2,), ctx=8, tp=tp) for tp in (1, 2))
+    assert alone.report.quantity("Parameters", "total").value == transformers_count(fields)
+    assert half.rank.num_parameters < alone.rank.num_parameters
+    assert half.phases[0].bytes_sent > 0
+    assert alone.phases[0].bytes_sent == 0
+
+
+def test_decode_reads_the_weights_once_and_the_cache_of_each_stream() -> None:
+    one, many = (explain("TinyLlama", batches=(count,), ctx=256).phases[1] for count in (1, 8))
+    kv_bytes = 256 * 22 * 2 * 4 * 64 * 2
+    # An embedding row per token, and what each token writes, come on top of the cache.
+    assert many.num_bytes - one.num_bytes == 7 * (kv_bytes + 2 * 2048 + kv_bytes // 256)
+    assert many.flops == 8 * one.flops
+
+
+def test_deepseek_reads_only_the_routed_experts() -> None:
+    decode = explain("DeepSeek-V3", batches=(1,), ctx=1, dtype="bfloat16").phases[1]
+    # 37 billion parameters are active per token (DeepSeek-V3, sec. 1); the embedding is looked up.
+    assert decode.num_bytes / 2 == pytest.approx(36.7e9, rel=0.01)
+    assert decode.flops / 2 == pytest.approx(36.7e9, rel=0.01)
+    assert ops_of(decode)["experts.gate_proj"].cost.num_bytes == 8 * 2048 * 7168 * 2
+    prefill = explain("DeepSeek-V3", batches=(1,), ctx=4096).phases[0]
+    assert prefill.num_bytes / 2 == pytest.approx(671e9, rel=0.01)
+
+
+def test_deepseek_shares_split_heads_columns_and_vocabulary() -> None:
+    whole, rank = explain("DeepSeek-V3", batches=(1,), ctx=64), explain("DeepSeek-V3", batches=(1,), ctx=64, tp=8)
+    assert rank.rank.num_parameters == pytest.approx(whole.rank.num_parameters / 8, rel=0.02)
+    assert "can be explained, not run" in rank.report.notes[0]
+    with pytest.raises(ConfigError, match=r"does not divide 128 attention heads.*--tensor-parallel-size 2"):
+        explain("DeepSeek-V3", tp=3, batches=(1,))
+
+
+def test_a_chunk_beside_decodes_is_one_step() -> None:
+    explained = explain("TinyLlama", batches=(1, 4), ctx=512, chunk=128)
+    *_, chunk = explained.phases
+    assert chunk.step.requests == ((511, 1),) * 4 + ((384, 128),)
+    assert chunk.step.num_logit_rows == 5
+    assert ops_of(chunk)["o_proj"].shape == "132×2048×2048"
+
+
+def test_flops_are_those_of_the_events_of_a_real_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_tiny_directory(tmp_path)
+    monkeypatch.setenv("QUIRE_TRACE", "events")
+    engine = LLMEngine.from_options(str(directory), num_blocks_override=16, device="cpu", max_model_len=64)
+    engine.add_request("a", {"prompt_token_ids": [5, 9, 2, 4]}, SamplingParams(temperature=0, max_tokens=1))
+    while engine.has_unfinished_requests():
+        engine.step()
+    (event,) = engine.events.of(EventKind.OPS)
+    monkeypatch.setattr(explanation, "find_device", lambda name: this_cpu())
+    prefill = explain(str(directory), device="cpu", batches=(1,), ctx=4).phases[0]
+    assert prefill.flops == sum(op.flops for op in event.data["ops"])
+    assert prefill.num_bytes == sum(op.num_bytes for op in event.data["ops"])
+
+
+def this_cpu() -> Device:
+    """This machine with limits that need not be measured."""
+    hardware = find_device("L4").hardware
+    cpu = type(hardware)("cpu", 2**34, 2**34, True, 1, "a CPU")
+    return Device(cpu, MachineLimits(1e10, {"int8": 1e12, "bf16": 5e11, "fp32": 1e11}), "made up")
+
+
+def test_the_slower_of_memory_and_arithmetic_is_the_floor() -> None:
+    prefill, decode = explain("Llama-3-8B", batches=(1,), ctx=2048).phases
+    assert prefill.compute_s > prefill.memory_s
+    assert prefill.floor_s == prefill.compute_s == pytest.approx(
+        sum(flops / {"bf16": 312e12, "fp32": 19.5e12}[name] for name, flops in prefill.flops_by_arithmetic.items())
+    )  # fmt: skip
+    assert decode.floor_s == decode.memory_s == decode.num_bytes / 2.039e12
+
+
+def test_memory_plan_says_what_fits_and_which_setting_to_change() -> None:
+    (memory,) = [part for part in explain("Llama-2-7B", batches=(256,), ctx=4096).report.sections
+                 if part.title.startswith("Memory plan")]  # fmt: skip
+    (advice,) = [note for note in memory.notes if "--batch 256 does not fit" in note]
+    batch, ctx = (int(advice.split(f"--{name} ")[index].split()[0]) for name, index in (("batch", 2), ("ctx", 2)))
+    for settings in ({"batches": (batch,), "ctx": 4096}, {"batches": (256,), "ctx": ctx}):
+        sections = explain("Llama-2-7B", **settings).report.sections
+        assert not any("does not fit" in note for part in sections for note in part.notes)
+    report = explain("DeepSeek-V3", batches=(1,), ctx=64).report
+    assert any("does not fit: the weights need" in note for part in report.sections for note in part.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "error", "message"),
+    [
+        ("no-such-model", {}, ModelNotFoundError, "a preset of explain: Qwen3-4B"),
+        ("qwen-4b", {}, ModelNotFoundError, "did you mean 'qwen3-4b'"),
+        ("Qwen3-4B", {"tp": 3}, ConfigError, "the nearest that fits: --tensor-parallel-size 2 or 4"),
+        ("Qwen3-4B", {"ctx": 99_999}, ConfigError, "--ctx 40960 fits"),
+        ("Qwen3-4B", {"chunk": 600}, ConfigError, "--chunk 512 fits"),
+        ("Qwen3-4B", {"device": "A100"}, ConfigError, "did you mean.*a100-80gb"),
+        ("Qwen3-4B", {"device": "abacus"}, ConfigError, "known are cpu, cuda, A100-80GB"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_the_fix(
+    model: str, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        explain(model, **settings)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "architectures"])
+def test_config_without_a_field_names_the_field(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "config.json"
+    fields = {name: value for name, value in CONFIG.items() if name not in (field, "model_type")}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ModelFileError, match=field):
+        explain(str(path))
+    path.write_text('{"hidden_size": ')
+    with pytest.raises(ModelFileError, match="not valid JSON"):
+        explain(str(path))
+    deepseek = {name: value for name, value in PRESETS["DeepSeek-V3"].items() if name != "kv_lora_rank"}
+    path.write_text(json.dumps(deepseek))
+    with pytest.raises(ModelError, match="kv_lora_rank"):
+        explain(str(path))
+
+
+def test_page_has_every_number_and_no_reference_to_other_files() -> None:
+    report = explain("TinyLlama", with_ops=True, batches=(1,)).report
+    page = to_html(report)
+    assert page.startswith("<!doctype html>")
+    for forbidden in ("http://", "https://", "<script", "<link", "src=", "url("):
+        assert forbidden not in page
+    for section in report.sections:
+        for item in section.quantities:
+            assert item.shown in page
+
+
+def test_predictions_follow_the_calibrated_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.insight.explain.device import Calibration
+
+    curve = [(1, 2e-12), (512, 1e-12)]
+    calibration = Calibration(
+        "a CPU", 1, "any", {}, 10**8, [(10**6, 4e10), (10**8, 2e10), (10**9, 1e10)], {"bf16": curve, "f32": curve},
+        {"bf16": (1e-10, 1e-12, 3e-12)}, {"Norm": (1e-6, 0.0)}, (1e-4, 1e-5),
+    )  # fmt: skip
+    device = this_cpu()
+    monkeypatch.setattr(
+        explanation, "find_device",
+        lambda name: Device(device.hardware, device.limits, device.source, None, calibration),
+    )  # fmt: skip
+    prefill, one, many = explain("TinyLlama", device="cpu", batches=(1, 8), ctx=512).phases
+    products = 1_100_048_384 - 32000 * 2048 - (2 * 22 + 1) * 2048
+    num_ops = sum(1 for item, _ in prefill.instructions if type(item).__name__ not in ("Gemm", "Attend"))
+    head = 32000 * 2048
+    # Weights of 2 GB come from memory at half the rate at which the curve was measured.
+    attention = 22 * 512 * (2 * 4 * 64 * 2 * 1e-10 + 4 * 2048 * 1e-12)
+    expected = 2 * products * 2e-12 * 2 + attention + num_ops * 1e-6 + 1e-4 + 1e-5
+    assert one.predicted_s == pytest.approx(expected, rel=1e-6)
+    assert prefill.predicted_s == pytest.approx(
+        2 * (products - head) * 512 * 1e-12 + 2 * head * 2e-12 * 2 + 22 * 4 * 2048 * 512 * 513 / 2 * 3e-12
+        + num_ops * 1e-6 + 1e-4 + 1e-5, rel=1e-6,
+    )  # fmt: skip
+    assert many.predicted_s is not None
+
+
+def test_hub_id_that_is_not_cached_costs_its_config_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def fetch(source: Any, **options: Any) -> Path:
+        fetched.append((source.repository, source.file))
+        return tmp_path
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("quire.insight.explain.subject.fetch_from_hub", fetch)
+    # Weights in 8 bit do not matter where none are read.
+    config = {**PRESETS["DeepSeek-V3"], "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = explain("deepseek-ai/DeepSeek-V3", batches=(1,), ctx=16).report
+    assert fetched == [("deepseek-ai/DeepSeek-V3", "config.json")]
+    assert report.quantity("Parameters", "total").value == 671_026_404_352
+
+
+def test_architecture_without_a_class_names_the_supported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["BertModel"], "model_type": "bert"}))
+    with pytest.raises(ModelError, match=r"BertModel is not supported.*LlamaForCausalLM"):
+        explain(str(tmp_path))
