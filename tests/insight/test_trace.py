@@ -37,7 +37,9 @@ def assert_same_state(state: State, engine: LLMEngine) -> None:
 def test_replayed_state_equals_the_schedulers_after_every_step(seed: int) -> None:
     draw = random.Random(seed)
     engine, _ = make_engine(
-        num_blocks=draw.choice([24, 60]), max_num_batched_tokens=draw.choice([8, 64]), multi_step_decode=draw.choice([1, 4])
+        num_blocks=draw.choice([24, 60]),
+        max_num_batched_tokens=draw.choice([8, 64]),
+        multi_step_decode=draw.choice([1, 4]),
     )
     add(engine, "early", SHARED[:7])
     engine.step()

@@ -51,7 +51,9 @@ def test_blocks_shows_owners_shared_and_cached_blocks() -> None:
     state = trace.state_after(trace.steps[1])
     cells = [cell for row in view_blocks(trace, trace.steps[1]).rows for cell in row.cells]
     for block, count in state.references.items():
-        assert cells[block] == ("shared" if count > 1 else next(n for n, r in state.requests.items() if block in r.tables[0]))
+        assert cells[block] == (
+            "shared" if count > 1 else next(n for n, r in state.requests.items() if block in r.tables[0])
+        )
     assert cells.count("shared") == 2  # two full blocks of four tokens
     assert cells[0] == "null"
 

@@ -42,11 +42,8 @@ VERBS: dict[str, Verb] = {
     "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
-    "explain": Verb(
-        "See inside",
-        "quire.cli.explain",
-        "Explain a model's size, memory, work and time.",
-    ),
+    "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, memory, work and time."),
+    "tour": Verb("See inside", "quire.cli.tour", "Follow one prompt through the engine, step by step."),
     "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
     "view": Verb("See inside", "quire.cli.view", "Draw one step: mask, blocks, time, instructions."),
     "compare": Verb("See inside", "quire.cli.compare", "Compare ways to cache, batch and allocate on one engine."),

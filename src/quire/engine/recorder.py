@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire import __version__
-from quire.events import Event, EventKind
+from quire.events import EventKind
 from quire.types import SchedulerOutput, StepResult
 
 if TYPE_CHECKING:

@@ -58,7 +58,9 @@ class Picture:
             cells = "".join(self.kinds[cell].character for cell in row.cells)
             lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
         legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
-        return "\n".join([*lines, "", *([legend] if legend else []), self.caption, self.formula, f"code: {self.source}"])
+        return "\n".join(
+            [*lines, "", *([legend] if legend else []), self.caption, self.formula, f"code: {self.source}"]
+        )
 
     def to_svg(self) -> str:
         """Return the picture as one SVG element; characters beside colours tell the kinds apart."""

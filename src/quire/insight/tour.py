@@ -109,7 +109,10 @@ class Tour:
         engine = LLMEngine(config, SharedExecutor(self._executor), self._tokenizer, events, scheduler=scheduler)
         recorder = Recorder(engine, op_period=0 if recomputes else 1, with_text=True)
         params = SamplingParams(
-            temperature=0, max_tokens=num_tokens or self._num_tokens, ignore_eos=True, logprobs=None if recomputes else 5
+            temperature=0,
+            max_tokens=num_tokens or self._num_tokens,
+            ignore_eos=True,
+            logprobs=None if recomputes else 5,
         )
         engine.add_request(REQUEST, {"prompt_token_ids": self._prompt}, params)
         outputs = [output for _ in iter(engine.has_unfinished_requests, False) for output in engine.step()]
@@ -204,7 +207,9 @@ class Tour:
             for name, products in found.items():
                 if key in products:
                     _, rows, flops, num_bytes = products[key]
-                    shown.append(f"{name} [{rows}, {key[2]}]·[{key[2]}, {key[1]}] {flops / max(1, num_bytes):.3g} FLOP/B")
+                    shown.append(
+                        f"{name} [{rows}, {key[2]}]·[{key[2]}, {key[1]}] {flops / max(1, num_bytes):.3g} FLOP/B"
+                    )
             lines.append(f"{count:3}× {key[0]}: {';  '.join(shown)}")
         why = (
             "A product's weight has the same shape in every step; only the rows change. FLOPs grow with the rows, bytes"
@@ -279,7 +284,9 @@ def rank_stops(rank: "RankModel", tp: int, num_tokens: int) -> Iterator[Stop]:
         if len(weight.shape) == 2:
             key = (weight.layer_and_role[1].removesuffix(".weight"), weight.whole_shape, weight.shape)
             rows[key] = rows.get(key, 0) + 1
-    lines = [f"{count:3}× {role}: {list(whole)} whole, {list(mine)} on a rank" for (role, whole, mine), count in rows.items()]
+    lines = [
+        f"{count:3}× {role}: {list(whole)} whole, {list(mine)} on a rank" for (role, whole, mine), count in rows.items()
+    ]
     sums = [item for item in rank.body if type(item).__name__ == "AllReduce"]
     if sums:
         width, value_bytes = sums[0].out.width, sums[0].value_bytes  # type: ignore[attr-defined]

@@ -22,7 +22,9 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     shares = step["requests"]
     longest = max(share["start"] + share["count"] for share in shares)
     scale = -(-longest // MAX_COLUMNS)
-    tokens = [(share, position) for share in shares for position in range(share["start"], share["start"] + share["count"])]
+    tokens = [
+        (share, position) for share in shares for position in range(share["start"], share["start"] + share["count"])
+    ]
     every = -(-len(tokens) // MAX_ROWS)
     names = _names([share["id"] for share in shares])
     rows, num_pairs = [], 0

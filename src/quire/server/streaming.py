@@ -62,9 +62,7 @@ class EventStream(Response):
     disconnects, also while it does not read, the generator is closed at once.
     """
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], failed: Callable[[ApiError], bytes]
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], failed: Callable[[ApiError], bytes]) -> None:
         super().__init__()
         self._events = events
         self._failed = failed

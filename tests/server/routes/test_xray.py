@@ -12,7 +12,9 @@ from tests.engine.builders import saying
 from tests.server.served import Served, serving
 
 
-async def watch(server: Served, query: str = "", *, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def watch(
+    server: Served, query: str = "", *, headers: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await server.connect()
     writer.write(f"GET /xray/events{query} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{headers}\r\n".encode())
     await writer.drain()
@@ -40,7 +42,9 @@ def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request() -> No
             assert (await server.chat()).status == 200
             lines += await read_lines(reader, '"finish"')
             trace = Trace.parse("".join(json.dumps(line) + "\n" for line in lines))
-            assert sum(len(share["new"]) for step in trace.steps for share in step["requests"]) == 4  # the largest that the chat asks for
+            assert (
+                sum(len(share["new"]) for step in trace.steps for share in step["requests"]) == 4
+            )  # the largest that the chat asks for
             assert all(share["text"] is None for step in trace.steps for share in step["requests"])
             writer.close()
             for _ in range(200):  # the server notices the end of the connection

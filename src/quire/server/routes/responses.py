@@ -21,7 +21,7 @@ from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState
-from quire.server.streaming import stream_answer, EventWriter, event
+from quire.server.streaming import EventWriter, event, stream_answer
 from quire.server.tools import ToolReader
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
