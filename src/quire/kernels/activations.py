@@ -1,7 +1,7 @@
 """Activations of the MLP, plain and as gates. Next to read: `linear.py`, whose instruction takes them in."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -127,7 +127,7 @@ def _make(argument: str, name: str = "silu", shape: tuple[int, int] = (7, 66), s
     return {argument: random(*shape, scale=scale), "name": name}
 
 
-def _cases(argument: str) -> dict[str, Callable[[], Arguments]]:
+def _cases(argument: str) -> Mapping[str, Callable[[], Arguments]]:
     make = partial(_make, argument)
     sizes = {"empty": (0, 64), "one row": (1, 3072), "odd width": (33, 134)}
     return {name: partial(make, shape=shape) for name, shape in sizes.items()} | {
