@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.case import Arguments, Check, cast
+from quire.kernels.case import Arguments, Check
 from quire.kernels.registry import KERNELS, available_versions
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -30,6 +30,14 @@ ALL = [
     for version in check.kernel.versions
     for case in check.cases
 ]
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same values and strides in another dtype on another device; integers keep their dtype."""
+    dtype = dtype if tensor.is_floating_point() else tensor.dtype
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = tensor.as_strided((size,), (1,), 0).to(dtype=dtype, device=device, copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def prepare(check: Check, case: str, dtype: torch.dtype, device: torch.device) -> Arguments:

@@ -38,11 +38,3 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     """Normal fp32 values, the same at every call."""
     generator = torch.Generator().manual_seed(seed * 7919 + sum(shape) + len(shape))
     return torch.randn(shape, generator=generator) * scale
-
-
-def cast(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same values and strides in another dtype on another device; integers keep their dtype."""
-    dtype = dtype if tensor.is_floating_point() else tensor.dtype
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    flat = tensor.as_strided((size,), (1,), 0).to(dtype=dtype, device=device, copy=True)
-    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -14,11 +14,8 @@ from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
 from quire.errors import EngineError
 from quire.runtime.commit_ahead import CommitAhead
-from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.huge_pages import allocate
 from quire.types import Tier, Transfer
-
-_POOL_DTYPES = {**TORCH_DTYPES, "int8": torch.int8}
 
 
 class CacheEngine:
@@ -36,7 +33,7 @@ class CacheEngine:
     def __init__(self, config: EngineConfig) -> None:
         scheduler = config.scheduler
         groups, block_size = scheduler.kv_cache_groups, scheduler.block_size
-        dtype = _POOL_DTYPES[config.kv_dtype]
+        dtype: torch.dtype = getattr(torch, config.kv_dtype)
         page_bytes = PoolShape(groups, block_size, scheduler.max_num_batched_tokens).block_bytes
         shape = (scheduler.num_blocks, page_bytes // dtype.itemsize)
         self._group_sizes = [group.page_bytes(block_size) // dtype.itemsize for group in groups]
@@ -74,11 +71,6 @@ class CacheEngine:
     def block_stride_bytes(self) -> int:
         """Bytes from one block to the next."""
         return self.pool.stride(0) * self.pool.element_size()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the pool."""
-        return self.pool.numel() * self.pool.element_size()
 
     @contextlib.contextmanager
     def in_use(self, highest_block: int) -> Iterator[None]:

@@ -108,19 +108,13 @@ class PlannedForward:
         taken, self._op_times = tuple(self._op_times), []
         return taken
 
-    def _run(
-        self,
-        parts: int,
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        logit_rows: NDArray[np.int32],
-    ) -> None:
+    def _run(self, parts: int, *step: NDArray[np.int32]) -> None:
+        """`step`: rows, starts, counts and logit rows."""
         assert self._tables is not None
         if not self._is_traced:
-            self._planned.run(parts, rows, starts, counts, logit_rows, *self._tables)
+            self._planned.run(parts, *step, *self._tables)
             return
-        times = self._planned.run_timed(parts, rows, starts, counts, logit_rows, *self._tables)
+        times = self._planned.run_timed(parts, *step, *self._tables)
         self._op_times += times
         if self._is_logged:
             for op in times:

@@ -20,7 +20,6 @@ from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.layers.linear import pack_weights
 from quire.models.registry import ModelRegistry
-from quire.runtime.dtypes import TORCH_DTYPES
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
@@ -51,7 +50,7 @@ def load_model(
     """
     check_environment()
     check_split(config, checkpoint, group)
-    dtype, device = TORCH_DTYPES[config.dtype], torch.device(config.device)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     model = build_empty_model(config.model.hf_config, dtype, device, group)
     parameters = dict(model.named_parameters())
     if config.options.load_format == "dummy":
