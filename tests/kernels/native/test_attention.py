@@ -4,12 +4,8 @@ The oracle is softmax(q k^T / sqrt(D)) v in fp64 over keys and values as the poo
 pool that was not written is NaN.
 """
 
-import ctypes
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +27,6 @@ from tests.kernels.native.kv_steps import (
     visible,
 )
 from tests.kernels.native.packed_weights import ACT_BLOCK, ISAS
-from tests.kernels.native.test_bounds import before_a_wall
 
 VECTOR_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -386,31 +381,6 @@ def test_blocks_far_into_a_large_pool() -> None:
     far.memory, far.first_byte = torch.empty(1001 * far.stride_bytes, dtype=torch.uint8), 0
     far.tables[0, :2] = torch.tensor([1000, 999])
     assert torch.equal(run_steps(far, tokens, whole([20]))[0], expected)
-
-
-def attend_at_the_wall(isa: str) -> None:
-    _native.set_isa(isa)
-
-    def allocate(count: int) -> torch.Tensor:
-        memory = (ctypes.c_uint8 * count).from_address(before_a_wall(count))
-        return torch.frombuffer(memory, dtype=torch.uint8)
-
-    for kv_format, head_size in itertools.product(FORMATS, (6, 16, 24, 64)):
-        shape = Shape(3, 1, head_size, 16, kv_format)
-        pool = Pool(shape, [16 * 9])
-        pool.stride_bytes = shape.block_bytes
-        pool.memory, pool.first_byte = allocate(pool.num_blocks * shape.block_bytes), 0
-        pool.tables[0, :9] = pool.num_blocks - 1 - torch.arange(9)
-        for start, count in ((0, 16), (16, 112), (128, 15), (143, 1)):
-            Runner(pool, Extras(), max_tokens=count, allocate=allocate).run([(0, start, count)])
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_nothing_is_touched_past_the_pool_and_the_rows(isa: str) -> None:
-    code = f"from tests.kernels.native.test_attention import attend_at_the_wall; attend_at_the_wall({isa!r})"
-    root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr or f"ended by signal {-result.returncode}"
 
 
 def test_a_step_without_tokens() -> None:
