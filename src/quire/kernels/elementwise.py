@@ -96,16 +96,11 @@ def _lower_multiply(to: Lowering, call: Call) -> None:
     to.append(Multiply(to.columns(a), to.columns(b), to.result(call, takes_type=True)))
 
 
-@lowers("scale")
-def _lower_scale(to: Lowering, call: Call) -> None:
-    x, factor = call.arguments
-    to.append(Scale(to.columns(x), to.result(call, takes_type=True), factor))
-
-
-@lowers("soft_cap")
-def _lower_soft_cap(to: Lowering, call: Call) -> None:
-    x, cap = call.arguments
-    to.append(SoftCap(to.columns(x), to.result(call, takes_type=True), cap))
+@lowers("scale", "soft_cap")
+def _lower_of_one(to: Lowering, call: Call) -> None:
+    x, number = call.arguments
+    instruction = Scale if call.operation == "scale" else SoftCap
+    to.append(instruction(to.columns(x), to.result(call, takes_type=True), number))
 
 
 def _make(*shape: int, scale: float) -> Arguments:

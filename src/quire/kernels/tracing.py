@@ -164,14 +164,10 @@ class Symbol:
 
     # What would be allowed, and mean something else than it does for a tensor.
 
-    def __iadd__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a sum in place, which other names of the value would see")
+    def _in_place(self, other: Any) -> "Symbol":
+        raise NotTraceableError("a result in place, which other names of the value would see")
 
-    def __imul__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a product in place, which other names of the value would see")
-
-    def __itruediv__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a division in place, which other names of the value would see")
+    __iadd__ = __imul__ = __itruediv__ = _in_place
 
     def __bool__(self) -> bool:
         raise NotTraceableError("a decision that depends on a value")

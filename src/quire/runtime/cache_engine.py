@@ -46,9 +46,8 @@ class CacheEngine:
             self.pool = torch.empty(shape, dtype=dtype, device=config.device)
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.pool[0].zero_()
+        layers: dict[int, tuple[int, int]] = {}
         kv_caches: dict[int, torch.Tensor] = {}
-        layer_groups: dict[int, int] = {}
-        layer_addresses: dict[int, int] = {}
         for group_index, group in enumerate(groups):
             spec = group.spec
             size = spec.block_bytes(block_size)
@@ -61,11 +60,10 @@ class CacheEngine:
                     page_slice = page_slice[:, : view_shape[0]]
                 if not spec.scale_bytes:
                     kv_caches[layer] = page_slice.view(scheduler.num_blocks, *view_shape)
-                layer_addresses[layer] = page_slice.data_ptr()
-                layer_groups[layer] = group_index
+                layers[layer] = group_index, page_slice.data_ptr()
         self.kv_caches = tuple(kv_caches[layer] for layer in sorted(kv_caches))
-        self.layer_addresses = tuple(layer_addresses[layer] for layer in sorted(layer_addresses))
-        self.layer_groups = tuple(layer_groups[layer] for layer in sorted(layer_groups))
+        self.layer_groups = tuple(layers[layer][0] for layer in sorted(layers))
+        self.layer_addresses = tuple(layers[layer][1] for layer in sorted(layers))
 
     @property
     def block_stride_bytes(self) -> int:

@@ -274,9 +274,10 @@ SCRIPTS = {
 
 def start(code: str, *arguments: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *arguments]
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *arguments], env=environment, cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
     )  # fmt: skip
 
 

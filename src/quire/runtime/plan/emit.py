@@ -71,18 +71,12 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Keys and values that a product fetches for the attention after it: from share `begin` to share `end`."""
+def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[Attend, float, float]]:
+    """Per product before an attention the keys and values that it fetches for it, in proportion to its weights.
 
-    attend: Attend
-    begin: float
-    end: float
-
-
-def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
-    """Per product before an attention its part, in proportion to its weights."""
-    parts: dict[Instruction, Ahead] = {}
+    Returns: the attention, and the share of its keys and values where the product begins and ends.
+    """
+    parts: dict[Instruction, tuple[Attend, float, float]] = {}
     waiting: list[Gemm] = []
     for instruction in body:
         if isinstance(instruction, Gemm):
@@ -91,7 +85,7 @@ def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
             total, before = sum(gemm.weight.numel() for gemm in waiting), 0
             for gemm in waiting:
                 size = gemm.weight.numel()
-                parts[gemm] = Ahead(instruction, before / total, (before + size) / total)
+                parts[gemm] = instruction, before / total, (before + size) / total
                 before += size
             waiting = []
     return parts
@@ -226,10 +220,10 @@ class PlannedModel:
         return self._kv_layers[layer_index]
 
     def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
-        part = self._ahead.get(instruction)
-        if part is None:
+        if instruction not in self._ahead:
             return None
-        return _native.KvAhead(self.kv_layer(part.attend.layer_index), part.attend.window, part.begin, part.end)
+        attend, begin, end = self._ahead[instruction]
+        return _native.KvAhead(self.kv_layer(attend.layer_index), attend.window, begin, end)
 
     def _emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
         self._options = {"parts": parts, **options}
