@@ -12,14 +12,20 @@ from quire.kernels.linear import linear, pack_weight
 from quire.kernels.rms_norm import rms_norm
 
 
+def forget_choices() -> None:
+    """Let all kernels read the environment again."""
+    for kernel in registry.KERNELS:
+        kernel.chosen.clear()
+
+
 @pytest.fixture(autouse=True)
 def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("QUIRE_KERNELS", raising=False)
     monkeypatch.delenv("QUIRE_TRACE", raising=False)
-    registry.forget_choices()
+    forget_choices()
     yield
     monkeypatch.undo()
-    registry.forget_choices()
+    forget_choices()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_trace_names_kernel_version_shapes_and_dtypes_before_it_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("QUIRE_TRACE", "1")
-    registry.forget_choices()
+    forget_choices()
     with caplog.at_level(logging.INFO, logger="quire.kernels"), pytest.raises(RuntimeError):
         linear(torch.ones(2, 3), torch.ones(5, 4), None)
     (record,) = caplog.records

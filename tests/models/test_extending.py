@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import UnsupportedModelError
-from quire.kernels import registry
 from quire.kernels.activations import gelu_tanh_and_mul, relu, relu2_and_mul, silu
 from quire.kernels.elementwise import soft_cap
 from quire.layers.group import Group
@@ -243,12 +242,9 @@ def test_options_that_need_a_plan_are_refused_where_there_is_none(directory: Pat
 
 def test_debugging_variables_run_op_by_op(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_KERNELS", "rms_norm:reference")
-    registry.forget_choices()
     assert isinstance(forward_of(engine_of(directory, LlamaForCausalLM)), EagerForward)
     with pytest.raises(UnsupportedModelError, match="QUIRE_KERNELS=rms_norm:reference"):
         engine_of(directory, LlamaForCausalLM, kv_cache_dtype="int8")
-    monkeypatch.undo()
-    registry.forget_choices()
 
 
 # --- Versions of kernels ------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
     runtime.run(make_request("a", prompt(1, 5)), pooling_request("p", prompt(2, 5), pooling="mean"))
     runtime.run(make_request("b", prompt(1, 5), 1))
     assert len(runtime.runner.states.by_id) == 1
-    assert "b" in runtime.runner.states
+    assert "b" in runtime.runner.states.by_id
 
 
 def test_empty_step_and_unknown_request() -> None:

@@ -39,13 +39,13 @@ class Kernel(Generic[P, T]):
         self.function, self.operation = reference.__name__, reference.__module__.rpartition(".")[2]
         self.versions = {"reference": reference}
         self._preferred: dict[str, str] = {}
-        self._chosen: dict[str, Callable[P, T]] = {}
+        self.chosen: dict[str, Callable[P, T]] = {}
         KERNELS.append(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         first: Any = args[0] if args else next(iter(kwargs.values()))
         device_type: str = first.device.type
-        return (self._chosen.get(device_type) or self._choose(device_type))(*args, **kwargs)
+        return (self.chosen.get(device_type) or self._choose(device_type))(*args, **kwargs)
 
     def version(self, name: str, *device_types: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Add a version, which is preferred on devices of these types ("cpu", "cuda")."""
@@ -69,7 +69,7 @@ class Kernel(Generic[P, T]):
             chosen = recorder(self.versions["reference"])
         elif trace_setting() == "1":
             chosen = _traced(f"{self.function} ({name})", chosen)
-        self._chosen[device_type] = chosen
+        self.chosen[device_type] = chosen
         return chosen
 
 
@@ -144,12 +144,6 @@ def check_environment() -> None:
     """Check both variables now, before a model is loaded. Raises: ConfigError."""
     requested_versions(os.environ.get("QUIRE_KERNELS", ""))
     trace_setting()
-
-
-def forget_choices() -> None:
-    """Let all kernels read the environment again at their next call."""
-    for kernel in KERNELS:
-        kernel._chosen.clear()
 
 
 def describe(value: Any) -> str:

@@ -111,10 +111,11 @@ class PlannedForward:
     def _run(self, parts: int, *step: NDArray[np.int32]) -> None:
         """`step`: rows, starts, counts and logit rows."""
         assert self._tables is not None
+        arrays = (*step, *self._tables)
         if not self._is_traced:
-            self._planned.run(parts, *step, *self._tables)
+            self._planned.run(parts, *arrays)
             return
-        times = self._planned.run_timed(parts, *step, *self._tables)
+        times = self._planned.run_timed(parts, *arrays)
         self._op_times += times
         if self._is_logged:
             for op in times:

@@ -88,13 +88,9 @@ MIXED = [(1, 30), (5, 0), (3, 17), (1, 2), (12, 9)]
 
 CASES = {
     "empty": partial(make_arguments, []),
-    "one token": partial(make_arguments, [(1, 0)]),
     "decodes": partial(make_arguments, DECODES),
-    "equal decodes": partial(make_arguments, [(1, 19)] * 3),
-    "prompt": partial(make_arguments, [(23, 0)]),
     "prompt longer than a tile": partial(make_arguments, [(300, 0)]),
     "chunk after a prefix, longer than a tile": partial(make_arguments, [(270, 35)]),
-    "mixed": partial(make_arguments, MIXED),
     "sliding window": partial(make_arguments, MIXED, window=7),
     "sliding window of one": partial(make_arguments, MIXED, window=1),
     "sliding window shorter than a tile": partial(make_arguments, [(300, 20), (1, 300)], window=50),

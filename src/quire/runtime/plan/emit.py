@@ -141,6 +141,7 @@ class PlannedModel:
         logit_rows: NDArray[np.int32],
         tokens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        *,
         nanoseconds: NDArray[np.int64] | None = None,
     ) -> None:
         """Compute parts of one step; the GIL is released meanwhile.
@@ -156,11 +157,11 @@ class PlannedModel:
             table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
 
-    def run_timed(self, parts: int, *step: NDArray[np.int32]) -> list[OpTime]:
+    def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
         """`run`, which also gives the time and work of each native op that ran, in order."""
         nanoseconds = np.zeros(len(self.ops), np.int64)
-        self.run(parts, *step, nanoseconds=nanoseconds)
-        _, starts, counts, logit_rows, *_ = step
+        self.run(parts, *arrays, nanoseconds=nanoseconds)
+        _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
         whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
         times = []

@@ -5,16 +5,14 @@ Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
 import os
-from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from quire._native import WeightFormat
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
-from quire.layers.group import SINGLE, Group, Partition
+from quire.layers.group import SINGLE, Group
 from quire.runtime.loader import (
     Placement,
     check_split,
@@ -25,7 +23,7 @@ from quire.runtime.loader import (
     random_weights,
 )
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_format
+from quire.runtime.plan.packed_weights import PackedWeights, choose_formats
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -68,25 +66,3 @@ def plan_weights(
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)
     return PackedWeights(parameters, choose_formats(config, parameters, partitions, placements)), placements
-
-
-def choose_formats(
-    config: EngineConfig,
-    parameters: Mapping[str, nn.Parameter],
-    partitions: Mapping[str, Partition],
-    placements: list[Placement],
-) -> dict[str, WeightFormat]:
-    """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
-    stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
-    for placement in placements:
-        stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
-        stored[placement.parameter_name].append(placement.tensor.format)
-    formats = {}
-    for name, parameter in parameters.items():
-        if parameter.ndim == 2:
-            num_outputs, num_inputs = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
-            formats[name] = choose_format(
-                stored[name], num_inputs, dtype=config.dtype, quantization=config.options.quantization,
-                keeps_stored=config.keeps_stored_weights, is_table=num_outputs == config.model.vocab_size,
-            )  # fmt: skip
-    return formats
