@@ -59,11 +59,11 @@ def choose_formats(
     for name, parameter in parameters.items():
         if parameter.ndim == 2:
             shape = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
-            formats[name] = _choose_format(config, set(stored[name]), *shape)
+            formats[name] = choose_format(config, set(stored[name]), *shape)
     return formats
 
 
-def _choose_format(config: EngineConfig, stored: set[str], num_outputs: int, num_inputs: int) -> WeightFormat:
+def choose_format(config: EngineConfig, stored: set[str], num_outputs: int, num_inputs: int) -> WeightFormat:
     """Return the format of one parameter made of parts in these stored formats.
 
     Quantised weights stay as they are if the configuration keeps them; else all become the compute dtype.
