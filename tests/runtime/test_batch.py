@@ -67,7 +67,7 @@ def build(step_cases: list[Case], block_size: int) -> tuple[StepLayout, ForwardB
     return layout, build_batch(layout, states, CacheEngine(config), block_size, torch.device("cpu")), output
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(cases(), min_size=1, max_size=6), st.sampled_from([1, 3, 4, 16]))
 def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: int) -> None:
     step, batch, output = build(step_cases, block_size)

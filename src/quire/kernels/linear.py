@@ -47,17 +47,11 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     Exact: values are moved, not changed. Only `linear` can read the result.
     Shapes: weight [O, I]. Dtypes: any; bf16 and fp32 are packed on CPU.
     """
-    if linear.version_on(weight.device.type) != "packed" or weight.is_mkldnn or not can_pack(weight.dtype):
+    is_chosen = linear.version_on(weight.device.type) == "packed" and torch.backends.mkldnn.is_available()
+    if not is_chosen or weight.is_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return weight
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return packed
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether this PyTorch and this CPU have the operators for weights of a type."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.ops.mkldnn._reorder_linear_weight(weight) if is_bfloat16 or weight.dtype == torch.float32 else weight
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -87,8 +87,7 @@ class InProcessExecutor:
 
     def end_step_early(self) -> None:
         """See `Executor`."""
-        worker = self._worker
-        if worker is not None:
+        if (worker := self._worker) is not None:
             worker.runner.ends_early = True
 
     def shutdown(self) -> None:

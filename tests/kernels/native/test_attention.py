@@ -327,26 +327,6 @@ def test_rows_of_other_types_are_the_fp32_rows_rounded(
         np.testing.assert_array_equal(block["q"], np.rint(wide * (np.float32(127) / highest)))
 
 
-def test_normalised_and_rotated_queries_and_keys() -> None:
-    shape = Shape(4, 2, 32, 16, "f32")
-    generator = torch.Generator().manual_seed(9)
-    q_norm, k_norm = torch.rand(2, 32, generator=generator) + 0.5
-    frequencies = 10000.0 ** -(torch.arange(16) / 16)
-    (tokens,) = random_tokens(shape, [150])
-    extras = Extras(q_norm=q_norm, k_norm=k_norm, frequencies=frequencies)
-    (output,) = floats(run_steps(Pool(shape, [150]), [tokens], in_chunks([150], [100, 1]), extras, num_threads=2))
-
-    def prepared(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = x.double() * (x.double().square().mean(-1, keepdim=True) + extras.epsilon).rsqrt() * weight.double()
-        angles = (torch.arange(150.0)[:, None] * frequencies).double()
-        a, b = x[..., :16], x[..., 16:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-
-    q, k, v = split(tokens, shape)
-    expected = scaled_dot_product_attention(prepared(q, q_norm), prepared(k, k_norm), v.double(), is_causal=True)
-    torch.testing.assert_close(output.double(), expected.transpose(0, 1).flatten(1), atol=3e-6, rtol=0)
-
-
 @pytest.mark.parametrize("isa", VECTOR_ISAS)
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("where", ["query", "key", "value"])

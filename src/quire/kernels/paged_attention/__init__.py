@@ -15,12 +15,9 @@ QUERY_TILE = 256
 class AttentionStep(Protocol):
     """The part of `layers.forward_batch.ForwardBatch` that attention reads: this folder may not import that one."""
 
-    @property
-    def block_tables(self) -> tuple[torch.Tensor, ...]: ...
-    @property
-    def query_lens_list(self) -> tuple[int, ...]: ...
-    @property
-    def seq_lens_list(self) -> tuple[int, ...]: ...
+    block_tables: tuple[torch.Tensor, ...]
+    query_lens_list: tuple[int, ...]
+    seq_lens_list: tuple[int, ...]
 
 
 @kernel

@@ -124,7 +124,8 @@ class PlannedModel:
         self.logits = torch.empty(limits.max_logit_rows, program.logits.width)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
         self._place(place_buffers(program.body, program.hidden), limits.max_tokens)
-        self.hidden = self._float_rows(program.hidden, limits.max_tokens)
+        hidden = self._memory[self._addresses[program.hidden]][: program.hidden.row_bytes * limits.max_tokens]
+        self.hidden = hidden.view(torch.float32).view(limits.max_tokens, -1)[:, : program.hidden.width]
         self._emit(program.body, BODY)
         self._num_body_ops = len(self.ops)
         self._addresses[program.logits] = self.logits.data_ptr()
@@ -184,11 +185,6 @@ class PlannedModel:
         memory = memory[-memory.data_ptr() % 64 :]
         self._memory[memory.data_ptr()] = memory
         return memory.data_ptr()
-
-    def _float_rows(self, buffer: Buffer, num_rows: int) -> torch.Tensor:
-        """An fp32 buffer as a tensor [num_rows, width]."""
-        memory = self._memory[self._addresses[buffer]][: buffer.row_bytes * num_rows]
-        return memory.view(torch.float32).view(num_rows, buffer.row_bytes // 4)[:, : buffer.width]
 
     # --- Ops: see `kernels.instruction.Emitter` -------------------------------------------
 
