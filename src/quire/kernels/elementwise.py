@@ -114,7 +114,6 @@ CHECKS = (
         {
             "empty": partial(_make, 0, 7, scale=1.0),
             "rows": partial(_make, 33, 70, scale=40.0),
-            "one row": partial(_make, 1, 300, scale=3.0),
         },
     ),
 )

@@ -17,9 +17,10 @@ class ForwardBatch:
     Requests with one new token (decodes) come first.
 
     Shapes: token_ids, positions [T]; block_tables: per KV cache group [R, M]; slot_mapping: per group [T]; kv_caches:
-        per layer [N, 2, B, K, D].
+        per layer [N, 2, B, K, D]; layer_groups: per layer the index of its KV cache group.
     Dtypes: token_ids, positions, slot_mapping int64; block_tables int32; kv_caches the KV type.
-    Units: slot = block id * B + offset in the block.
+    Units: slot = block id * B + offset in the block; query_lens_list: new tokens per request; seq_lens_list: tokens
+        per request after this step.
     """
 
     token_ids: torch.Tensor
@@ -28,8 +29,5 @@ class ForwardBatch:
     slot_mapping: tuple[torch.Tensor, ...]
     kv_caches: tuple[torch.Tensor, ...]
     layer_groups: tuple[int, ...]
-    """Per layer: the index of its KV cache group."""
     query_lens_list: tuple[int, ...]
-    """New tokens per request."""
     seq_lens_list: tuple[int, ...]
-    """Tokens per request after this step."""

@@ -98,7 +98,6 @@ CASES = {
     "scores capped": partial(make_arguments, MIXED, soft_cap=0.7),
     "pages that are not whole rows": partial(make_arguments, MIXED, padding=10),
     "block size 1": partial(make_arguments, MIXED, block_size=1),
-    "head size 16": partial(make_arguments, MIXED, head_size=16),
     "head size 80": partial(make_arguments, MIXED, head_size=80),
     "multi-head": partial(make_arguments, MIXED, heads=3, kv_heads=3),
     "group of 7": partial(make_arguments, MIXED, heads=14, kv_heads=2),
