@@ -13,7 +13,7 @@ from torch import nn
 
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import LOWERS, Lowering, lowers
-from quire.kernels.registry import KERNELS, Kernel
+from quire.kernels.registry import KERNELS, kernel
 from quire.kernels.tracing import SIZES, Call, same_sizes
 from quire.layers.embedding import Embedding
 from tests.runtime.plan.graphs import planned, run_prompt
@@ -38,16 +38,19 @@ class Double(Instruction):
 @pytest.fixture
 def doubled() -> Iterator[Any]:
     """What one module of an op does when it is imported: a kernel, the sizes of its result, how it is lowered."""
-    kernel: Kernel[Any, torch.Tensor] = Kernel("double", "double", {"reference": lambda x: 2 * x}, {"*": "reference"})
     SIZES["double"] = same_sizes
+
+    @kernel
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
 
     @lowers("double")
     def lower(to: Lowering, call: Call) -> None:
         (x,) = call.arguments
         to.append(Double(to.columns(x), to.result(call, takes_type=True)))
 
-    yield lambda x: kernel.on(x.device.type)(x)
-    KERNELS.remove(kernel)
+    yield double
+    KERNELS.remove(double)
     del SIZES["double"], LOWERS["double"]
 
 

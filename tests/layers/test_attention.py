@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.kernels.paged_attention import reference
+from quire.kernels.paged_attention import paged_attention
 from quire.layers.attention import Attention
 from quire.layers.forward_batch import ForwardBatch
 
@@ -15,16 +15,12 @@ def make_batch(num_tokens: int = 6) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64),
         positions=positions,
-        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
-        seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables=tables,
         slot_mapping=tuple(table[0].long()[positions // 4] * 4 + positions % 4 for table in tables),
-        logit_rows=torch.tensor([num_tokens - 1]),
         kv_caches=(pool[:, 0], pool[:, 1]),
         layer_groups=(0, 1),
         query_lens_list=(num_tokens,),
         seq_lens_list=(num_tokens,),
-        block_size=4,
     )
 
 
@@ -45,7 +41,5 @@ def test_attends_with_its_group_scale_and_window() -> None:
     for layer_index, scale, window in ((0, None, None), (1, 0.3, None), (1, None, 2)):
         batch = make_batch()
         found = Attention(layer_index, 8, scale=scale, window=window)(q, k, v, batch)
-        expected = reference.paged_attention(
-            q, batch.kv_caches[layer_index], batch, layer_index, scale or 8**-0.5, window
-        )
+        expected = paged_attention(q, batch.kv_caches[layer_index], batch, layer_index, scale or 8**-0.5, window)
         torch.testing.assert_close(found, expected)

@@ -119,20 +119,15 @@ class Runner:
             )
         layer_groups = {layer: index for index, group in enumerate(self.groups) for layer in group.layer_indices}
         tokens = [s.token_ids[position] for (s, _), span in zip(scheduled, spans, strict=True) for position in span]
-        starts = torch.tensor([0, *counts]).cumsum(0)
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.tensor([position for span in spans for position in span]),
-            query_start_loc=starts.int(),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             block_tables=tuple(tables),
             slot_mapping=tuple(slots),
-            logit_rows=starts[1:] - 1,
             kv_caches=tuple(self.pool[:, layer] for layer in range(self.pool.shape[1])),
             layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
             query_lens_list=tuple(counts),
             seq_lens_list=tuple(seq_lens),
-            block_size=self.block_size,
         )
 
     def run(self, sequence: Stream, chunk: int | None = None) -> torch.Tensor:

@@ -256,8 +256,8 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
     runtime = Runtime()
     runtime.run(make_request("a", prompt(1, 5)), pooling_request("p", prompt(2, 5), pooling="mean"))
     runtime.run(make_request("b", prompt(1, 5), 1))
-    assert len(runtime.runner.states) == 1
-    assert "b" in runtime.runner.states
+    assert len(runtime.runner.states.by_id) == 1
+    assert "b" in runtime.runner.states.by_id
 
 
 def test_empty_step_and_unknown_request() -> None:
@@ -324,7 +324,7 @@ def test_a_step_that_breaks_off_anywhere_is_made_good(point: str, is_late: bool)
         items["a"] = [dataclasses.replace(item, prompt_logprobs=()) for item in items["a"] if item.token_ids]
     assert {**found, "vector": []} == {**expected, "vector": []}
     runtime.run(make_request("b", [1], 1))
-    assert len(runtime.runner.states) == 1
+    assert len(runtime.runner.states.by_id) == 1
 
 
 class DamagedModel(TinyModel):

@@ -60,12 +60,12 @@ def test_rows_are_reused_and_requests_come_back() -> None:
         states.apply(step(new_requests=(new("a", (number,)),)))
         assert known(states, "a") == [number]
         states.apply(step(finished_ids=("a",)) if number else step(preempted_ids=("a",)))
-        assert "a" not in states
+        assert "a" not in states.by_id
     assert len(states.tokens) == 1
     # Preempted and announced again in one step.
     states.apply(step(new_requests=(new("a"),)))
     states.apply(step(preempted_ids=("a",), new_requests=(new("a", (7, 8)),)))
-    assert (len(states), states["a"].num_tokens) == (1, 2)
+    assert (len(states.by_id), states["a"].num_tokens) == (1, 2)
 
 
 def test_all_are_forgotten_and_may_come_back_in_the_same_step() -> None:
@@ -76,7 +76,7 @@ def test_all_are_forgotten_and_may_come_back_in_the_same_step() -> None:
         states.apply(step(finished_ids=("c",), new_requests=(new("d"),), scheduled=(item("ghost"),)))
     again = step(new_requests=(new("b", (7,)), new("e", (8,))), forgets_all=True)
     states.apply(again)
-    assert ("a" in states, "d" in states, len(states), len(states.tokens)) == (False, False, 2, 3)
+    assert ("a" in states.by_id, "d" in states.by_id, len(states.by_id), len(states.tokens)) == (False, False, 2, 3)
     assert known(states, "b") == [7]
 
 

@@ -16,11 +16,10 @@ from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.models.registry import model_types
 from quire.runtime import loader
 from quire.runtime.loader import load_model, make_model, part_names, partitions_of
-from quire.runtime.plan.load import fill, plan_model, plan_weights
+from quire.runtime.plan.load import plan_model, plan_weights
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.model_files import map_file
-from quire.weights.progress import ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 from tests.models.harness import DTYPES, Runner, random_tokens, stored
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
@@ -239,7 +238,7 @@ def test_packed_weights_of_a_rank_are_its_slices_of_the_packed_ones(
         with torch.device("meta"):
             model: Any = make_model(checkpoint.hf_config, LocalGroup(rank, size))
         weights, placements = plan_weights(config, checkpoint, model)
-        fill(weights, placements, ignore_progress)
+        loader.fill(weights.put, placements)
         of_layers, of_tables = model.layers[0].mlp.down_proj.weight, model.embed_tokens.weight
         for name, tensor in checkpoint.tensors.items() if not whole else ():
             chosen = weights.format_of(of_tables if "embed" in name or "head" in name else of_layers).name

@@ -1,5 +1,6 @@
 """A stand-in model: real paged attention, written token by token, so that its bits cannot depend on the batch."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -29,19 +30,19 @@ class TinyModel(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         x = self.embedding[token_ids] + self.positions[batch.positions]
-        starts = batch.query_start_loc.tolist()
+        starts = [0, *itertools.accumulate(batch.query_lens_list)]
         for layer, cache in enumerate(batch.kv_caches):
             group = batch.layer_groups[layer]
             q, k, v = (torch.stack([row @ weight for row in x]) for weight in self.weights[layer])
-            slots = batch.slot_mapping[group]
-            cache[slots // batch.block_size, 0, slots % batch.block_size, 0] = k
-            cache[slots // batch.block_size, 1, slots % batch.block_size, 0] = v
+            slots, block_size = batch.slot_mapping[group], cache.shape[2]
+            cache[slots // block_size, 0, slots % block_size, 0] = k
+            cache[slots // block_size, 1, slots % block_size, 0] = v
             attended = []
             for request in range(len(starts) - 1):
                 table = batch.block_tables[group][request].long()
                 for row in range(starts[request], starts[request + 1]):
                     seen = torch.arange(int(batch.positions[row]) + 1)
-                    kv = cache[table[seen // batch.block_size], :, seen % batch.block_size, 0]
+                    kv = cache[table[seen // block_size], :, seen % block_size, 0]
                     attended.append((kv[:, 0] @ q[row]).softmax(0) @ kv[:, 1])
             x = x + torch.stack(attended)
         return x

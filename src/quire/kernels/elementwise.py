@@ -1,34 +1,29 @@
-"""Sums, products, multiples and soft caps of values: one class per native op. No kernel is needed but for the cap.
+"""Sums, products, multiples and soft caps of values: one class per native op. Only the cap needs a kernel.
 
 Next to read: `instruction.py`.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from quire.kernels.case import Case, Check, random
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.registry import Kernel
+from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, same_sizes
 
-
-def _soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    wide = x if x.dtype == torch.float64 else x.float()
-    return (cap * torch.tanh(wide / cap)).to(x.dtype)
-
-
-SOFT_CAP = Kernel("elementwise", "soft_cap", {"reference": _soft_cap}, preferred={"*": "reference"})
 SIZES["soft_cap"] = same_sizes
 
 
+@kernel
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """Hold values within -cap … cap: out = cap · tanh(x / cap).     (Gemma 2, sec. 2)
 
     Shapes: x [...] -> [...]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
-    return SOFT_CAP.on(x.device.type)(x, cap)
+    return (cap * torch.tanh(x.float() / cap)).to(x.dtype)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -40,12 +35,10 @@ class _OfTwo(Instruction):
     out: Buffer
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         op = type(self).__name__.lower()
         to.push(op, a=to.rows(self.a), b=to.rows(self.b), out=to.rows(self.out), width=self.out.width)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         return Cost(step.num_tokens * self.out.width)
 
 
@@ -70,28 +63,24 @@ class Scale(Instruction):
     factor: float
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push("scale", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, factor=self.factor)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         return Cost(step.num_tokens * self.out.width)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class SoftCap(Instruction):
-    """out = cap · tanh(x / cap)."""
+    """out = cap · tanh(x / cap). The hyperbolic tangent counts as 10 operations."""
 
     x: Columns
     out: Buffer
     cap: float
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push("soft_cap", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, cap=self.cap)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. A hyperbolic tangent counts as 10 operations."""
         return Cost(10 * step.num_tokens * self.out.width)
 
 
@@ -107,29 +96,24 @@ def _lower_multiply(to: Lowering, call: Call) -> None:
     to.append(Multiply(to.columns(a), to.columns(b), to.result(call, takes_type=True)))
 
 
-@lowers("scale")
-def _lower_scale(to: Lowering, call: Call) -> None:
-    x, factor = call.arguments
-    to.append(Scale(to.columns(x), to.result(call, takes_type=True), factor))
+@lowers("scale", "soft_cap")
+def _lower_of_one(to: Lowering, call: Call) -> None:
+    x, number = call.arguments
+    instruction = Scale if call.operation == "scale" else SoftCap
+    to.append(instruction(to.columns(x), to.result(call, takes_type=True), number))
 
 
-@lowers("soft_cap")
-def _lower_soft_cap(to: Lowering, call: Call) -> None:
-    x, cap = call.arguments
-    to.append(SoftCap(to.columns(x), to.result(call, takes_type=True), cap))
-
-
-def _plain(x: torch.Tensor, cap: float) -> torch.Tensor:
-    return cap * torch.tanh(x / cap)
+def _make(*shape: int, scale: float) -> Arguments:
+    return {"x": random(*shape, scale=scale), "cap": 30.0}
 
 
 CHECKS = (
     Check(
-        SOFT_CAP,
-        tuple(
-            Case(name, lambda shape=shape, scale=scale: {"x": random(*shape, scale=scale), "cap": 30.0})  # type: ignore[misc]
-            for name, shape, scale in (("empty", (0, 7), 1.0), ("rows", (33, 70), 40.0), ("one row", (1, 300), 3.0))
-        ),
-        _plain,
+        soft_cap,
+        lambda x, cap: cap * torch.tanh(x / cap),
+        {
+            "empty": partial(_make, 0, 7, scale=1.0),
+            "rows": partial(_make, 33, 70, scale=40.0),
+        },
     ),
 )

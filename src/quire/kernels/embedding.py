@@ -14,7 +14,10 @@ from quire.kernels.tracing import TORCH_FUNCTIONS, Call, NotTraceableError, Symb
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Embed(Instruction):
-    """out[t] = weight[id + offset], the ids being the step's tokens or its positions."""
+    """out[t] = weight[id + offset], the ids being the step's tokens or its positions.
+
+    Rows are packed 16 to a tile, which share what they are read with.
+    """
 
     weight: Any
     format: WeightFormat
@@ -23,12 +26,10 @@ class Embed(Instruction):
     of_positions: bool
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         table, out = to.weight(self.weight), to.rows(self.out)
         to.push("embed", table=table, out=out, offset=self.offset, of_positions=self.of_positions)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. Rows are packed 16 to a tile, which share what they are read with."""
         return Cost(bytes_read=step.num_tokens * packed_bytes(self.format, 16, self.weight.shape[1]) // 16)
 
 

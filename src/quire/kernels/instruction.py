@@ -173,12 +173,10 @@ class Convert(Instruction):
     takes_logit_rows: bool = False
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         options = {"from_logit_rows": True} if self.takes_logit_rows else {}
         to.push("activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, **options)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         return Cost()
 
 

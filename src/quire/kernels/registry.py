@@ -1,17 +1,18 @@
-"""Which version of each kernel runs: the preferred one of the device, or what `QUIRE_KERNELS` says.
+"""`@kernel`: the function of an operation, and which of its versions runs.
 
-An operation is a folder here, whose `__init__.py` holds the contract and makes one `Kernel` per public function, or a
-single file if it has but one version. The choice is made once per device type, so that a call costs one dictionary
-lookup. Two debugging variables are read: `QUIRE_KERNELS=reference` (all operations) or
-`rms_norm:reference,rope:batched`, and `QUIRE_TRACE=1`, which logs name, shapes and dtypes before each kernel runs; a
-plan logs its instructions with their times instead. This module must not know what an operation computes.
-Next to read: `rms_norm/__init__.py`, the smallest operation.
+An operation is a module here, or a folder if it is long. Its public function is the contract and the version
+"reference"; a faster version is added by `@function.version("name", "cpu")` and runs on the device types named. Two
+debugging variables are read once per kernel and device type: `QUIRE_KERNELS=reference` (all operations) or
+`linear:packed`, and `QUIRE_TRACE=1`, which logs name, shapes and dtypes before each kernel runs; a plan logs its
+instructions with their times instead. This module must not know what an operation computes.
+Next to read: `rms_norm.py`, a small operation.
 """
 
 import functools
 import importlib
 import logging
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -25,74 +26,69 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("quire.kernels")
-NOT_VERSIONS = ("__init__", "cases", "step", "instructions")
-"""Files of an operation's folder that are not a version of it."""
-NOT_OPERATIONS = ("__init__", "case", "instruction", "lowering", "registry", "tracing")
-"""Files here that are no operation."""
 
 
 class Kernel(Generic[P, T]):
-    """A public function of an operation, and its versions by file name.
+    """A public function, which runs the version chosen for the device of its first argument, a tensor.
 
-    Versions have the same arguments and results. `preferred`: per device type ("cpu", "cuda", "meta") the version that
-    runs when nothing else is said; "*" stands for all others.
+    All versions have the same arguments and results.
     """
 
-    def __init__(
-        self, operation: str, function: str, versions: Mapping[str, Callable[P, T]], preferred: Mapping[str, str]
-    ) -> None:
-        self.operation = operation
-        self.function = function
-        self.versions = dict(versions)
-        self._preferred = dict(preferred)
-        self._chosen: dict[str, Callable[P, T]] = {}
+    def __init__(self, reference: Callable[P, T]) -> None:
+        functools.update_wrapper(self, reference)
+        self.function, self.operation = reference.__name__, reference.__module__.rpartition(".")[2]
+        self.versions = {"reference": reference}
+        self._preferred: dict[str, str] = {}
+        self.chosen: dict[str, Callable[P, T]] = {}
         KERNELS.append(self)
 
-    def on(self, device_type: str) -> Callable[P, T]:
-        """The version that runs on devices of this type. Raises: ConfigError if the environment names no such one."""
-        chosen = self._chosen.get(device_type)
-        return chosen if chosen is not None else self._choose(device_type)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        first: Any = args[0] if args else next(iter(kwargs.values()))
+        device_type: str = first.device.type
+        return (self.chosen.get(device_type) or self._choose(device_type))(*args, **kwargs)
+
+    def version(self, name: str, *device_types: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Add a version, which is preferred on devices of these types ("cpu", "cuda")."""
+
+        def add(run: Callable[P, T]) -> Callable[P, T]:
+            self.versions[name] = run
+            self._preferred |= dict.fromkeys(device_types, name)
+            return run
+
+        return add
 
     def version_on(self, device_type: str) -> str:
-        """The name of the version that `on` returns."""
-        default = self._preferred.get(device_type) or self._preferred["*"]
-        return requested_versions(os.environ.get("QUIRE_KERNELS", "")).get(self.operation, default)
-
-    def forget_choice(self) -> None:
-        """Read the environment again at the next call."""
-        self._chosen.clear()
+        """The name of the version that runs. Raises: ConfigError if the environment names an unknown one."""
+        requested = requested_versions(os.environ.get("QUIRE_KERNELS", ""))
+        return requested.get(self.operation, self._preferred.get(device_type, "reference"))
 
     def _choose(self, device_type: str) -> Callable[P, T]:
         name = self.version_on(device_type)
         chosen = self.versions[name]
         if device_type == PLAN_DEVICE:
-            chosen = recorder(self.function)
+            chosen = recorder(self.versions["reference"])
         elif trace_setting() == "1":
             chosen = _traced(f"{self.function} ({name})", chosen)
-        self._chosen[device_type] = chosen
+        self.chosen[device_type] = chosen
         return chosen
 
 
+kernel = Kernel
+"""The decorator."""
 KERNELS: list[Kernel[Any, Any]] = []
 """Every kernel imported so far."""
 
 
-@functools.cache
-def available_versions() -> dict[str, tuple[str, ...]]:
-    """Per operation the names of its versions, from the file names; imports nothing."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path in sorted(Path(__file__).parent.iterdir()):
-        if (path / "reference.py").is_file():
-            found[path.name] = tuple(sorted(file.stem for file in path.glob("*.py") if file.stem not in NOT_VERSIONS))
-        elif path.suffix == ".py" and path.stem not in NOT_OPERATIONS:
-            found[path.stem] = ("reference",)
-    return found
-
-
 def import_operations() -> None:
     """Import all operations, so that plans know how to lower them."""
-    for operation in available_versions():
-        importlib.import_module(f"quire.kernels.{operation}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"quire.kernels.{module.name}")
+
+
+def available_versions() -> dict[str, list[str]]:
+    """Per operation the names of its versions, both sorted."""
+    import_operations()
+    return dict(sorted((kernel.operation, sorted(kernel.versions)) for kernel in KERNELS))
 
 
 @functools.cache
@@ -101,9 +97,9 @@ def requested_versions(setting: str) -> Mapping[str, str]:
 
     Raises: ConfigError naming an unknown operation or version, and the nearest known one.
     """
-    available = available_versions()
     chosen: dict[str, str] = {}
     for part in filter(None, (item.strip() for item in setting.split(","))):
+        available = available_versions()
         operation, separator, version = part.partition(":")
         if not separator:
             version, known = operation, sorted({name for names in available.values() for name in names})
@@ -148,12 +144,6 @@ def check_environment() -> None:
     """Check both variables now, before a model is loaded. Raises: ConfigError."""
     requested_versions(os.environ.get("QUIRE_KERNELS", ""))
     trace_setting()
-
-
-def forget_choices() -> None:
-    """Let all kernels read the environment again at their next call."""
-    for kernel in KERNELS:
-        kernel.forget_choice()
 
 
 def describe(value: Any) -> str:

@@ -1,11 +1,12 @@
 """Running a model on symbols instead of tensors: what it computes becomes a list of calls.
 
 A `Symbol` stands for [T, …] values of one step, T being open. Kernels called with symbols are recorded and not run
-(`registry.Kernel.on("plan")`), views of symbols are tracked as column ranges, and anything else a model does with
+(`registry.Kernel`), views of symbols are tracked as column ranges, and anything else a model does with
 one raises `NotTraceableError`: such a model runs op by op. One trace of 30 layers takes a few milliseconds.
 Next to read: `runtime/plan/trace.py`, which runs models on symbols.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -163,14 +164,10 @@ class Symbol:
 
     # What would be allowed, and mean something else than it does for a tensor.
 
-    def __iadd__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a sum in place, which other names of the value would see")
+    def _in_place(self, other: Any) -> "Symbol":
+        raise NotTraceableError("a result in place, which other names of the value would see")
 
-    def __imul__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a product in place, which other names of the value would see")
-
-    def __itruediv__(self, other: Any) -> "Symbol":
-        raise NotTraceableError("a division in place, which other names of the value would see")
+    __iadd__ = __imul__ = __itruediv__ = _in_place
 
     def __bool__(self) -> bool:
         raise NotTraceableError("a decision that depends on a value")
@@ -218,15 +215,18 @@ TORCH_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """By name: what records a call of PyTorch's own function with a symbol."""
 
 
-def recorder(function: str) -> Callable[..., Any]:
-    """The version of a kernel that records."""
+def recorder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The version of a kernel that records calls, with all arguments of `function` in its order."""
+    name, signature = function.__name__, inspect.signature(function)
 
-    def record(*arguments: Any, **options: Any) -> Any:
-        sizes = SIZES.get(function)
-        if sizes is None or options:
-            raise NotTraceableError(f"the kernel {function}")
+    def record(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments, sizes = bound.args, SIZES.get(name)
+        if sizes is None:
+            raise NotTraceableError(f"the kernel {name}")
         symbol = next(argument for argument in arguments if isinstance(argument, Symbol))
-        return symbol.trace.record(function, arguments, sizes(*arguments))
+        return symbol.trace.record(name, arguments, sizes(*arguments))
 
     return record
 

@@ -36,7 +36,6 @@ class Attention(nn.Module):
         self.soft_cap = soft_cap
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """See the class."""
         kv_cache = batch.kv_caches[self.layer_index]  # [N, 2, B, K, D]
         group_index = batch.layer_groups[self.layer_index]
         write_kv(k, v, kv_cache, batch.slot_mapping[group_index])

@@ -73,7 +73,6 @@ class VocabParallelHead(Linear):
         self.partitions = {"weight": Partition(rows=(rows,))}
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return _gather_logits(super().forward(hidden), self.vocab_size, self.group)
 
 

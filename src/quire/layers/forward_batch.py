@@ -1,8 +1,8 @@
 """`ForwardBatch`: everything a layer reads of a step beside the hidden states. An argument, never a global.
 
 Built by `runtime/batch.py` from a `SchedulerOutput`; read by `layers/attention.py`.
-Letters: T tokens in the step, R requests, S rows that need logits, N blocks, B tokens per block,
-L layers, K KV heads, D head size, M longest block table.
+Letters: T tokens in the step, R requests, N blocks, B tokens per block, K KV heads, D head size,
+M longest block table.
 """
 
 from dataclasses import dataclass
@@ -12,29 +12,22 @@ import torch
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """Flat ragged batch of a step, without padding: request r owns tokens query_start_loc[r] … query_start_loc[r+1]-1.
+    """Flat ragged batch of a step, without padding: the tokens of the requests one after another.
 
     Requests with one new token (decodes) come first.
 
-    Shapes: token_ids, positions [T]; query_start_loc [R+1]; seq_lens [R]; block_tables: per KV cache group
-        [R, M]; slot_mapping: per group [T]; logit_rows [S]; kv_caches: per layer [N, 2, B, K, D].
-    Dtypes: token_ids, positions, slot_mapping, logit_rows int64; query_start_loc, seq_lens, block_tables int32;
-        kv_caches the KV type.
-    Units: seq_lens in tokens after this step; slot = block id * B + offset in the block.
+    Shapes: token_ids, positions [T]; block_tables: per KV cache group [R, M]; slot_mapping: per group [T]; kv_caches:
+        per layer [N, 2, B, K, D]; layer_groups: per layer the index of its KV cache group.
+    Dtypes: token_ids, positions, slot_mapping int64; block_tables int32; kv_caches the KV type.
+    Units: slot = block id * B + offset in the block; query_lens_list: new tokens per request; seq_lens_list: tokens
+        per request after this step.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
     block_tables: tuple[torch.Tensor, ...]
     slot_mapping: tuple[torch.Tensor, ...]
-    logit_rows: torch.Tensor
     kv_caches: tuple[torch.Tensor, ...]
     layer_groups: tuple[int, ...]
-    """Per layer: the index of its KV cache group."""
     query_lens_list: tuple[int, ...]
-    """Host copy of the number of new tokens per request."""
     seq_lens_list: tuple[int, ...]
-    """Host copy of seq_lens."""
-    block_size: int

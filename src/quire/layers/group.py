@@ -39,14 +39,10 @@ class LocalGroup:
     size: int = 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`."""
         assert self.size == 1, "a local group cannot reach other ranks"
         return x
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x`."""
-        assert self.size == 1, "a local group cannot reach other ranks"
-        return x
+    all_gather = all_reduce
 
 
 SINGLE = LocalGroup()
@@ -124,11 +120,6 @@ class Partition:
     def cuts_columns(self) -> bool:
         """True if the rank holds some of the columns."""
         return self.columns is not None and self.columns.size < self.columns.whole
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the rank holds all rows and columns."""
-        return not self.cuts_columns and all(part.size == part.whole for part in self.rows)
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the whole parameter, from the shape of the rank's share."""

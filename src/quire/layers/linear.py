@@ -26,7 +26,6 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(output_size), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return linear(x, self.weight, self.bias)
 
 
@@ -54,7 +53,6 @@ class RowParallelLinear(Linear):
         self.partitions = {"weight": Partition(columns=inputs)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return self.group.all_reduce(linear(x, self.weight, self.bias if self.group.rank == 0 else None))
 
 

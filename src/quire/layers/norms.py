@@ -19,7 +19,6 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return rms_norm(x, self.weight, self.epsilon)
 
 
@@ -33,5 +32,4 @@ class LayerNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return layer_norm(x, self.weight, self.bias, self.epsilon)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import CacheSpec
 from quire.kernels.activations import activate
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
@@ -18,7 +17,8 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
-from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import ACTIVATIONS, HFConfigReader
+from quire.models.hf_decoder import DecoderConfig, read_sizes
 
 HARMLESS_FIELDS = (
     "n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
@@ -28,53 +28,27 @@ HARMLESS_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config:
-    """Sizes and variants. `scales`: of each layer's attention scores."""
+class GPT2Config(DecoderConfig):
+    """`scales`: of each layer's attention scores."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    context_len: int
-    tie_word_embeddings: bool
     activation: str
     layer_norm_epsilon: float
     scales: tuple[float, ...]
 
     @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any]) -> "GPT2Config":
-        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config)
-        hidden_size, num_heads = reader.integer("n_embd"), reader.integer("n_head")
-        num_layers = reader.integer("n_layer", maximum=MAX_LAYERS)
-        check_divides("n_head", num_heads, "n_embd", hidden_size)
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `DecoderConfig.read`."""
+        fields = read_sizes(reader, hidden="n_embd", layers="n_layer", heads="n_head", context="n_positions", ties=True)
         for name in HARMLESS_FIELDS:
             reader.raw(name)
-        scale = (hidden_size // num_heads) ** -0.5 if reader.flag("scale_attn_weights", True) else 1.0
+        scale = fields["head_size"] ** -0.5 if reader.flag("scale_attn_weights", True) else 1.0
         by_layer = reader.flag("scale_attn_by_inverse_layer_idx", False)
-        config = cls(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.integer("n_inner", 4 * hidden_size),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_size=hidden_size // num_heads,
-            context_len=reader.integer("n_positions"),
-            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-            activation=ACTIVATIONS[reader.choice("activation_function", "gelu_new", tuple(ACTIVATIONS))],
-            layer_norm_epsilon=reader.number("layer_norm_epsilon", 1e-5),
-            scales=tuple(scale / (index + 1) if by_layer else scale for index in range(num_layers)),
-        )
-        reader.finish()
-        return config
-
-    def kv_specs(self) -> list[CacheSpec]:
-        """Return the kind of cache of each layer."""
-        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
+        return fields | {
+            "intermediate_size": reader.integer("n_inner", 4 * fields["hidden_size"]),
+            "activation": ACTIVATIONS[reader.choice("activation_function", "gelu_new", tuple(ACTIVATIONS))],
+            "layer_norm_epsilon": reader.number("layer_norm_epsilon", 1e-5),
+            "scales": tuple(scale / (index + 1) if by_layer else scale for index in range(fields["num_layers"])),
+        }
 
 
 class GPT2Attention(nn.Module):

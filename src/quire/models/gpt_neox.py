@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from quire.cache_spec import CacheSpec
 from quire.errors import ModelFileError
 from quire.kernels.activations import activate
 from quire.kernels.rope import rope
@@ -22,23 +21,15 @@ from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import LayerNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.models.hf_config import ACTIVATIONS, MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import ACTIVATIONS, HFConfigReader
+from quire.models.hf_decoder import DecoderConfig, read_sizes
 from quire.models.hf_rope import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTNeoXConfig:
-    """Sizes and variants. `parallel`: attention and MLP read the same residual."""
+class GPTNeoXConfig(DecoderConfig):
+    """`parallel`: attention and MLP read the same residual."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    context_len: int
-    tie_word_embeddings: bool
     activation: str
     layer_norm_epsilon: float
     rope: RopeConfig
@@ -46,41 +37,25 @@ class GPTNeoXConfig:
     attention_bias: bool
 
     @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any]) -> "GPTNeoXConfig":
-        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config)
-        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-        check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `DecoderConfig.read`."""
+        fields = read_sizes(reader)
         reader.raw("classifier_dropout")
         rope_config = read_rope(reader, theta_name="rotary_emb_base", share_name="rotary_pct", share=0.25)
-        head_size = hidden_size // num_heads
+        head_size = fields["head_size"]
         if int(head_size * rope_config.rotated_share) % 2:
             raise ModelFileError(
                 f"the model's config has rotary_pct={rope_config.rotated_share}, an odd number of the {head_size} "
                 "dimensions of a head: they are rotated in pairs"
             )
-        config = cls(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.integer("intermediate_size"),
-            num_layers=reader.integer("num_hidden_layers", maximum=MAX_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_size=head_size,
-            context_len=reader.integer("max_position_embeddings"),
-            tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-            activation=ACTIVATIONS[reader.choice("hidden_act", "gelu", tuple(ACTIVATIONS))],
-            layer_norm_epsilon=reader.number("layer_norm_eps", 1e-5),
-            rope=rope_config,
-            parallel=reader.flag("use_parallel_residual", True),
-            attention_bias=reader.flag("attention_bias", True),
-        )
-        reader.finish()
-        return config
-
-    def kv_specs(self) -> list[CacheSpec]:
-        """Return the kind of cache of each layer."""
-        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
+        return fields | {
+            "intermediate_size": reader.integer("intermediate_size"),
+            "activation": ACTIVATIONS[reader.choice("hidden_act", "gelu", tuple(ACTIVATIONS))],
+            "layer_norm_epsilon": reader.number("layer_norm_eps", 1e-5),
+            "rope": rope_config,
+            "parallel": reader.flag("use_parallel_residual", True),
+            "attention_bias": reader.flag("attention_bias", True),
+        }
 
 
 class GPTNeoXAttention(nn.Module):

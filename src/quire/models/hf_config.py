@@ -2,14 +2,13 @@
 
 A model reads the fields it honours and requires the value of fields it cannot vary; `finish` refuses every other
 field, because it might change the mathematics. Understands the spellings of transformers 4 and 5. null means absent.
-Next to read: `LlamaConfig` in `llama.py`.
+Next to read: `hf_decoder.py`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.cache_spec import CacheSpec, PagedKV
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
 
 IGNORED_FIELDS = frozenset(
@@ -118,14 +117,6 @@ class HFConfigReader:
                 f"the model's config has {name}={found!r}; Quire's {self.model_type} computes only {value!r}"
             )
 
-    def head_size(self, hidden_size: int, num_heads: int) -> int:
-        """`head_dim`, or where it is absent an equal share of the hidden size."""
-        head_size = self.optional_integer("head_dim")
-        if head_size is None:
-            check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
-            return hidden_size // num_heads
-        return head_size
-
     def strings(self, name: str, length: int) -> list[str] | None:
         """A list of `length` strings, or None if absent."""
         value = self.raw(name)
@@ -144,11 +135,6 @@ class HFConfigReader:
                     f"{nearest(name, self._read)}; if it does not change what the model computes, "
                     f"set hf_overrides={{'{name}': None}}"
                 )
-
-
-def attention_specs(windows: Sequence[int | None], num_kv_heads: int, head_size: int) -> list[CacheSpec]:
-    """The KV cache of each layer, from its window. `dtype_bytes` is 1: `resolve` fills in the real one."""
-    return [PagedKV(num_kv_heads, head_size, 1, window) for window in windows]
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import CacheSpec
 from quire.kernels.activations import silu_and_mul
 from quire.kernels.rope import rope
 from quire.layers.attention import Attention
@@ -21,69 +20,38 @@ from quire.layers.group import SINGLE, Group, share, share_heads
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_decoder import DecoderConfig, read_sizes
 from quire.models.hf_rope import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
-    """Sizes and variants. `windows`: tokens that each layer attends to, the query's own included; None: all."""
+class LlamaConfig(DecoderConfig):
+    """Llama's variants."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    context_len: int
-    tie_word_embeddings: bool
     rms_norm_epsilon: float
     rope: RopeConfig
-    windows: tuple[int | None, ...]
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
 
     @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any]) -> "LlamaConfig":
-        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config)
-        config = cls(**cls.read(reader))
-        reader.finish()
-        return config
-
-    @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """Read the fields; a variant changes or adds some."""
-        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-        num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
-        num_kv_heads = reader.integer("num_key_value_heads", num_heads)
-        head_size = reader.head_size(hidden_size, num_heads)
-        check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-        check_divides("2, the size of a rotated pair", 2, "head_dim", head_size)
+        """See `DecoderConfig.read`."""
+        fields = read_sizes(reader, head_size=reader.optional_integer("head_dim"))
+        num_kv_heads = reader.integer("num_key_value_heads", fields["num_heads"])
+        check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", fields["num_heads"])
+        check_divides("2, the size of a rotated pair", 2, "head_dim", fields["head_size"])
         reader.choice("hidden_act", "silu", ["silu", "swish"])
-        return {
-            "vocab_size": reader.integer("vocab_size"),
-            "hidden_size": hidden_size,
+        return fields | {
             "intermediate_size": reader.integer("intermediate_size"),
-            "num_layers": num_layers,
-            "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
-            "head_size": head_size,
-            "context_len": reader.integer("max_position_embeddings"),
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
             "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
             "rope": read_rope(reader),
-            "windows": (None,) * num_layers,
             "qkv_bias": reader.flag("attention_bias", False),
             "output_bias": reader.flag("attention_bias", False),
             "mlp_bias": reader.flag("mlp_bias", False),
         }
-
-    def kv_specs(self) -> list[CacheSpec]:
-        """The KV cache of each layer."""
-        return attention_specs(self.windows, self.num_kv_heads, self.head_size)
 
 
 class LlamaAttention(nn.Module):

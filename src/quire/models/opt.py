@@ -10,36 +10,26 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.cache_spec import CacheSpec
-from quire.kernels.activations import gelu, relu
+from quire.kernels.activations import activate
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, VocabParallelEmbedding, VocabParallelHead
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from quire.layers.norms import LayerNorm
-from quire.models.hf_config import MAX_LAYERS, HFConfigReader, attention_specs, check_divides
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_decoder import DecoderConfig, read_sizes
 
 POSITION_OFFSET = 2
 """The first two rows of the position table are never used."""
 LAYER_NORM_EPSILON = 1e-5
-ACTIVATIONS = {"relu": relu, "gelu": gelu}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OPTConfig:
-    """Sizes and variants. `embedding_size`: width of token embeddings and of the output."""
+class OPTConfig(DecoderConfig):
+    """`embedding_size`: width of token embeddings and of the output."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     embedding_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    context_len: int
-    tie_word_embeddings: bool
     activation: str
     norm_before: bool
     final_norm: bool
@@ -47,37 +37,21 @@ class OPTConfig:
     bias: bool
 
     @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any]) -> "OPTConfig":
-        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
-        reader = HFConfigReader(hf_config)
-        hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-        check_divides("num_attention_heads", num_heads, "hidden_size", hidden_size)
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `DecoderConfig.read`."""
+        fields = read_sizes(reader, ties=True)
         reader.raw("init_std")
         norm_before = reader.flag("do_layer_norm_before", True)
         removes_final_norm = reader.flag("_remove_final_layer_norm", False)
-        config = cls(
-            vocab_size=reader.integer("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.integer("ffn_dim"),
-            embedding_size=reader.integer("word_embed_proj_dim", hidden_size),
-            num_layers=reader.integer("num_hidden_layers", maximum=MAX_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_size=hidden_size // num_heads,
-            context_len=reader.integer("max_position_embeddings"),
-            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-            activation=reader.choice("activation_function", "relu", tuple(ACTIVATIONS)),
-            norm_before=norm_before,
-            final_norm=norm_before and not removes_final_norm,
-            norm_affine=reader.flag("layer_norm_elementwise_affine", True),
-            bias=reader.flag("enable_bias", True),
-        )
-        reader.finish()
-        return config
-
-    def kv_specs(self) -> list[CacheSpec]:
-        """The KV cache of each layer."""
-        return attention_specs((None,) * self.num_layers, self.num_kv_heads, self.head_size)
+        return fields | {
+            "intermediate_size": reader.integer("ffn_dim"),
+            "embedding_size": reader.integer("word_embed_proj_dim", fields["hidden_size"]),
+            "activation": reader.choice("activation_function", "relu", ("relu", "gelu")),
+            "norm_before": norm_before,
+            "final_norm": norm_before and not removes_final_norm,
+            "norm_affine": reader.flag("layer_norm_elementwise_affine", True),
+            "bias": reader.flag("enable_bias", True),
+        }
 
 
 class OPTAttention(nn.Module):
@@ -106,7 +80,7 @@ class OPTLayer(nn.Module):
         super().__init__()
         inner = share("MLP columns", config.intermediate_size, group)
         self.norm_before = config.norm_before
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
         self.self_attn = OPTAttention(config, layer_index, group)
         self.self_attn_layer_norm = LayerNorm(config.hidden_size, LAYER_NORM_EPSILON, affine=config.norm_affine)
         self.fc1 = ColumnParallelLinear(config.hidden_size, (inner,), bias=config.bias)
@@ -123,7 +97,7 @@ class OPTLayer(nn.Module):
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(activate(self.fc1(x), self.activation))
 
 
 class OPTForCausalLM(nn.Module):

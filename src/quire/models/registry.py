@@ -94,6 +94,8 @@ class ModelRegistry:
         generation = generation_config or {}
         model_class = cls.resolve(merged)
         config = model_class.Config.from_hf(merged)
+        with torch.device("meta"):
+            model = model_class(config, SINGLE)
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
             architecture=_architectures(merged)[0],
@@ -105,7 +107,7 @@ class ModelRegistry:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
             context_len=config.context_len,
-            num_parameters=count_parameters(model_class, config),
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             cache_specs=tuple(config.kv_specs()),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
             eos_token_ids=_token_ids("eos_token_id", generation, merged),
@@ -116,13 +118,6 @@ class ModelRegistry:
 def model_types() -> list[str]:
     """The model types that have a file in this package, without importing it."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
-
-
-def count_parameters(model_class: ModelClass, config: Any) -> int:
-    """Count the values of the model's weights, tied ones once, without allocating them."""
-    with torch.device("meta"):
-        model = model_class(config, SINGLE)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @functools.cache

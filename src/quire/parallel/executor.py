@@ -26,7 +26,6 @@ class Executor(Protocol):
 
     def submit(self, output: SchedulerOutput) -> None:
         """Take a step. Never blocks on the model. A step with `forgets_all` replaces the steps not collected yet."""
-        ...
 
     def collect(self) -> StepResult:
         """Return the result of the oldest step submitted; blocks until its tokens are known.
@@ -34,18 +33,15 @@ class Executor(Protocol):
         It may raise: then that step and all steps submitted after it are lost, the next one has `forgets_all`, and
         takes up each request anew. An EngineDeadError says that no step will ever succeed again.
         """
-        ...
 
     def end_step_early(self) -> None:
         """Ask the running step to end after its current decode iteration; may be called by any thread.
 
         The request is dropped when `collect` returns. A caller that takes its messages after `collect` misses none.
         """
-        ...
 
     def shutdown(self) -> None:
         """Give back memory and processes. Steps after this are an error; a second call does nothing."""
-        ...
 
 
 class InProcessExecutor:
@@ -91,8 +87,7 @@ class InProcessExecutor:
 
     def end_step_early(self) -> None:
         """See `Executor`."""
-        worker = self._worker
-        if worker is not None:
+        if (worker := self._worker) is not None:
             worker.runner.ends_early = True
 
     def shutdown(self) -> None:

@@ -38,6 +38,7 @@ class RequestStates:
     Attributes:
         tokens: [rows, max_model_len + 1] int32; row r holds the known tokens of the request with that row.
         block_tables: [groups, rows, max_blocks] int32; entries after a table's end are stale but valid block ids.
+        by_id: the record of each request.
         highest_block: the highest block id of any table so far.
 
     The arrays are zero pages until used, so rows that no request needs cost nothing.
@@ -48,30 +49,24 @@ class RequestStates:
         self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_tables: NDArray[np.int32] = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self.highest_block = 0
-        self._states: dict[str, RequestState] = {}
+        self.by_id: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
 
     def __getitem__(self, request_id: str) -> RequestState:
-        state = self._states.get(request_id)
+        state = self.by_id.get(request_id)
         if state is None:
             raise EngineError(f"request {request_id!r} was scheduled, but the runner was never told of it")
         return state
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._states
-
-    def __len__(self) -> int:
-        return len(self._states)
 
     def apply(self, output: SchedulerOutput) -> list[RequestState]:
         """Forget and add requests, append tokens, change block tables. Returns the records of the scheduled requests.
 
         The first update of a new request's block table is the whole table, also when the request is a fork.
         """
-        forgotten = tuple(self._states) if output.forgets_all else (*output.preempted_ids, *output.finished_ids)
+        forgotten = tuple(self.by_id) if output.forgets_all else (*output.preempted_ids, *output.finished_ids)
         for request_id in forgotten:
             # An unknown id is fine: a request may end before it was ever scheduled.
-            if (state := self._states.pop(request_id, None)) is not None:
+            if (state := self.by_id.pop(request_id, None)) is not None:
                 self._free_rows.append(state.row)
         for new in output.new_requests:
             self._add(new)
@@ -90,14 +85,14 @@ class RequestStates:
             sampling.num_tokens += 1
 
     def _add(self, new: NewRequest) -> None:
-        if new.request_id in self._states:
+        if new.request_id in self.by_id:
             raise EngineError(f"request {new.request_id!r} was announced twice")
         if not self._free_rows:
             self._grow()
         row = self._free_rows[-1]
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self._free_rows.pop()
-        self._states[new.request_id] = RequestState(new, row, len(new.token_ids))
+        self.by_id[new.request_id] = RequestState(new, row, len(new.token_ids))
 
     def _advance(self, item: ScheduledRequest) -> RequestState:
         state = self[item.request_id]
@@ -198,12 +193,10 @@ def build_batch(
     """Return the tensors that a model reads op by op."""
     rows = layout.rows.astype(np.int64)
     starts, query_lens = layout.starts.astype(np.int64), layout.counts.astype(np.int64)
-    query_start_loc = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(query_lens, out=query_start_loc[1:])
     seq_lens = starts + query_lens
 
     token_rows = np.repeat(rows, query_lens)
-    positions = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1] - starts, query_lens)
+    positions = np.arange(len(token_rows)) + np.repeat(seq_lens - np.cumsum(query_lens), query_lens)
     block_columns, offsets = np.divmod(positions, block_size)
     longest_table = -(-int(seq_lens.max()) // block_size)
 
@@ -214,16 +207,12 @@ def build_batch(
     return ForwardBatch(
         token_ids=place(states.tokens[token_rows, positions].astype(np.int64)),
         positions=place(positions),
-        query_start_loc=place(query_start_loc.astype(np.int32)),
-        seq_lens=place(seq_lens.astype(np.int32)),
         block_tables=tuple(place(table[rows, :longest_table]) for table in states.block_tables),
         slot_mapping=tuple(
             place(table[token_rows, block_columns] * np.int64(block_size) + offsets) for table in states.block_tables
         ),
-        logit_rows=place(layout.logit_rows.astype(np.int64)),
         kv_caches=cache.kv_caches,
         layer_groups=cache.layer_groups,
         query_lens_list=tuple(query_lens.tolist()),
         seq_lens_list=tuple(seq_lens.tolist()),
-        block_size=block_size,
     )

@@ -14,11 +14,8 @@ from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
 from quire.errors import EngineError
 from quire.runtime.commit_ahead import CommitAhead
-from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.huge_pages import allocate
 from quire.types import Tier, Transfer
-
-_POOL_DTYPES = {**TORCH_DTYPES, "int8": torch.int8}
 
 
 class CacheEngine:
@@ -36,7 +33,7 @@ class CacheEngine:
     def __init__(self, config: EngineConfig) -> None:
         scheduler = config.scheduler
         groups, block_size = scheduler.kv_cache_groups, scheduler.block_size
-        dtype = _POOL_DTYPES[config.kv_dtype]
+        dtype: torch.dtype = getattr(torch, config.kv_dtype)
         page_bytes = PoolShape(groups, block_size, scheduler.max_num_batched_tokens).block_bytes
         shape = (scheduler.num_blocks, page_bytes // dtype.itemsize)
         self._group_sizes = [group.page_bytes(block_size) // dtype.itemsize for group in groups]
@@ -49,9 +46,8 @@ class CacheEngine:
             self.pool = torch.empty(shape, dtype=dtype, device=config.device)
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.pool[0].zero_()
+        layers: dict[int, tuple[int, int]] = {}
         kv_caches: dict[int, torch.Tensor] = {}
-        layer_groups: dict[int, int] = {}
-        layer_addresses: dict[int, int] = {}
         for group_index, group in enumerate(groups):
             spec = group.spec
             size = spec.block_bytes(block_size)
@@ -64,21 +60,15 @@ class CacheEngine:
                     page_slice = page_slice[:, : view_shape[0]]
                 if not spec.scale_bytes:
                     kv_caches[layer] = page_slice.view(scheduler.num_blocks, *view_shape)
-                layer_addresses[layer] = page_slice.data_ptr()
-                layer_groups[layer] = group_index
+                layers[layer] = group_index, page_slice.data_ptr()
         self.kv_caches = tuple(kv_caches[layer] for layer in sorted(kv_caches))
-        self.layer_addresses = tuple(layer_addresses[layer] for layer in sorted(layer_addresses))
-        self.layer_groups = tuple(layer_groups[layer] for layer in sorted(layer_groups))
+        self.layer_groups = tuple(layers[layer][0] for layer in sorted(layers))
+        self.layer_addresses = tuple(layers[layer][1] for layer in sorted(layers))
 
     @property
     def block_stride_bytes(self) -> int:
         """Bytes from one block to the next."""
         return self.pool.stride(0) * self.pool.element_size()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the pool."""
-        return self.pool.numel() * self.pool.element_size()
 
     @contextlib.contextmanager
     def in_use(self, highest_block: int) -> Iterator[None]:

@@ -31,19 +31,15 @@ class Forward(Protocol):
         returned (None for a row without a largest finite logit) if that is cheaper than logits; else the result is
         None, and the caller asks for `logits`.
         """
-        ...
 
     def hidden(self, first: int, last: int) -> torch.Tensor:
         """Hidden states of rows first … last - 1. Shapes: [last - first, E]."""
-        ...
 
     def take_op_times(self) -> tuple[OpTime, ...]:
         """Return time and work of each instruction since the last call, if they are traced."""
-        ...
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
         """Logits of rows of the step, which the caller may overwrite. Shapes: [S] -> [S, V]. Dtypes: fp32."""
-        ...
 
 
 class EagerForward:
@@ -58,21 +54,17 @@ class EagerForward:
         self.times_ops = False  # only a plan has instructions
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
-        """See `Forward`."""
         batch = build_batch(layout, states, self._cache, self._block_size, self._device)
         self._hidden = self.model(batch.token_ids, batch)
         return None
 
     def hidden(self, first: int, last: int) -> torch.Tensor:
-        """See `Forward`."""
         return self._hidden[first:last]
 
     def take_op_times(self) -> tuple[OpTime, ...]:
-        """See `Forward`."""
         return ()
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
-        """See `Forward`."""
         index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
         logits: torch.Tensor = self.model.compute_logits(self._hidden.index_select(0, index)).float()
         return logits
@@ -92,7 +84,6 @@ class PlannedForward:
         self._op_times: list[OpTime] = []
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
-        """See `Forward`."""
         fused = (
             only_likeliest
             and self._gives_likeliest
@@ -107,11 +98,9 @@ class PlannedForward:
         return [token_id if token_id >= 0 else None for token_id in ids] if min(ids) < 0 else ids
 
     def hidden(self, first: int, last: int) -> torch.Tensor:
-        """See `Forward`."""
         return self._planned.hidden[first:last]
 
     def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
-        """See `Forward`."""
         limit = self._planned.limits.max_logit_rows
         if len(rows) <= limit:
             return self._logits(rows)
@@ -123,23 +112,17 @@ class PlannedForward:
         return self._planned.logits[: len(rows)]
 
     def take_op_times(self) -> tuple[OpTime, ...]:
-        """See `Forward`."""
         taken, self._op_times = tuple(self._op_times), []
         return taken
 
-    def _run(
-        self,
-        parts: int,
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        logit_rows: NDArray[np.int32],
-    ) -> None:
+    def _run(self, parts: int, *step: NDArray[np.int32]) -> None:
+        """`step`: rows, starts, counts and logit rows."""
         assert self._tables is not None
+        arrays = (*step, *self._tables)
         if not (self._is_traced or self.times_ops):
-            self._planned.run(parts, rows, starts, counts, logit_rows, *self._tables)
+            self._planned.run(parts, *arrays)
             return
-        times = self._planned.run_timed(parts, rows, starts, counts, logit_rows, *self._tables)
+        times = self._planned.run_timed(parts, *arrays)
         self._op_times += times
         if self._is_logged:
             for op in times:

@@ -174,12 +174,8 @@ def count_threads(quota: float | None = None, topology: Path = Path("/sys/device
     chosen = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    if hasattr(os, "sched_getaffinity"):
-        cpus = os.sched_getaffinity(0)
-    else:
-        cpus = set(range(psutil.cpu_count(logical=False) or 1))
     cores = set()
-    for cpu in cpus:
+    for cpu in os.sched_getaffinity(0):
         folder = topology / f"cpu{cpu}" / "topology"
         core, package = _read_int(folder / "core_id"), _read_int(folder / "physical_package_id")
         cores.add((package, core) if core is not None else (None, cpu))

@@ -7,7 +7,7 @@ Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` fo
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.layers.linear import pack_weights
 from quire.models.registry import ModelRegistry
-from quire.runtime.dtypes import TORCH_DTYPES
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress, ignore_progress
@@ -51,13 +50,18 @@ def load_model(
     """
     check_environment()
     check_split(config, checkpoint, group)
-    dtype, device = TORCH_DTYPES[config.dtype], torch.device(config.device)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     model = build_empty_model(config.model.hf_config, dtype, device, group)
     parameters = dict(model.named_parameters())
     if config.options.load_format == "dummy":
-        fill_with_random(parameters, config.options.seed, partitions_of(model))
+        for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
+            parameters[name].data[: len(values)] = values
     else:
-        _fill(parameters, plan_placements(model, checkpoint.tensors), dtype, progress or ignore_progress)
+
+        def put(name: str, tensor: WeightTensor, first_row: int) -> None:
+            parameters[name].data[first_row : first_row + tensor.shape[0]] = tensor.to_torch(dtype)
+
+        fill(put, plan_placements(model, checkpoint.tensors), progress)
     pack_weights(model)
     return model
 
@@ -200,27 +204,23 @@ def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]
     return [target]
 
 
-def fill_with_random(
-    parameters: Mapping[str, nn.Parameter], seed: int, partitions: Mapping[str, Partition], *, first_index: int = 0
-) -> None:
-    """Seeded weights that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
+def random_weights(
+    parameters: Mapping[str, nn.Parameter], seed: int, partitions: Mapping[str, Partition]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Seeded fp32 values that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
-    A rank gets its share of the same matrices. Mutates: parameters.
+    A rank gets its share of the same matrices, without the padding of a vocabulary.
     """
-    for index, (name, parameter) in enumerate(sorted(parameters.items()), first_index):
+    for index, (name, parameter) in enumerate(sorted(parameters.items())):
         if parameter.ndim < 2:
-            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+            yield name, torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0, device="cpu")
             continue
-        generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
         partition = partitions.get(name, Partition())
-        whole = parameter.data
-        if not partition.is_whole:
-            whole = torch.empty(partition.whole_shape(tuple(whole.shape)), dtype=whole.dtype, device=whole.device)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        whole = torch.empty(partition.whole_shape(tuple(parameter.shape)), device="cpu")
         whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)
-        if not partition.is_whole:
-            columns = partition.column_slice
-            shares = [whole[rows.start : rows.stop, columns] for rows in partition.row_ranges(len(whole))]
-            parameter.data[: sum(map(len, shares))] = torch.cat(shares)
+        yield name, torch.cat([whole[rows.start : rows.stop, partition.column_slice]
+                               for rows in partition.row_ranges(len(whole))])  # fmt: skip
 
 
 def _check_shapes(target: str, shape: tuple[int, ...], parts: list[WeightTensor]) -> None:
@@ -273,15 +273,15 @@ def _complain(what: str, names: list[str]) -> None:
         )
 
 
-def _fill(
-    parameters: Mapping[str, nn.Parameter], placements: list[Placement], dtype: torch.dtype, progress: Progress
+def fill(
+    put: Callable[[str, WeightTensor, int], None], placements: list[Placement], progress: Progress | None = None
 ) -> None:
-    total = sum(placement.tensor.num_bytes for placement in placements)
-    done = 0
-    # One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
+    """Put each stored tensor at its parameter's first row.
+
+    One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
+    """
+    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
     for placement in placements:
-        tensor, parameter = placement.tensor, parameters[placement.parameter_name].data
-        last_row = placement.first_row + tensor.shape[0]
-        parameter[placement.first_row : last_row] = tensor.to_torch(dtype)
-        done += tensor.num_bytes
-        progress("loading weights", done, total)
+        put(placement.parameter_name, placement.tensor, placement.first_row)
+        done += placement.tensor.num_bytes
+        (progress or ignore_progress)("loading weights", done, total)

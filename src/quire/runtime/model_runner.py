@@ -142,9 +142,8 @@ class ModelRunner:
                 assert logits is not None
                 rows = logits
                 if num_accepted or layout.logit_index is not None:
-                    rows = logits[
-                        torch.tensor([taken.first_row + num_accepted for taken in active], device=self.device)
-                    ]
+                    index = [taken.first_row + num_accepted for taken in active]
+                    rows = logits[torch.tensor(index, device=self.device)]
                 sampled = self.sampler.sample(rows, [taken.sampling for taken in active])
             for taken, (token_id, logprobs) in zip(active, sampled, strict=True):
                 self._take(taken, token_id, logprobs)

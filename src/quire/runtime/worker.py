@@ -14,7 +14,6 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.dtypes import TORCH_DTYPES
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.loader import load_model
 from quire.runtime.model_runner import ModelRunner
@@ -62,7 +61,7 @@ class Worker:
             try:
                 program, weights = plan_model(config, checkpoint, self.cache.layer_groups, progress)
             except NotTraceableError as error:
-                if config.kv_dtype not in TORCH_DTYPES or config.options.quantization is not None:
+                if config.kv_dtype == "int8" or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
                 logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
             else:

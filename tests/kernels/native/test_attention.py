@@ -4,12 +4,8 @@ The oracle is softmax(q k^T / sqrt(D)) v in fp64 over keys and values as the poo
 pool that was not written is NaN.
 """
 
-import ctypes
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +27,6 @@ from tests.kernels.native.kv_steps import (
     visible,
 )
 from tests.kernels.native.packed_weights import ACT_BLOCK, ISAS
-from tests.kernels.native.test_bounds import before_a_wall
 
 VECTOR_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -332,26 +327,6 @@ def test_rows_of_other_types_are_the_fp32_rows_rounded(
         np.testing.assert_array_equal(block["q"], np.rint(wide * (np.float32(127) / highest)))
 
 
-def test_normalised_and_rotated_queries_and_keys() -> None:
-    shape = Shape(4, 2, 32, 16, "f32")
-    generator = torch.Generator().manual_seed(9)
-    q_norm, k_norm = torch.rand(2, 32, generator=generator) + 0.5
-    frequencies = 10000.0 ** -(torch.arange(16) / 16)
-    (tokens,) = random_tokens(shape, [150])
-    extras = Extras(q_norm=q_norm, k_norm=k_norm, frequencies=frequencies)
-    (output,) = floats(run_steps(Pool(shape, [150]), [tokens], in_chunks([150], [100, 1]), extras, num_threads=2))
-
-    def prepared(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = x.double() * (x.double().square().mean(-1, keepdim=True) + extras.epsilon).rsqrt() * weight.double()
-        angles = (torch.arange(150.0)[:, None] * frequencies).double()
-        a, b = x[..., :16], x[..., 16:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-
-    q, k, v = split(tokens, shape)
-    expected = scaled_dot_product_attention(prepared(q, q_norm), prepared(k, k_norm), v.double(), is_causal=True)
-    torch.testing.assert_close(output.double(), expected.transpose(0, 1).flatten(1), atol=3e-6, rtol=0)
-
-
 @pytest.mark.parametrize("isa", VECTOR_ISAS)
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("where", ["query", "key", "value"])
@@ -386,31 +361,6 @@ def test_blocks_far_into_a_large_pool() -> None:
     far.memory, far.first_byte = torch.empty(1001 * far.stride_bytes, dtype=torch.uint8), 0
     far.tables[0, :2] = torch.tensor([1000, 999])
     assert torch.equal(run_steps(far, tokens, whole([20]))[0], expected)
-
-
-def attend_at_the_wall(isa: str) -> None:
-    _native.set_isa(isa)
-
-    def allocate(count: int) -> torch.Tensor:
-        memory = (ctypes.c_uint8 * count).from_address(before_a_wall(count))
-        return torch.frombuffer(memory, dtype=torch.uint8)
-
-    for kv_format, head_size in itertools.product(FORMATS, (6, 16, 24, 64)):
-        shape = Shape(3, 1, head_size, 16, kv_format)
-        pool = Pool(shape, [16 * 9])
-        pool.stride_bytes = shape.block_bytes
-        pool.memory, pool.first_byte = allocate(pool.num_blocks * shape.block_bytes), 0
-        pool.tables[0, :9] = pool.num_blocks - 1 - torch.arange(9)
-        for start, count in ((0, 16), (16, 112), (128, 15), (143, 1)):
-            Runner(pool, Extras(), max_tokens=count, allocate=allocate).run([(0, start, count)])
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_nothing_is_touched_past_the_pool_and_the_rows(isa: str) -> None:
-    code = f"from tests.kernels.native.test_attention import attend_at_the_wall; attend_at_the_wall({isa!r})"
-    root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr or f"ended by signal {-result.returncode}"
 
 
 def test_a_step_without_tokens() -> None:

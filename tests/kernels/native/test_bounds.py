@@ -1,4 +1,4 @@
-"""Nothing is touched past weights, rows, logits and block tables: all end where the next page may not be touched."""
+"""Nothing is touched past weights, rows, logits, tables and KV pool: they end where no page may be touched."""
 
 import ctypes
 import itertools
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from quire import _native
+from tests.kernels.native.kv_steps import FORMATS as KV_FORMATS
+from tests.kernels.native.kv_steps import Extras, Pool, Runner, Shape
 from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, random_acts, random_weights, rows_of, run
 
 NUM_OUTPUTS = (257, 273)
@@ -92,13 +95,37 @@ def sample_at_the_wall(isa: str) -> None:
             _native.Sampler(size, None).sample(logits, size, [options], token_ids.ctypes.data)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("action", ["multiply_at_the_wall", "fetch_at_the_wall", "sample_at_the_wall"])
-def test_nothing_is_touched_past_weights_rows_results_and_tables(action: str, isa: str) -> None:
-    code = f"from tests.kernels.native.test_bounds import {action}; {action}({isa!r})"
+def attend_at_the_wall(isa: str) -> None:
+    _native.set_isa(isa)
+
+    def allocate(count: int) -> torch.Tensor:
+        memory = (ctypes.c_uint8 * count).from_address(before_a_wall(count))
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    for kv_format, head_size in itertools.product(KV_FORMATS, (6, 16, 24, 64)):
+        shape = Shape(3, 1, head_size, 16, kv_format)
+        pool = Pool(shape, [16 * 9])
+        pool.stride_bytes = shape.block_bytes
+        pool.memory, pool.first_byte = allocate(pool.num_blocks * shape.block_bytes), 0
+        pool.tables[0, :9] = pool.num_blocks - 1 - torch.arange(9)
+        for start, count in ((0, 16), (16, 112), (128, 15), (143, 1)):
+            Runner(pool, Extras(), max_tokens=count, allocate=allocate).run([(0, start, count)])
+
+
+def run_all() -> None:
+    torch.set_num_threads(1)
+    for isa, action in itertools.product(
+        ISAS, (multiply_at_the_wall, fetch_at_the_wall, sample_at_the_wall, attend_at_the_wall)
+    ):
+        print(action.__name__, isa, flush=True)
+        action(isa)
+
+
+def test_nothing_is_touched_past_weights_rows_results_tables_and_pool() -> None:
+    code = "from tests.kernels.native.test_bounds import run_all; run_all()"
     root = Path(__file__).parents[3]
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr or f"ended by signal {-result.returncode}"
+    assert result.returncode == 0, f"{result.stdout.splitlines()[-1:]} {result.stderr} code {result.returncode}"
 
 
 def test_a_part_that_ends_before_it_begins_is_refused() -> None:

@@ -1,11 +1,11 @@
 """The threads that run plans, in processes of their own: forks, signals, busy neighbours, the end of everything."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -66,50 +66,26 @@ def expect(condition, what):
 EXPECTED = Work(1).compute()
 expect(np.frombuffer(EXPECTED, np.float32).any(), "results are not zero")
 """
+RUN_SCRIPTS = """
+import json
 
-
-def start(script: str) -> "subprocess.Popen[str]":
-    code = PRELUDE + textwrap.dedent(script)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Exit code, output and errors."""
-    try:
-        out, errors = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, errors = process.communicate()
-        pytest.fail(f"it does not end: {out}{errors}")
-    return process.returncode, out, errors
-
-
-def failures(script: str) -> str:
-    """Return the first line a script `expect`ed and did not print, or its error; empty on success."""
-    code, out, errors = finish(start(script))
-    return "" if code == 0 else f"exit code {code}: {out}{errors}"
-
-
-@pytest.mark.parametrize("num_threads", [2, 3, 7])
-def test_threads_give_the_bits_of_one(num_threads: int) -> None:
-    assert (
-        failures(f"""
-        work = Work({num_threads})
-        for _ in range(50):
-            expect(work.compute() == EXPECTED, "bits")
-    """)
-        == ""
-    )
-
-
-def test_a_fork_computes_with_threads_of_its_own() -> None:
-    """Also a fork of a fork, and the parent afterwards."""
-    assert (
-        failures("""
+for name, script in json.loads(sys.argv[1]).items():
+    pid = os.fork()
+    if pid == 0:
+        exec(script)
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    print("end", name, os.waitstatus_to_exitcode(status), flush=True)
+"""
+SCRIPTS = {
+    "threads give the bits of one": """
+        for num_threads in (2, 3, 7):
+            work = Work(num_threads)
+            for _ in range(50):
+                expect(work.compute() == EXPECTED, f"bits of {num_threads} threads")
+    """,
+    # Also a fork of a fork, and the parent afterwards.
+    "a fork computes with threads of its own": """
         work = Work(2)
         expect(work.compute() == EXPECTED, "before")
 
@@ -130,15 +106,9 @@ def test_a_fork_computes_with_threads_of_its_own() -> None:
         for _ in range(3):
             child(1)
             expect(work.compute() == EXPECTED, "after")
-    """)
-        == ""
-    )
-
-
-def test_a_fork_in_the_middle_of_a_step() -> None:
-    """Of a process whose other thread is inside of a plan: new plans work in the child, and the old one ends."""
-    assert (
-        failures("""
+    """,
+    # Of a process whose other thread is inside of a plan: new plans work in the child, and the old one ends.
+    "a fork in the middle of a step": """
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         busy, done = Work(2), threading.Event()
@@ -158,14 +128,8 @@ def test_a_fork_in_the_middle_of_a_step() -> None:
             expect(status == 0, f"exit of the fork: {status}")
         done.set()
         thread.join()
-    """)
-        == ""
-    )
-
-
-def test_plans_that_are_gone_leave_no_threads() -> None:
-    assert (
-        failures("""
+    """,
+    "plans that are gone leave no threads": """
         before = num_threads_alive()
         for _ in range(60):
             work = Work(4)
@@ -178,14 +142,8 @@ def test_plans_that_are_gone_leave_no_threads() -> None:
         while num_threads_alive() > before and time.monotonic() < deadline:
             time.sleep(0.01)
         expect(num_threads_alive() == before, f"{num_threads_alive()} threads, {before} before")
-    """)
-        == ""
-    )
-
-
-def test_plans_may_share_a_pool() -> None:
-    assert (
-        failures("""
+    """,
+    "plans may share a pool": """
         pool = _native.ThreadPool(3)
         works = [Work(0, pool) for _ in range(5)]
         before = num_threads_alive()
@@ -195,14 +153,8 @@ def test_plans_may_share_a_pool() -> None:
                 expect(work.compute() == EXPECTED, "bits")
             expect(num_threads_alive() == before + 2, "two more threads in all")
             works = works[1:] or works
-    """)
-        == ""
-    )
-
-
-def test_two_callers_with_pools_of_their_own() -> None:
-    assert (
-        failures("""
+    """,
+    "two callers with pools of their own": """
         works = [Work(2) for _ in range(3)]
         wrong = []
 
@@ -217,38 +169,8 @@ def test_two_callers_with_pools_of_their_own() -> None:
         for thread in threads:
             thread.join()
         expect(not wrong, "bits")
-    """)
-        == ""
-    )
-
-
-@pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
-def test_signals_arrive_while_a_plan_runs(wanted: signal.Signals) -> None:
-    process = start("""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        work = Work(2)
-        print("ready", flush=True)
-        try:
-            while True:
-                expect(work.compute() == EXPECTED, "bits")
-        except KeyboardInterrupt:
-            expect(work.compute() == EXPECTED, "after the interrupt")
-            print("interrupted", flush=True)
-    """)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.05)
-    process.send_signal(wanted)
-    code, out, errors = finish(process)
-    if wanted == signal.SIGINT:
-        assert (code, out) == (0, "interrupted\n"), errors
-    else:
-        assert code == -signal.SIGTERM
-
-
-def test_handlers_run_in_the_main_thread_between_steps() -> None:
-    assert (
-        failures("""
+    """,
+    "handlers run in the main thread between steps": """
         seen = []
         signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.current_thread() is threading.main_thread()))
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -258,15 +180,9 @@ def test_handlers_run_in_the_main_thread_between_steps() -> None:
             expect(work.compute() == EXPECTED, "bits")
         signal.setitimer(signal.ITIMER_REAL, 0)
         expect(len(seen) >= 50 and all(seen), f"{len(seen)} alarms")
-    """)
-        == ""
-    )
-
-
-def test_threads_of_the_pool_take_no_signals() -> None:
-    """Else a signal might not interrupt what the main thread waits in."""
-    assert (
-        failures("""
+    """,
+    # Else a signal might not interrupt what the main thread waits in.
+    "threads of the pool take no signals": """
         def blocked(task):
             with open(f"/proc/self/task/{task}/status") as status:
                 return next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
@@ -280,15 +196,9 @@ def test_threads_of_the_pool_take_no_signals() -> None:
             else:
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
                     expect(blocked(task) >> (number - 1) & 1, f"{number} is blocked in a thread of the pool")
-    """)
-        == ""
-    )
-
-
-def test_faulthandler_and_small_signal_stacks() -> None:
-    """Frames of signals hold the wide registers; a stack for signals that is too small for them is never used by us."""
-    assert (
-        failures("""
+    """,
+    # Frames of signals hold the wide registers; a stack for signals that is too small for them is never used by us.
+    "faulthandler and small signal stacks": """
         import ctypes, faulthandler
 
         class Stack(ctypes.Structure):
@@ -311,68 +221,103 @@ def test_faulthandler_and_small_signal_stacks() -> None:
         for _ in range(100):
             os.kill(os.getpid(), signal.SIGUSR1)
             expect(work.compute() == EXPECTED, "with signals")
-    """)
-        == ""
-    )
-
-
-def test_busy_processes_beside() -> None:
-    """More threads and processes than cores: no thread waits for ever, and nothing changes."""
-    spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-    neighbours = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
-    try:
-        assert (
-            failures("""
-            works = [Work(2), Work(6)]
-            for _ in range(100):
-                for work in works:
-                    expect(work.compute() == EXPECTED, "bits")
-                time.sleep(0.0005)  # the threads of one fall asleep now and then
-        """)
-            == ""
-        )
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
-
-
-def test_pauses_of_any_length_between_steps() -> None:
-    """Threads that spin, offer their core or sleep: each is woken."""
-    assert (
-        failures("""
+    """,
+    # Threads that spin, offer their core or sleep: each is woken.
+    "pauses of any length between steps": """
         work = Work(3)
         for pause in (0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 0.01, 0.06, 0.15):
             for _ in range(5):
                 time.sleep(pause)
                 expect(work.compute() == EXPECTED, f"after {pause} s")
-    """)
-        == ""
-    )
-
-
-def test_denormals_are_the_callers_again() -> None:
-    """Flushed to zero inside of a plan only."""
-    assert (
-        failures("""
+    """,
+    # Flushed to zero inside of a plan only.
+    "denormals are the callers again": """
         work = Work(2)
         work.compute()
         small = np.full(64, 1e-40, np.float32)
         expect((small * np.float32(0.5) > 0).all(), "denormals were switched off for the caller")
-    """)
-        == ""
-    )
+    """,
+    # More threads and processes than cores: no thread waits for ever, and nothing changes.
+    "busy processes beside": """
+        parent = os.getpid()
 
+        def start_neighbour():
+            pid = os.fork()
+            while pid == 0 and os.getppid() == parent:
+                pass
+            if pid == 0:
+                os._exit(0)
+            return pid
 
-def test_the_process_may_end_at_any_moment() -> None:
-    """With threads that spin, offer their core, or sleep."""
-    for pause in (0.0, 0.0002, 0.1):
-        assert (
-            failures(f"""
-            works = [Work(4), Work(2)]
+        neighbours = [start_neighbour() for _ in range(3)]
+        works = [Work(2), Work(6)]
+        for _ in range(30):
             for work in works:
-                work.compute()
-            time.sleep({pause})
-        """)
-            == ""
-        )
+                expect(work.compute() == EXPECTED, "bits")
+            time.sleep(0.0005)  # the threads of one fall asleep now and then
+        for neighbour in neighbours:
+            os.kill(neighbour, signal.SIGKILL)
+            os.waitpid(neighbour, 0)
+    """,
+    # With threads that spin, offer their core, or sleep.
+    **{
+        f"the process may end {pause} s after a step": f"""
+        works = [Work(4), Work(2)]
+        for work in works:
+            work.compute()
+        time.sleep({pause})
+    """
+        for pause in (0.0, 0.0002, 0.1)
+    },
+}
+
+
+def start(code: str, *arguments: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *arguments]
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Exit code and output."""
+    try:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        pytest.fail(f"it does not end: {out}")
+    return process.returncode, out
+
+
+def test_every_script_ends_well() -> None:
+    """Each in a fork of a process without threads."""
+    scripts = {name: textwrap.dedent(script) for name, script in SCRIPTS.items()}
+    code, out = finish(start(RUN_SCRIPTS, json.dumps(scripts)))
+    assert out.splitlines() == [f"end {name} 0" for name in SCRIPTS]
+    assert code == 0
+
+
+@pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
+def test_signals_arrive_while_a_plan_runs(wanted: signal.Signals) -> None:
+    process = start("""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work = Work(2)
+        print("ready", flush=True)
+        try:
+            while True:
+                expect(work.compute() == EXPECTED, "bits")
+        except KeyboardInterrupt:
+            expect(work.compute() == EXPECTED, "after the interrupt")
+            print("interrupted", flush=True)
+    """)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(wanted)
+    code, out = finish(process)
+    if wanted == signal.SIGINT:
+        assert (code, out) == (0, "interrupted\n")
+    else:
+        assert code == -signal.SIGTERM

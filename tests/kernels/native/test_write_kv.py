@@ -255,13 +255,6 @@ def test_what_is_not_finite_stays_so_as_int8(isa: str, bad: float) -> None:
     assert not np.isfinite(values[2]).any()
 
 
-def test_a_block_has_two_values_per_token_head_and_dimension() -> None:
-    for kv_format, value_bytes in (("f32", 4), ("f16", 2), ("bf16", 2), ("i8", 1)):
-        scales = 2 * 4 if kv_format == "i8" else 0
-        shape = Shape(9, 3, 64, 32, kv_format)
-        assert shape.block_bytes == 32 * 3 * (2 * 64 * value_bytes + scales)
-
-
 def test_impossible_shapes_are_refused() -> None:
     for block_size, head_size in ((24, 64), (32, 63), (32, 0), (0, 64), (32, 2048)):
         with pytest.raises(ValueError, match=r"block size|head size"):

@@ -99,7 +99,7 @@ class PlanRunner:
         max_logit_rows: int = 7,
     ) -> None:
         scheduler = config.scheduler
-        self.config, self.block_size = config, scheduler.block_size
+        self.config, self.block_size, self.groups = config, scheduler.block_size, scheduler.kv_cache_groups
         self.cache = CacheEngine(config)
         # Bytes of 255 are NaN in every type, and a scale of NaN for int8. The null block too: nothing may read it.
         self.cache.pool.view(torch.uint8).fill_(255)

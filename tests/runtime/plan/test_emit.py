@@ -13,9 +13,9 @@ from quire.kernels.elementwise import Add
 from quire.kernels.instruction import Buffer, Columns, Convert, Instruction
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, Ahead, place_buffers, plan_ahead
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers, plan_ahead
 from tests.kernels.native.packed_weights import ISAS, each_isa
-from tests.runtime.plan.graphs import VOCAB_SIZE, WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
+from tests.runtime.plan.graphs import WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
 
 TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9]
 NONE = np.zeros(0, np.int32)
@@ -72,9 +72,9 @@ def test_products_share_what_the_next_attention_reads() -> None:
     attends = [Attend(whole(wide), narrow, 1, 1.0, 0, layer, 1, 0.0) for layer in range(2)]
     body = [gemms[0], attends[0], gemms[1], convert(wide, narrow), gemms[2], attends[1], gemms[3]]
     assert plan_ahead(body) == {
-        gemms[0]: Ahead(attends[0], 0.0, 1.0),
-        gemms[1]: Ahead(attends[1], 0.0, 0.25),
-        gemms[2]: Ahead(attends[1], 0.25, 1.0),
+        gemms[0]: (attends[0], 0.0, 1.0),
+        gemms[1]: (attends[1], 0.0, 0.25),
+        gemms[2]: (attends[1], 0.25, 1.0),
     }
 
 
@@ -120,15 +120,8 @@ def test_no_likeliest_token_where_logits_leave_no_choice(bad: float) -> None:
     model.bias_0[3] = bad
     plan = planned(model)
     run_prompt(plan, TOKENS[:2])
-    plan.run(
-        GREEDY,
-        NONE,
-        NONE,
-        NONE,
-        np.arange(2, dtype=np.int32),
-        np.zeros((1, 1), np.int32),
-        np.zeros((1, 1, 1), np.int32),
-    )
+    rows, tokens = np.arange(2, dtype=np.int32), np.zeros((1, 1), np.int32)
+    plan.run(GREEDY, NONE, NONE, NONE, rows, tokens, tokens[None])
     assert plan.best_ids[:2].tolist() == [-1, -1]
 
 
@@ -179,11 +172,3 @@ def test_a_step_of_no_numbers_leaves_nothing_behind() -> None:
         plan = planned(model, weight_format)
         assert run_prompt(plan, [5] * 32).isnan().all()
         assert torch.equal(run_prompt(plan, [7, 1]), run_prompt(planned(model, weight_format), [7, 1]))
-
-
-def test_memory_of_the_results() -> None:
-    plan = planned(GraphModel(MODEL), max_tokens=5)
-    assert plan.hidden.shape == (5, WIDTH)
-    assert plan.logits.shape == (8, VOCAB_SIZE)
-    assert plan.best_ids.shape == (8,)
-    assert plan.hidden.data_ptr() % 64 == 0

@@ -1,5 +1,6 @@
 """Which format each weight gets, and that packed values are the stored ones within the bounds of the table there."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,15 @@ EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4m"}
 OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K")
 
 
-def chosen(*formats: str, num_inputs: int = 64, **options: Any) -> str:
-    settings = {"dtype": "bfloat16", "quantization": None, "keeps_stored": True, "is_table": False, **options}
-    return choose_format(formats, num_inputs, **settings).name
+def chosen(
+    *formats: str, num_inputs: int = 64, dtype: str = "bfloat16", quantization: str | None = None,
+    keeps_stored: bool = True, is_table: bool = False,
+) -> str:  # fmt: skip
+    config: Any = SimpleNamespace(
+        dtype=dtype, options=SimpleNamespace(quantization=quantization), keeps_stored_weights=keeps_stored,
+        model=SimpleNamespace(vocab_size=19),
+    )  # fmt: skip
+    return choose_format(config, set(formats), 19 if is_table else 32, num_inputs).name
 
 
 def random(rows: int, columns: int, seed: int = 0) -> torch.Tensor:

@@ -93,7 +93,7 @@ def test_the_batch_has_the_layers_caches_and_groups() -> None:
         ({"middle": lambda self, x, batch: nn.functional.mish(x)}, "torch's mish"),
         ({"middle": lambda self, x, batch: x.view(x.shape[0] // 2, 16)}, "TypeError"),
         ({"middle": lambda self, x, batch: x.view(-1, x.shape[2])}, "IndexError"),
-        ({"middle": lambda self, x, batch: self.up(x) if batch.block_size else x}, "the batch's block_size"),
+        ({"middle": lambda self, x, batch: self.up(x) if batch.seq_lens else x}, "the batch's seq_lens"),
         ({"middle": lambda self, x, batch: self.up(x) if max(batch.query_lens_list) > 1 else x}, "query_lens_list"),
         ({"middle": lambda self, x, batch: x.view(-1, 2, 4)}, "a norm with"),
         ({"norm": None}, "NoneType"),

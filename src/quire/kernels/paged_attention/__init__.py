@@ -1,23 +1,26 @@
-"""Attention of new tokens to their own request's cached keys.
+"""Attention of new tokens to their own request's cached keys. Next to read: `instructions.py`, for plans."""
 
-Next to read: `reference.py`, then `instructions.py` for plans.
-"""
+from typing import Protocol
 
 import torch
 
-from quire.kernels.paged_attention import instructions, reference
-from quire.kernels.paged_attention.step import AttentionStep
-from quire.kernels.registry import Kernel
+from quire.kernels.paged_attention import instructions
+from quire.kernels.registry import kernel
 
-__all__ = ["KERNEL", "instructions", "paged_attention"]
-KERNEL = Kernel(
-    "paged_attention",
-    "paged_attention",
-    {"reference": reference.paged_attention},
-    preferred={"*": "reference"},
-)
+__all__ = ["AttentionStep", "instructions", "paged_attention"]
+QUERY_TILE = 256
+"""Most queries of one product: bounds the memory of the scores to QUERY_TILE · H · P values."""
 
 
+class AttentionStep(Protocol):
+    """The part of `layers.forward_batch.ForwardBatch` that attention reads: this folder may not import that one."""
+
+    block_tables: tuple[torch.Tensor, ...]
+    query_lens_list: tuple[int, ...]
+    seq_lens_list: tuple[int, ...]
+
+
+@kernel
 def paged_attention(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -40,4 +43,25 @@ def paged_attention(
     Dtypes: q bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
     Units: window in tokens, the query's own included; None attends to everything before.
     """
-    return KERNEL.on(q.device.type)(q, kv_cache, step, group_index, scale, window, soft_cap)
+    block_size, num_kv_heads = kv_cache.shape[2:4]
+    num_tokens, num_heads, head_size = q.shape
+    queries = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_size)  # [T, K, G, D]
+    out = torch.empty(queries.shape, dtype=q.dtype, device=q.device)
+    token = 0
+    for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):
+        for tile in range(seq_len - query_len, seq_len, QUERY_TILE):
+            end = min(tile + QUERY_TILE, seq_len)
+            first = 0 if window is None else max(0, tile - window + 1)
+            keys = torch.arange(first, end, device=q.device)  # positions attended to, [P]
+            blocks = step.block_tables[group_index][request, keys // block_size].long()
+            k, v = kv_cache[blocks, :, keys % block_size].float().unbind(1)  # [P, K, D]
+            rows = slice(token, token + end - tile)
+            scores = scale * torch.einsum("tkgd,pkd->kgtp", queries[rows].float(), k)
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            distance = torch.arange(tile, end, device=q.device)[:, None] - keys
+            hidden = (distance < 0) | (distance >= (window or end + 1))
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out[rows] = torch.einsum("kgtp,pkd->tkgd", weights, v).to(q.dtype)
+            token += end - tile
+    return out.view(q.shape)

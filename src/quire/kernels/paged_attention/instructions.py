@@ -33,7 +33,6 @@ class WriteKv(Instruction):
     num_kv_heads: int
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         cos, sin, half = 0, 0, 0
         if self.rotation is not None:
             cos, sin, half = *map(to.address, self.rotation), self.rotation[0].width
@@ -46,7 +45,6 @@ class WriteKv(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
         heads = self.q.width + self.k.width
         flops = 4 * heads * (len(norms) > 0)
@@ -58,7 +56,10 @@ class WriteKv(Instruction):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Attend(Instruction):
-    """Attention of queries to the cache. `window` 0: to all earlier tokens; `soft_cap` 0: none."""
+    """Attention of queries to the cache. `window` 0: to all earlier tokens; `soft_cap` 0: none.
+
+    A score and a weighted value are 2 · D operations each for every query head.
+    """
 
     q: Columns
     out: Buffer
@@ -70,7 +71,6 @@ class Attend(Instruction):
     soft_cap: float
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push(
             "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
             num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
@@ -78,7 +78,6 @@ class Attend(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. A score and a weighted value are 2 · D operations each for every query head."""
         num_bytes = step.num_positions(self.window) * kv_bytes(step, self.num_kv_heads, self.q.width // self.num_heads)
         flops = 4 * self.q.width * step.num_scores(self.window)
         return Cost(flops, num_bytes, 0, KV_ARITHMETIC[step.kv_format])

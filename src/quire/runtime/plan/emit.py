@@ -71,18 +71,12 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Keys and values that a product fetches for the attention after it: from share `begin` to share `end`."""
+def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[Attend, float, float]]:
+    """Per product before an attention the keys and values that it fetches for it, in proportion to its weights.
 
-    attend: Attend
-    begin: float
-    end: float
-
-
-def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
-    """Per product before an attention its part, in proportion to its weights."""
-    parts: dict[Instruction, Ahead] = {}
+    Returns: the attention, and the share of its keys and values where the product begins and ends.
+    """
+    parts: dict[Instruction, tuple[Attend, float, float]] = {}
     waiting: list[Gemm] = []
     for instruction in body:
         if isinstance(instruction, Gemm):
@@ -91,7 +85,7 @@ def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, Ahead]:
             total, before = sum(gemm.weight.numel() for gemm in waiting), 0
             for gemm in waiting:
                 size = gemm.weight.numel()
-                parts[gemm] = Ahead(instruction, before / total, (before + size) / total)
+                parts[gemm] = instruction, before / total, (before + size) / total
                 before += size
             waiting = []
     return parts
@@ -122,7 +116,7 @@ class PlannedModel:
         """The instruction of each native op, in order."""
         self._weights = weights
         self._kv_layers = kv_layers
-        self._memory: list[torch.Tensor] = []
+        self._memory: dict[int, torch.Tensor] = {}
         self._addresses: dict[Buffer, int] = {}
         self._ahead = plan_ahead(program.body)
         self._options: dict[str, Any] = {}
@@ -130,7 +124,8 @@ class PlannedModel:
         self.logits = torch.empty(limits.max_logit_rows, program.logits.width)
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
         self._place(place_buffers(program.body, program.hidden), limits.max_tokens)
-        self.hidden = self._float_rows(program.hidden, limits.max_tokens)
+        hidden = self._memory[self._addresses[program.hidden]][: program.hidden.row_bytes * limits.max_tokens]
+        self.hidden = hidden.view(torch.float32).view(limits.max_tokens, -1)[:, : program.hidden.width]
         self._emit(program.body, BODY)
         self._num_body_ops = len(self.ops)
         self._addresses[program.logits] = self.logits.data_ptr()
@@ -147,6 +142,7 @@ class PlannedModel:
         logit_rows: NDArray[np.int32],
         tokens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        *,
         nanoseconds: NDArray[np.int64] | None = None,
     ) -> None:
         """Compute parts of one step; the GIL is released meanwhile.
@@ -162,19 +158,11 @@ class PlannedModel:
             table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
 
-    def run_timed(
-        self,
-        parts: int,
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        logit_rows: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
-    ) -> list[OpTime]:
+    def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
         """`run`, which also gives the time and work of each native op that ran, in order."""
         nanoseconds = np.zeros(len(self.ops), np.int64)
-        self.run(parts, rows, starts, counts, logit_rows, tokens, block_tables, nanoseconds)
+        self.run(parts, *arrays, nanoseconds=nanoseconds)
+        _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
         whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
         times = []
@@ -193,61 +181,46 @@ class PlannedModel:
         self._addresses |= {buffer: memory[place] for buffer, place in placement.places.items()}
 
     def _allocate(self, num_bytes: int) -> int:
-        self._memory.append(torch.empty(num_bytes + 64, dtype=torch.uint8))
-        return -(-self._memory[-1].data_ptr() // 64) * 64
-
-    def _float_rows(self, buffer: Buffer, num_rows: int) -> torch.Tensor:
-        """An fp32 buffer as a tensor [num_rows, width]."""
-        address = self._addresses[buffer]
-        owner = next(
-            memory for memory in self._memory if memory.data_ptr() <= address < memory.data_ptr() + memory.numel()
-        )
-        size = buffer.row_bytes * num_rows
-        whole = owner[address - owner.data_ptr() :][:size].view(torch.float32)
-        return whole.view(num_rows, buffer.row_bytes // 4)[:, : buffer.width]
+        memory = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        memory = memory[-memory.data_ptr() % 64 :]
+        self._memory[memory.data_ptr()] = memory
+        return memory.data_ptr()
 
     # --- Ops: see `kernels.instruction.Emitter` -------------------------------------------
 
     def push(self, op: str, **values: Any) -> None:
-        """Add a native op."""
         getattr(self.native, op)(**values, **self._options)
         self.ops.append(self._emitting)
 
     def rows(self, value: Buffer | Columns) -> _native.Rows:
-        """The `Rows` of a value."""
         buffer = value.buffer if isinstance(value, Columns) else value
         stride = 4 * buffer.width if buffer is self.program.logits else buffer.row_bytes
         return _native.Rows(self.address(value), stride, buffer.type)
 
     def address(self, value: Buffer | Columns) -> int:
-        """Address of the first row."""
         if isinstance(value, Columns):
             return self._addresses[value.buffer] + 4 * value.start
         return self._addresses[value]
 
     def weight(self, parameter: Any) -> _native.Weight:
-        """The `Weight` of a matrix."""
         return self._weights.weight(parameter)
 
     def vector(self, parameter: Any) -> int:
-        """Address of a vector's fp32 values; 0 for None."""
         return self._weights.vector_address(parameter)
 
     def constant(self, values: torch.Tensor) -> int:
-        """Address of a copy of a tensor in fp32."""
-        self._memory.append(values.detach().float().contiguous())
-        return self._memory[-1].data_ptr()
+        values = values.detach().float().contiguous()
+        self._memory[values.data_ptr()] = values
+        return values.data_ptr()
 
     def kv_layer(self, layer_index: int) -> _native.KvLayer:
-        """The `KvLayer` of one layer."""
         return self._kv_layers[layer_index]
 
     def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
-        """The keys and values that a product may fetch; None if there are none."""
-        part = self._ahead.get(instruction)
-        if part is None:
+        if instruction not in self._ahead:
             return None
-        return _native.KvAhead(self.kv_layer(part.attend.layer_index), part.attend.window, part.begin, part.end)
+        attend, begin, end = self._ahead[instruction]
+        return _native.KvAhead(self.kv_layer(attend.layer_index), attend.window, begin, end)
 
     def _emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
         self._options = {"parts": parts, **options}

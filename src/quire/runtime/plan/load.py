@@ -5,22 +5,28 @@ Next to read: `packed_weights.py` for formats, `emit.py` for what runs.
 """
 
 import os
-from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from quire._native import WeightFormat
 from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
-from quire.layers.group import SINGLE, Group, Partition
-from quire.runtime.loader import Placement, check_split, fill_with_random, make_model, partitions_of, plan_placements
+from quire.layers.group import SINGLE, Group
+from quire.runtime.loader import (
+    Placement,
+    check_split,
+    fill,
+    make_model,
+    partitions_of,
+    plan_placements,
+    random_weights,
+)
 from quire.runtime.plan.lower import Program, lower
-from quire.runtime.plan.packed_weights import PackedWeights, choose_format
+from quire.runtime.plan.packed_weights import PackedWeights, choose_formats
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.progress import Progress
 
 
 def plan_model(
@@ -45,9 +51,10 @@ def plan_model(
     weights, placements = plan_weights(config, checkpoint, model)
     program = lower(traced, weights.format_of)
     if config.options.load_format == "dummy":
-        _fill_randomly(weights, model, config.options.seed)
+        for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
+            weights.put_values(name, values)
     else:
-        fill(weights, placements, progress or ignore_progress)
+        fill(weights.put, placements, progress)
     return program, weights
 
 
@@ -59,43 +66,3 @@ def plan_weights(
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)
     return PackedWeights(parameters, choose_formats(config, parameters, partitions, placements)), placements
-
-
-def choose_formats(
-    config: EngineConfig,
-    parameters: Mapping[str, nn.Parameter],
-    partitions: Mapping[str, Partition],
-    placements: list[Placement],
-) -> dict[str, WeightFormat]:
-    """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
-    stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
-    for placement in placements:
-        stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
-        stored[placement.parameter_name].append(placement.tensor.format)
-    formats = {}
-    for name, parameter in parameters.items():
-        if parameter.ndim == 2:
-            num_outputs, num_inputs = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
-            formats[name] = choose_format(
-                stored[name], num_inputs, dtype=config.dtype, quantization=config.options.quantization,
-                keeps_stored=config.keeps_stored_weights, is_table=num_outputs == config.model.vocab_size,
-            )  # fmt: skip
-    return formats
-
-
-def fill(weights: PackedWeights, placements: list[Placement], progress: Progress) -> None:
-    """Pack the stored tensors. Mutates: weights."""
-    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
-    for placement in placements:
-        weights.put(placement.parameter_name, placement.tensor, placement.first_row)
-        done += placement.tensor.num_bytes
-        progress("loading weights", done, total)
-
-
-def _fill_randomly(weights: PackedWeights, model: nn.Module, seed: int) -> None:
-    """The same values as `fill_with_random` gives the eager model in fp32, one parameter at a time."""
-    parameters, partitions = dict(model.named_parameters()), partitions_of(model)
-    for index, name in enumerate(sorted(parameters)):
-        one = {name: nn.Parameter(torch.zeros(parameters[name].shape), requires_grad=False)}
-        fill_with_random(one, seed, partitions, first_index=index)
-        weights.put_values(name, one[name].data)

@@ -10,7 +10,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,10 @@ import torch
 from torch import nn
 
 from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
+from quire.config import EngineConfig
+from quire.layers.group import Partition
 from quire.runtime.huge_pages import allocate
+from quire.runtime.loader import Placement
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
@@ -41,24 +44,38 @@ class MatrixPlan:
     num_inputs: int
 
 
-def choose_format(
-    stored: Sequence[str], num_inputs: int, *, dtype: str, quantization: str | None, keeps_stored: bool, is_table: bool
-) -> WeightFormat:
-    """The `WeightFormat` of one parameter made of parts in these stored formats.
+def choose_formats(
+    config: EngineConfig,
+    parameters: Mapping[str, nn.Parameter],
+    partitions: Mapping[str, Partition],
+    placements: list[Placement],
+) -> dict[str, WeightFormat]:
+    """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
+    stored: dict[str, list[str]] = {name: ["F32"] for name in parameters}
+    for placement in placements:
+        stored[placement.parameter_name] = [] if placement.first_row == 0 else stored[placement.parameter_name]
+        stored[placement.parameter_name].append(placement.tensor.format)
+    formats = {}
+    for name, parameter in parameters.items():
+        if parameter.ndim == 2:
+            shape = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
+            formats[name] = choose_format(config, set(stored[name]), *shape)
+    return formats
 
-    `keeps_stored`: quantised weights stay as they are; else all become the compute dtype, as the reference wants it.
-    `is_table`: embeddings and heads, which `int4` leaves at 8 bit.
+
+def choose_format(config: EngineConfig, stored: set[str], num_outputs: int, num_inputs: int) -> WeightFormat:
+    """Return the format of one parameter made of parts in these stored formats.
+
+    Quantised weights stay as they are if the configuration keeps them; else all become the compute dtype.
     """
-    formats = set(stored)
-    if num_inputs % BLOCK or not keeps_stored:
-        return BY_DTYPE[dtype]
-    if formats <= FLOATS:
-        if quantization is None:
-            return BY_DTYPE[dtype]
-        return WeightFormat.q8 if is_table else BY_QUANTIZATION[quantization]
-    if len(formats) == 1:
-        return PACKED_DIRECTLY.get(formats.pop(), WeightFormat.q8)
-    return WeightFormat.q8
+    quantization = config.options.quantization
+    is_float = stored <= FLOATS
+    if num_inputs % BLOCK or not config.keeps_stored_weights or (is_float and quantization is None):
+        return BY_DTYPE[config.dtype]
+    if quantization is not None and is_float:
+        # `int4` leaves embeddings and heads at 8 bit.
+        return WeightFormat.q8 if num_outputs == config.model.vocab_size else BY_QUANTIZATION[quantization]
+    return PACKED_DIRECTLY.get(stored.pop(), WeightFormat.q8) if len(stored) == 1 else WeightFormat.q8
 
 
 def kept_bytes(tensors: Iterable[WeightTensor]) -> int:

@@ -1,27 +1,32 @@
-"""Activations of the MLP, plain and as gates. Next to read: `reference.py`, the definitions."""
+"""Activations of the MLP, plain and as gates. Next to read: `linear.py`, whose instruction takes them in."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from quire._native import Activation
-from quire.kernels.activations import batched, reference
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.registry import Kernel
+from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, TORCH_FUNCTIONS, Call, NotTraceableError, Symbol, same_sizes
 
-ACTIVATE = Kernel(
-    "activations",
-    "activate",
-    {"reference": reference.activate, "batched": batched.activate},
-    preferred={"*": "batched"},
-)
-GATE = Kernel("activations", "gate", {"reference": reference.gate, "batched": batched.gate}, preferred={"*": "batched"})
+Function = Callable[[torch.Tensor], torch.Tensor]
+OPERATORS: dict[str, Function] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
 
 
+@kernel
 def activate(x: torch.Tensor, name: str) -> torch.Tensor:
     """Apply an elementwise function, by name.
 
@@ -31,9 +36,10 @@ def activate(x: torch.Tensor, name: str) -> torch.Tensor:
 
     Shapes: x [...] -> [...]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
-    return ACTIVATE.on(x.device.type)(x, name)
+    return OPERATORS[name](x)
 
 
+@kernel
 def gate(gate_up: torch.Tensor, name: str) -> torch.Tensor:
     """Gate the second half of each row by the activation of the first.
 
@@ -41,10 +47,11 @@ def gate(gate_up: torch.Tensor, name: str) -> torch.Tensor:
 
     Shapes: gate_up [..., 2F] -> [..., F]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
-    return GATE.on(gate_up.device.type)(gate_up, name)
+    first, up = gate_up.chunk(2, dim=-1)
+    return OPERATORS[name](first) * up
 
 
-def _named(apply: Callable[[torch.Tensor, str], torch.Tensor], name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def _named(apply: Callable[[torch.Tensor, str], torch.Tensor], name: str) -> Function:
     return lambda x: apply(x, name)
 
 
@@ -57,7 +64,7 @@ relu_and_mul, relu2_and_mul = _named(gate, "relu"), _named(gate, "relu2")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Activate(Instruction):
-    """An activation of a value, or with `gated` of its first half, times the second."""
+    """An activation of a value, or with `gated` of its first half, times the second. It counts as 10 operations."""
 
     x: Columns
     out: Buffer
@@ -65,14 +72,12 @@ class Activate(Instruction):
     gated: bool
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push(
             "activate", x=to.rows(self.x), out=to.rows(self.out), width=self.out.width, activation=self.activation,
             gated=self.gated,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. An activation counts as 10 operations."""
         return Cost(10 * step.num_tokens * self.out.width)
 
 
@@ -103,3 +108,34 @@ def _record(name: str) -> Callable[..., Any]:
 
 
 TORCH_FUNCTIONS.update({name: _record(name) for name in ("silu", "gelu", "relu")})
+
+FORMULAS: dict[str, Function] = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),
+    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "relu2": lambda x: torch.where(x > 0, x * x, torch.zeros_like(x)),
+}
+
+
+def _gate_formula(gate_up: torch.Tensor, name: str) -> torch.Tensor:
+    first, up = gate_up.chunk(2, -1)
+    return FORMULAS[name](first) * up
+
+
+def _make(argument: str, name: str = "silu", shape: tuple[int, int] = (7, 66), scale: float = 1.0) -> Arguments:
+    return {argument: random(*shape, scale=scale), "name": name}
+
+
+def _cases(argument: str) -> Mapping[str, Callable[[], Arguments]]:
+    make = partial(_make, argument)
+    sizes = {"empty": (0, 64), "one row": (1, 3072), "odd width": (33, 134)}
+    return {name: partial(make, shape=shape) for name, shape in sizes.items()} | {
+        f"{name}, large values": partial(make, name, scale=5.0) for name in FORMULAS
+    }
+
+
+CHECKS = (
+    Check(gate, _gate_formula, _cases("gate_up")),
+    Check(activate, lambda x, name: FORMULAS[name](x), _cases("x")),
+)

@@ -1,19 +1,19 @@
-"""Rotary position embedding, rotate-half form. Next to read: `reference.py`, the definition."""
+"""Rotary position embedding, rotate-half form. Next to read: `layers/rotary.py` for the angles."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.registry import Kernel
-from quire.kernels.rope import batched, reference
+from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
-KERNEL = Kernel("rope", "rope", {"reference": reference.rope, "batched": batched.rope}, preferred={"*": "batched"})
 
-
+@kernel
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pair (i, i + C/2) of each head by its token's angle of frequency i; values from C on stay.
 
@@ -25,24 +25,26 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         stored as -sin, sin[t, i + C/2] as +sin.
     Dtypes: x bf16, fp16 or fp32; cos, sin fp32; computed in fp32; returns x.dtype.
     """
-    return KERNEL.on(x.device.type)(x, cos, sin)
+    num_rotated = cos.shape[-1]
+    wide = x[..., :num_rotated].float()
+    # `roll` brings each value's partner into its place; the sign lies in `sin`.
+    rotated = wide * cos[:, None] + wide.roll(num_rotated // 2, -1) * sin[:, None]
+    return torch.cat((rotated.to(x.dtype), x[..., num_rotated:]), -1)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Rotary(Instruction):
-    """Cosines and sines [T, C/2] of the step's positions."""
+    """Cosines and sines [T, C/2] of the step's positions. A pair of them counts as 40 operations."""
 
     frequencies: Any
     cos: Buffer
     sin: Buffer
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         frequencies, half = to.constant(self.frequencies), self.cos.width
         to.push("rotary", frequencies=frequencies, cos=to.address(self.cos), sin=to.address(self.sin), half=half)
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`. A cosine and a sine count as 40 operations."""
         return Cost(40 * step.num_tokens * self.cos.width)
 
 
@@ -56,7 +58,6 @@ class Rope(Instruction):
     rotation: tuple[Buffer, Buffer]
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         cos, sin = self.rotation
         to.push(
             "rope", x=to.rows(self.x), out=to.rows(self.out), num_heads=self.num_heads,
@@ -64,7 +65,6 @@ class Rope(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         return Cost(6 * step.num_tokens * self.num_heads * self.rotation[0].width)
 
 
@@ -101,3 +101,39 @@ def _sizes(x: Symbol, cos: Symbol, sin: Symbol) -> tuple[int, ...]:
 
 
 SIZES["rope"] = _sizes
+
+
+def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    out, half = x.clone(), cos.shape[-1] // 2
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    for i in range(half):
+        first, second = x[:, :, i], x[:, :, half + i]  # [T, H]
+        out[:, :, i] = first * cos[:, i, None] - second * sin[:, half + i, None]
+        out[:, :, half + i] = second * cos[:, i, None] + first * sin[:, half + i, None]
+    return out
+
+
+def _make(num_tokens: int, heads: int, head_size: int, first: int = 0, rotated: int | None = None) -> Arguments:
+    size = head_size if rotated is None else rotated
+    angles = torch.arange(first, first + num_tokens)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
+    return {
+        "x": random(num_tokens, heads + 3, head_size)[:, :heads],
+        "cos": torch.cat((angles.cos(), angles.cos()), -1),
+        "sin": torch.cat((-angles.sin(), angles.sin()), -1),
+    }
+
+
+CHECKS = (
+    Check(
+        rope,
+        _formula,
+        {
+            "empty": partial(_make, 0, 2, 64),
+            "one token": partial(_make, 1, 12, 64, first=77),
+            "large positions": partial(_make, 5, 2, 64, first=131000),
+            "head size 16": partial(_make, 9, 3, 16),
+            "a quarter of each head": partial(_make, 7, 3, 80, rotated=20),
+        },
+        kept_float32=("cos", "sin"),
+    ),
+)

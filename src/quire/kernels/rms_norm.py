@@ -1,25 +1,22 @@
-"""RMS norm over the last axis, and the instruction of all norms. Next to read: `reference.py`, the definition."""
+"""RMS norm over the last axis, and the instruction of all norms. Next to read: `layer_norm.py`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.registry import Kernel
-from quire.kernels.rms_norm import batched, native, reference
+from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, norm_sizes
 
-KERNEL = Kernel(
-    "rms_norm",
-    "rms_norm",
-    {"reference": reference.rms_norm, "batched": batched.rms_norm, "native": native.rms_norm},
-    preferred={"cpu": "native", "*": "batched"},
-)
 SIZES["rms_norm"] = norm_sizes
 
 
+@kernel
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Scale each row to root mean square 1, then by `weight`.
 
@@ -28,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     Shapes: x [..., E]; weight [E] -> [..., E].
     Dtypes: x, weight bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
-    return KERNEL.on(x.device.type)(x, weight, epsilon)
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -44,7 +41,6 @@ class Norm(Instruction):
     groups: int = 1
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push(
             "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
             width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
@@ -52,7 +48,6 @@ class Norm(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         vectors = sum(4 * int(vector.shape[0]) for vector in (self.weight, self.bias) if vector is not None)
         return Cost((6 if self.subtract_mean else 4) * step.num_tokens * self.out.width, vectors)
 
@@ -64,3 +59,28 @@ def _lower(to: Lowering, call: Call) -> None:
         return
     out = to.result(call, takes_type=True)
     to.append(Norm(to.columns(x), out, weight, None, epsilon, False, x.num_columns // x.sizes[-1]))
+
+
+def _formula(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
+
+
+def _make(shape: tuple[int, ...], scale: float = 1.0, strided: bool = False) -> Arguments:
+    x = random(*shape[:-1], 2 * shape[-1], scale=scale)[..., : shape[-1]] if strided else random(*shape, scale=scale)
+    return {"x": x, "weight": random(shape[-1], seed=1), "epsilon": 1e-5}
+
+
+CHECKS = (
+    Check(
+        rms_norm,
+        _formula,
+        {
+            "empty": partial(_make, (0, 64)),
+            "one row": partial(_make, (1, 576)),
+            "odd width": partial(_make, (33, 67)),
+            "heads": partial(_make, (7, 3, 128)),
+            "strided": partial(_make, (9, 96), strided=True),
+            "large values": partial(_make, (4, 256), scale=200.0),
+        },
+    ),
+)

@@ -1,28 +1,44 @@
-"""Dense linear layer, and in plans what follows it. Next to read: `reference.py`, then `packed.py` for the CPU."""
+"""Dense linear layer, and in plans what follows it. Next to read: `lowering.py`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from quire._native import Activation, WeightFormat, wanted_rows
+from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, product_cost
-from quire.kernels.linear import packed, reference
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.registry import Kernel
+from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
-KERNEL = Kernel("linear", "linear", {"reference": reference.linear, "packed": packed.linear}, preferred={"*": "packed"})
 TILE = 16
 
 
+@kernel
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """out = x @ weight.T + bias.
 
     Shapes: x [T, I]; weight [O, I], plain or from `pack_weight`; bias [O] or None -> [T, O].
     Dtypes: all bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
-    return KERNEL.on(x.device.type)(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+@linear.version("packed", "cpu")
+def _packed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply with a weight in oneDNN's blocked layout, by the operator that `torch.compile` uses for frozen weights.
+
+    PyTorch's own `linear` reorders the weight inside every call. The linear layers of a 135M model, 30 layers, two
+    threads, in ms per step (plain -> packed): bf16 15.4 -> 9.8 at 1 token, 31 -> 23 at 32, 276 -> 259 at 512; fp32
+    36 -> 19, 69 -> 43, 632 -> 508.
+    """
+    if not weight.is_mkldnn:
+        return functional.linear(x, weight, bias)
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -31,7 +47,11 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     Exact: values are moved, not changed. Only `linear` can read the result.
     Shapes: weight [O, I]. Dtypes: any; bf16 and fp32 are packed on CPU.
     """
-    return packed.pack_weight(weight) if KERNEL.version_on(weight.device.type) == "packed" else weight
+    is_chosen = linear.version_on(weight.device.type) == "packed" and torch.backends.mkldnn.is_available()
+    if not is_chosen or weight.is_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return weight
+    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.ops.mkldnn._reorder_linear_weight(weight) if is_bfloat16 or weight.dtype == torch.float32 else weight
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -48,14 +68,12 @@ class Gemm(Instruction):
     add: bool = False
 
     def emit(self, to: Emitter) -> None:
-        """See `Instruction`."""
         to.push(
             "gemm", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x), out=to.rows(self.out),
             activation=self.activation, gated=self.gated, add=self.add, ahead=to.ahead(self),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
         return product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
 
 
@@ -88,3 +106,26 @@ def _sizes(x: Symbol, weight: Any, bias: Any) -> tuple[int, ...]:
 
 
 SIZES["linear"] = _sizes
+
+
+def _formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+
+def _make(num_tokens: int, inputs: int, outputs: int, bias: bool = False) -> Arguments:
+    weight = random(outputs, inputs, seed=1, scale=inputs**-0.5)
+    return {"x": random(num_tokens, inputs), "weight": weight, "bias": random(outputs, seed=2) if bias else None}
+
+
+CHECKS = (
+    Check(
+        linear,
+        _formula,
+        {
+            "empty": partial(_make, 0, 64, 32),
+            "one row": partial(_make, 1, 576, 960),
+            "odd sizes": partial(_make, 33, 67, 35, bias=True),
+            "one output": partial(_make, 3, 128, 1),
+        },
+    ),
+)

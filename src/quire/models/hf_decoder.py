@@ -1,0 +1,77 @@
+"""`DecoderConfig`: the sizes that every decoder has, and how they are read from a `config.json`.
+
+Next to read: `LlamaConfig` in `llama.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from quire.cache_spec import CacheSpec, PagedKV
+from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Sizes. `windows`: tokens that each layer attends to, the query's own included; None: all."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    context_len: int
+    tie_word_embeddings: bool
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+        """Read a `config.json`. Raises: ModelFileError, UnsupportedModelError."""
+        reader = HFConfigReader(hf_config)
+        config = cls(**cls.read(reader))
+        reader.finish()
+        return config
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """Read the fields; a variant of a model changes or adds some."""
+        raise NotImplementedError
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """The KV cache of each layer. `dtype_bytes` is 1: `resolve` fills in the real one."""
+        return [PagedKV(self.num_kv_heads, self.head_size, 1, window) for window in self.windows]
+
+
+def read_sizes(
+    reader: HFConfigReader,
+    *,
+    hidden: str = "hidden_size",
+    layers: str = "num_hidden_layers",
+    heads: str = "num_attention_heads",
+    context: str = "max_position_embeddings",
+    head_size: int | None = None,
+    ties: bool = False,
+) -> dict[str, Any]:
+    """Read all sizes but the MLP's, for one KV head per query head and attention to all earlier tokens.
+
+    `hidden`, `layers`, `heads`, `context`: the config's names. `head_size` None: heads share the hidden size.
+    `ties`: the default of `tie_word_embeddings`.
+    """
+    hidden_size, num_heads = reader.integer(hidden), reader.integer(heads)
+    num_layers = reader.integer(layers, maximum=MAX_LAYERS)
+    if head_size is None:
+        check_divides(heads, num_heads, hidden, hidden_size)
+        head_size = hidden_size // num_heads
+    return {
+        "vocab_size": reader.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_size": head_size,
+        "context_len": reader.integer(context),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", ties),
+        "windows": (None,) * num_layers,
+    }
