@@ -102,7 +102,7 @@ class TimedModel:
         while len(found) < 2 or (len(found) <= REPETITIONS and time.perf_counter() < end):
             nanoseconds = np.zeros(len(self.planned.ops), np.int64)
             arrays = (rows, starts, counts, last.astype(np.int32), self._tokens, self._tables)
-            self.planned.run(BODY | LOGITS, *arrays, nanoseconds)
+            self.planned.run(BODY | LOGITS, *arrays, nanoseconds=nanoseconds)
             found.append(nanoseconds)
         requests = ((start, count),) * num_requests
         timed = StepShape(requests, num_requests, self.kv_format), np.percentile(found[1:], 25, axis=0) / 1e9
