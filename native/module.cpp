@@ -23,14 +23,6 @@ void bind_weights(nb::module_& m);   // weights/bindings.cpp
 
 namespace {
 
-template <typename T>
-void call(quire::RmsNorm<T> op, uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width,
-          float epsilon) {
-  nb::gil_scoped_release release;
-  op(reinterpret_cast<const T*>(x), reinterpret_cast<const T*>(weight), reinterpret_cast<T*>(out), num_rows, width,
-     epsilon);
-}
-
 void bind_choice(nb::module_& m) {
   const char* requested = std::getenv("QUIRE_ISA");
   const quire::IsaChoice choice = quire::choose_isa(requested == nullptr ? "" : requested, {});
@@ -77,12 +69,4 @@ NB_MODULE(_native, m) {
   quire::bind_plan(m);
   quire::bind_sampling(m);
   quire::bind_weights(m);
-  m.def("rms_norm_float32",
-        [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {
-          call(quire::chosen_ops->rms_norm_float32, x, weight, out, num_rows, width, epsilon);
-        });
-  m.def("rms_norm_bfloat16",
-        [](uintptr_t x, uintptr_t weight, uintptr_t out, int64_t num_rows, int64_t width, float epsilon) {
-          call(quire::chosen_ops->rms_norm_bfloat16, x, weight, out, num_rows, width, epsilon);
-        });
 }

@@ -16,7 +16,7 @@ constexpr void collect_ops(OpTable& table) {
 }
 
 constexpr OpTable make_op_table(const char* isa) {
-  OpTable table{isa, rms_norm<float>, rms_norm<bfloat16_bits>, sampling::kKernels, 0, {}};
+  OpTable table{isa, sampling::kKernels, 0, {}};
   collect_ops<kFirstOp + 1, __COUNTER__>(table);
   return table;
 }

@@ -1,5 +1,4 @@
-// What each instruction set provides: the ops of plans, in one order for all sets, RMS norm for the eager model, and
-// the sampler's kernels.
+// What each instruction set provides: the ops of plans, in one order for all sets, and the sampler's kernels.
 #pragma once
 #include <cstring>
 
@@ -8,16 +7,8 @@
 
 namespace quire {
 
-using bfloat16_bits = uint16_t;
-
-// out[r] = x[r] * rsqrt(mean(x[r]^2) + epsilon) * weight; see ops/rms_norm.h for the rounding.
-template <typename T>
-using RmsNorm = void (*)(const T* x, const T* weight, T* out, int64_t num_rows, int64_t width, float epsilon);
-
 struct OpTable {
   const char* isa;
-  RmsNorm<float> rms_norm_float32;
-  RmsNorm<bfloat16_bits> rms_norm_bfloat16;
   SamplingKernels sampling;
   int32_t num_ops;
   Op ops[kMostOps];
