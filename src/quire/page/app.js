@@ -14,10 +14,11 @@ const LAB = {
   kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
   attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
 };
+const SETTINGS = ["seed", "requests", "slots", "context"];
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, model: null, status: "connecting", error: "",
   turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
-  explained: null, lab: {}, load: 4, loading: 0,
+  explained: null, lab: {}, settings: {}, load: 4, loading: 0,
 };
 let recording = new Recording();
 const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained });
@@ -106,9 +107,17 @@ async function explain() {
   changed();
 }
 
-/** Return peaks and points of `quire explain --json`. */
-function predictions() {
-  return { peaks: [], points: [] };
+/** Return the ceilings and the predicted points of `quire explain --json`. */
+function predictions({ sections }) {
+  const valueOf = (section, name) => section.quantities.find((item) => item.name === name)?.value;
+  const device = sections.find((section) => section.title.startsWith("Device"));
+  const bytes_per_s = valueOf(device, "memory read");
+  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s }));
+  const phases = sections.filter((section) => valueOf(section, "intensity") !== undefined);
+  const points = phases.map((phase) => ({
+    name: phase.title, intensity: valueOf(phase, "intensity"), flops_per_s: valueOf(phase, "FLOPs") / (valueOf(phase, "predicted") ?? valueOf(phase, "floor")),
+  }));
+  return { peaks, points };
 }
 
 /** Save the recorded lines, as they are or in a page that opens without a server. */
@@ -291,10 +300,11 @@ function curl(body) {
 // --- Lab --------------------------------------------------------------------------------------
 
 async function compare(name) {
+  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key, Number(value)]));
   const run = (app.lab[name] = { abort: new AbortController(), isRunning: true });
   changed();
   try {
-    run.result = await (await ask("/lab/compare", { name }, run.abort.signal)).json();
+    run.result = await (await ask("/lab/compare", { name, settings }, run.abort.signal)).json();
   } catch (error) {
     run.error = error.name === "AbortError" ? "stopped" : error.message;
   }
@@ -305,17 +315,59 @@ async function compare(name) {
 function Lab() {
   const isBusy = Object.values(app.lab).some((run) => run.isRunning);
   return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
-    <p class="hint">Each comparison runs the same requests with one thing switched, in a second engine with lower priority: the chat's engine is not touched.</p>
+    <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
+    <div class="fields">${SETTINGS.map((name) => html`<label>${name}<input type="number" min="0" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
     <div class="cards">${Object.entries(LAB).map(([name, text]) => {
       const run = app.lab[name];
-      return html`<article><h3>${name}</h3><p>${text}</p>
+      return html`<article class=${run?.result ? "wide" : ""}><h3>${name}</h3><p>${text}</p>
         ${run?.isRunning ? html`<button onClick=${() => run.abort.abort()}>Stop</button> <span role="status">running…</span>` : html`<button onClick=${() => compare(name)} disabled=${isBusy || !app.model}>Compare ${name}</button>`}
         ${run?.error && html`<p class="error" role="alert">${run.error}</p>`}${run?.result && html`<${Comparison} result=${run.result} />`}</article>`;
     })}</div></section>`;
 }
 
+/** Return a cell of a comparison's table as text. */
+function shown(value, unit) {
+  if (value === null) return "–";
+  if (unit === "share") return `${(100 * value).toFixed(1)} %`;
+  if (unit === "bytes") return short(value, "B");
+  return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) + (unit === "seconds" ? " s" : "") : value;
+}
+
 function Comparison({ result }) {
-  return html`<pre tabindex="0">${JSON.stringify(result, null, 1)}</pre>`;
+  const { title, settings, table, explanation, charts, outputs_equal } = result;
+  return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
+    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
+    <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${table.columns.map(({ name, unit }) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
+      <tbody>${table.rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, table.columns[i].unit)}</td>`)}</tr>`)}</tbody></table></div>
+    <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>
+    <div class="charts">${charts.map((chart) => html`<${Chart} ...${chart} />`)}</div></div>`;
+}
+
+/** Lines, bars, or spans (start, end, row), with names and dashes beside the colours. */
+function Chart({ title, x_label, y_label, kind, series }) {
+  const [width, height] = [420, 210];
+  const points = series.flatMap((item) => item.points);
+  const isSpans = kind === "spans";
+  const xs = points.flatMap((point) => (isSpans ? point.slice(0, 2) : [point[0]]));
+  const ys = points.map((point) => point.at(isSpans ? 2 : 1));
+  const left = kind === "bars" ? 0 : Math.min(...xs, 0);
+  const [right, most] = [Math.max(...xs, left + 1), Math.max(...ys, 1e-9) + (isSpans ? 1 : 0)];
+  const x = (value) => 44 + ((width - 54) * (value - left)) / (right - left);
+  const y = (value) => (isSpans ? 8 + ((height - 44) * value) / most : 8 + (height - 44) * (1 - value / most));
+  const bar = (width - 54) / series.length;
+  const names = [...new Set(series.map((item) => item.name))];
+  const draw = (item, i) => {
+    const colour = names.indexOf(item.name) % 8;
+    if (kind === "line") return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
+    if (kind === "bars") return item.points.map((p) => html`<rect class=${`fill${colour}`} x=${48 + bar * i} y=${y(p.at(-1))} width=${bar - 8} height=${height - 36 - y(p.at(-1))} />`);
+    return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, (height - 44) / most - 0.5)} />`);
+  };
+  return html`<figure><figcaption>${title}</figcaption><svg role="img" aria-label=${`${title}: ${names.join(", ")}`} viewBox=${`0 0 ${width} ${height}`}>
+    ${series.map(draw)}<path class="grid" d=${`M44 8V${height - 36}H${width - 8}`} />
+    <text class="small end" x="40" y="16">${isSpans ? "" : short(most)}</text><text class="small end" x="40" y=${height - 36}>${isSpans ? "" : "0"}</text>
+    <text class="small" x="44" y=${height - 22}>${kind === "bars" ? "" : short(left)}</text><text class="small end" x=${width - 8} y=${height - 22}>${kind === "bars" ? "" : short(right)}</text>
+    <text class="small" x="44" y=${height - 6}>${x_label}${y_label ? ` →, ${y_label} ${isSpans ? "↓" : "↑"}` : ""}</text></svg>
+    <p class="legend">${names.map((name, i) => html`<span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${kind === "line" ? [" —", " – –", " ···"][i % 3] : ""}`)}</p></figure>`;
 }
 
 // --- Frame ------------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ export function short(value, unit = "") {
 const ms = (seconds) => `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
+const LABELS = 84; // Width of the column of names.
 const PANES = ["Steps", "KV", "Mask", "Roofline", "Ops", "Log"];
 
 // --- The view ---------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ export class Xray {
         </div>
         <div class="steps" role="group" aria-label="Time">
           ${this.options.isLive && html`<button onClick=${() => this.set({ chosen: chosen ? null : step })} aria-pressed=${String(!!chosen)}
-            disabled=${!step} title="Stop the drawing here; recording goes on">${chosen ? "▶ Live" : "⏸ Pause"}</button>`}
+            disabled=${!step} title="Stop the drawing here; recording goes on">${chosen ? "Back to live" : "Pause"}</button>`}
           <button onClick=${() => this.move(-1)} disabled=${!step || step === recording.steps[0]} aria-label="One step back">◀</button>
           <output>${step ? `step ${step.step_id} / ${last.step_id}` : "no step yet"}</output>
           <button onClick=${() => this.move(1)} disabled=${!step || step === last} aria-label="One step forward">▶</button>
@@ -245,6 +246,10 @@ export class Xray {
 
   get width() {
     return Math.max(300, (document.getElementById("pane")?.clientWidth ?? 720) - 26);
+  }
+
+  get untimed() {
+    return this.options.isLive ? "No step was timed yet: keep this pane open and send a message. While it is open, one step in four is timed." : "No step of this trace was timed.";
   }
 
   /** Return the lines below every picture: what it shows, its formula, its source. */
@@ -268,23 +273,23 @@ export class Xray {
       `tokens of a step = Σ tokens of its requests ≤ ${recording.live.header.engine.max_num_batched_tokens} (max_num_batched_tokens)`,
       "src/quire/scheduler/step_plan.py");
     if (!step) return html`<p class="hint">No step yet: send a message, and watch its prompt and its tokens being computed.</p>${about}`;
-    const numColumns = Math.max(12, Math.floor((width - 60) / 16));
+    const numColumns = Math.max(12, Math.floor((width - LABELS) / 16));
     const index = recording.steps.indexOf(step);
     const end = Math.min(recording.steps.length, this.chosen ? Math.max(numColumns, index + numColumns / 2) : recording.steps.length);
     const shown = recording.steps.slice(Math.max(0, Math.floor(end - numColumns)), Math.floor(end));
     const ids = [...new Set(shown.flatMap((item) => item.requests.map((share) => share.id)))];
     const rows = new Map(ids.slice(-24).map((id, row) => [id, row * 24 + 18]));
     const [begin, finish] = [shown[0].begin, shown.at(-1).t];
-    const column = (width - 60) / (this.axis === "time" ? 1 : numColumns);
-    const x = (i, time) => 56 + column * (this.axis === "time" ? (time - begin) / (finish - begin) : i);
+    const column = (width - LABELS) / (this.axis === "time" ? 1 : numColumns);
+    const x = (i, time) => LABELS + column * (this.axis === "time" ? (time - begin) / (finish - begin) : i);
     const xOfTime = (time) => {
       const i = shown.findIndex((item) => item.begin >= time - 1e-4);
-      return Math.max(56, i < 0 ? x(shown.length, finish) : x(i, Math.max(begin, time)));
+      return Math.max(LABELS, i < 0 ? x(shown.length, finish) : x(i, Math.max(begin, time)));
     };
     const top = rows.size * 24 + 24;
     const most = { tokens: Math.max(...shown.map((s) => s.num_tokens), 1), time: Math.max(...shown.map((s) => s.duration_s)) };
     const bars = (y, label, value, limit, text, scale = (v) => v) => html`
-      <text x="0" y=${y + 34} class="small">${label}</text><text x="0" y=${y + 47} class="small">max ${text(limit)}</text>
+      <text x="0" y=${y + 34} class="small">${label}</text><text x="0" y=${y + 47} class="small">≤ ${text(limit)}</text>
       ${shown.map((item, i) => {
         const height = Math.max(1, (44 * scale(value(item))) / scale(limit));
         return html`<rect class="tokens" x=${x(i, item.begin) + 1} y=${y + 48 - height} width=${Math.max(1, x(i + 1, item.t) - x(i, item.begin) - 2)} height=${height} />`;
@@ -333,9 +338,8 @@ export class Xray {
     const why = ratio < 1.3 ? "" : `${ratio.toFixed(1)} times the median of the steps shown` +
       (numPrompt ? `: it computed ${plural(numPrompt, "prompt token")}` : step.num_iterations > 1 ? `: it decoded ${step.num_iterations} times` : "") + ". ";
     return html`<h3>Step ${step.step_id}</h3>
-      <p>${plural(step.num_requests, "request")}, ${plural(step.num_tokens, "token")}${step.num_iterations > 1 ? ` in ${step.num_iterations} passes` : ""},
-        ${step.waiting} waiting. ${ms(step.duration_s)} = schedule ${ms(step.schedule_s)} + execute ${ms(step.execute_s)} + output ${ms(step.output_s)} + rest. ${why}</p>
-      <div class="scroll"><table><thead><tr><th>Request</th><th>Phase</th><th>Positions</th><th>New tokens</th></tr></thead>
+      <p>${plural(step.num_requests, "request")}, ${plural(step.num_tokens, "token")}${step.num_iterations > 1 ? ` in ${step.num_iterations} passes` : ""}, ${step.waiting} waiting. ${ms(step.duration_s)} = schedule ${ms(step.schedule_s)} + execute ${ms(step.execute_s)} + output ${ms(step.output_s)} + rest. ${why}</p>
+      <div class="scroll" tabindex="0"><table><thead><tr><th>Request</th><th>Phase</th><th>Positions</th><th>New tokens</th></tr></thead>
       <tbody>${step.requests.slice(0, 40).map((share) => html`<tr><td>${this.badge(share.id)}</td><td>${isPrefill(share) ? "prefill" : share.drafts ? "verify drafts" : "decode"}</td>
         <td>${share.start}${share.count > 1 ? `–${share.start + share.count - 1}` : ""}</td>
         <td>${share.new.length ? share.new.map((id, i) => html`<code>${share.text ? JSON.stringify(share.text[i]) : id}</code> `) : "none: the prompt goes on"}</td></tr>`)}</tbody></table></div>`;
@@ -377,8 +381,9 @@ export class Xray {
       <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${state.cached.size}</b> cached, <b>${numFree}</b> free.
         In use: ${short(numUsed * block_size * kv_bytes_per_token, "B")} of ${short((num_blocks - 1) * block_size * kv_bytes_per_token, "B")}.</p>
       <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${state.cached.size} cached, ${numFree} free`} width=${this.width} height=${(runs.at(-1).row + 1) * size}>
-        ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size - 1} />`)}
-      </svg>
+        ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size} />`)}
+        <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
+        <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
       <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
       <h3>Block tables</h3>
       ${!requests.length && html`<p class="hint">No request holds blocks${state.cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
@@ -387,7 +392,7 @@ export class Xray {
           ${this.badge(request.id)} ${request.num_computed} of ${request.num_tokens}</button>
         ${request.tables.map((table) => html`<ol class="blocks">${table.slice(0, 64).map((block, i) => cell(block, request, i))}
           ${table.length > 64 && html`<li>+${table.length - 64}</li>`}</ol>`)}</div>`)}
-      ${chosen && html`<h3>Block table of ${this.badge(chosen.id)} <small>${chosen.id}</small></h3><div class="scroll"><table><thead><tr><th>Index</th><th>Block</th><th>Positions</th><th>Held by</th></tr></thead>
+      ${chosen && html`<h3>Block table of ${this.badge(chosen.id)} <small>${chosen.id}</small></h3><div class="scroll" tabindex="0"><table><thead><tr><th>Index</th><th>Block</th><th>Positions</th><th>Held by</th></tr></thead>
         <tbody>${chosen.tables.map((table) => table.map((block, i) => html`<tr><td>${i}</td><td>${block}</td><td>${i * block_size}–${Math.min((i + 1) * block_size, chosen.num_computed) - 1}</td>
           <td>${(owners.get(block) ?? []).map((id) => this.badge(id))}</td></tr>`))}</tbody></table></div>`}
       ${this.about("The KV cache is a pool of blocks. A request's block table names its blocks in order, so its memory need not be contiguous, and requests with the same beginning share full blocks (×2). Choose a request for its whole table.",
@@ -445,11 +450,11 @@ export class Xray {
     const peaks = explained?.peaks ?? [];
     const predicted = explained?.points ?? [];
     const about = this.about("A point is work: to the right, more arithmetic per byte; up, more speed. ○ is predicted from the model and the machine, ● was measured in this engine. Under the slope memory is the limit, under the flat line arithmetic.",
-      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/device.py; measured: native instruction times");
+      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/roofline.py, src/quire/runtime/forward.py");
     const note = explained?.error ?? (this.options.explain && !explained ? "The prediction is being computed…" : "");
-    if (!points.length && !predicted.length) return html`<p class="hint">${note} No step was timed yet: keep this pane open and send a message.</p>${about}`;
+    if (!points.length && !predicted.length) return html`<p class="hint">${note} ${this.untimed}</p>${about}`;
     const all = [...points.map((op) => [op.flops / op.bytes, op.flops / op.time]), ...predicted.map((p) => [p.intensity, p.flops_per_s]), ...peaks.map((p) => [p.flops_per_s / p.bytes_per_s, p.flops_per_s])].filter(([a, b]) => a > 0 && b > 0);
-    const range = (values) => [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
+    const range = (values) => [Math.floor(Math.log10(Math.min(...values)) - 0.2), Math.ceil(Math.log10(Math.max(...values)) + 0.2)];
     const [[x0, x1], [y0, y1]] = [range(all.map((p) => p[0])), range(all.map((p) => p[1]))];
     const [width, height] = [this.width, 330];
     const x = (value) => 64 + ((width - 84) * (Math.log10(value) - x0)) / (x1 - x0 || 1);
@@ -465,9 +470,9 @@ export class Xray {
       ${points.map((op) => html`<circle class="measured" cx=${x(op.flops / op.bytes)} cy=${y(op.flops / op.time)} r="5"><title>measured: ${op.name}</title></circle>`)}
     </svg>
     ${note && html`<p class="hint">${note}</p>`}
-    <h3>● Measured${timed ? ` in step ${timed.step_id}` : ""}</h3>${points.length ? html`<div class="scroll"><table><thead><tr><th>Instruction</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
-      <tbody>${points.slice(0, 12).map((op) => html`<tr><td>${op.name}</td><td>${short(op.flops / op.bytes)}</td><td>${short(op.flops / op.time)}</td></tr>`)}</tbody></table></div>` : html`<p class="hint">No step was timed yet: send a message while this pane is open.</p>`}
-    ${predicted.length > 0 && html`<h3>○ Predicted</h3><div class="scroll"><table><thead><tr><th>Phase</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
+    <h3>● Measured${timed ? ` in step ${timed.step_id}` : ""}</h3>${points.length ? html`<div class="scroll" tabindex="0"><table><thead><tr><th>Instruction</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
+      <tbody>${points.slice(0, 12).map((op) => html`<tr><td>${op.name}</td><td>${short(op.flops / op.bytes)}</td><td>${short(op.flops / op.time)}</td></tr>`)}</tbody></table></div>` : html`<p class="hint">${this.untimed}</p>`}
+    ${predicted.length > 0 && html`<h3>○ Predicted</h3><div class="scroll" tabindex="0"><table><thead><tr><th>Phase</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
       <tbody>${predicted.map((p) => html`<tr><td>${p.name}</td><td>${short(p.intensity)}</td><td>${short(p.flops_per_s)}</td></tr>`)}</tbody></table></div>`}${about}`;
   }
 
@@ -475,10 +480,10 @@ export class Xray {
     const timed = this.recording.opsUpTo(this.chosen);
     const about = this.about("Time of each kind of instruction in one step of the model's program, longest first; layers of equal shape are added up.",
       "FLOP/s = FLOP / time; B/s = bytes / time; FLOP per byte = FLOP / bytes", "src/quire/kernels/instruction.py, src/quire/runtime/forward.py");
-    if (!timed) return html`<p class="hint">No timed step yet: keep this pane open and send a message. While it is open, one step in a few is timed.</p>${about}`;
+    if (!timed) return html`<p class="hint">${this.untimed}</p>${about}`;
     const groups = groupOps(timed.ops);
     const total = groups.reduce((sum, op) => sum + op.time, 0);
-    return html`<p>Step ${timed.step_id}: ${timed.ops.length} instructions, ${ms(total)}.</p><div class="scroll"><table class="numbers"><thead><tr><th>Instruction</th><th>Times</th><th>Time</th><th>Share</th><th>FLOP</th><th>Bytes</th><th>FLOP/s</th><th>B/s</th><th>Arithmetic</th></tr></thead>
+    return html`<p>Step ${timed.step_id}: ${timed.ops.length} instructions, ${ms(total)}.</p><div class="scroll" tabindex="0"><table class="numbers"><thead><tr><th>Instruction</th><th>Times</th><th>Time</th><th>Share</th><th>FLOP</th><th>Bytes</th><th>FLOP/s</th><th>B/s</th><th>Arithmetic</th></tr></thead>
       <tbody>${groups.map((op) => html`<tr><td>${op.name}</td><td>${op.count}</td><td>${ms(op.time)}</td><td><meter min="0" max="1" value=${op.time / total} aria-label="Share of the step"></meter> ${((100 * op.time) / total).toFixed(1)} %</td>
         <td>${short(op.flops)}</td><td>${short(op.bytes)}</td><td>${short(op.flops / op.time)}</td><td>${short(op.bytes / op.time)}</td><td>${op.arithmetic}</td></tr>`)}</tbody></table></div>${about}`;
   }
@@ -499,7 +504,7 @@ export class Xray {
       if (!this.filter || kind.includes(this.filter) || letter === this.filter.toUpperCase()) shown.push({ at: i, t: t - start, kind, letter, id, text });
     }
     return html`<div class="tools"><label>Kind or letter: <input value=${this.filter} onInput=${(e) => this.set({ filter: e.target.value.trim() })} size="10" /></label></div>
-      <div class="scroll"><table class="log"><thead><tr><th>Seconds</th><th>Event</th><th>Request</th><th>Data</th></tr></thead><tbody>
+      <div class="scroll" tabindex="0"><table class="log"><thead><tr><th>Seconds</th><th>Event</th><th>Request</th><th>Data</th></tr></thead><tbody>
       ${shown.map((line) => html`<tr key=${line.at}><td>${line.t.toFixed(3)}</td><td>${line.kind}</td><td>${line.id ? this.badge(line.id) : ""}</td><td><code>${line.text}</code></td></tr>`)}</tbody></table></div>
       ${this.about("The engine's own event log, newest first. Metrics, traces and every pane here are read from these lines.", "t: seconds since the first line that is kept", "src/quire/events.py, src/quire/engine/recorder.py")}`;
   }

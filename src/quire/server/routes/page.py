@@ -48,7 +48,7 @@ class ComparisonRequest(Body):
     """A comparison by its name in `quire compare`, with a closed list of its settings."""
 
     name: Literal["cache", "batching", "kv", "attention"]
-    settings: dict[Literal["seed", "requests", "slots"], Annotated[int, Field(ge=0, le=1 << 20)]] = {}
+    settings: dict[Literal["seed", "requests", "slots", "context"], Annotated[int, Field(ge=0, le=1 << 20)]] = {}
 
 
 # --- Files ------------------------------------------------------------------------------------
