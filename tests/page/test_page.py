@@ -155,7 +155,7 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
     newest = step_shown(saved)
     saved.get_by_label("One step back").click()
     assert step_shown(saved) == newest - 1
-    for pane, content in (("KV", ".block"), ("Mask", "#pane svg"), ("Log", ".log tr"), ("Steps", "#gantt rect")):
+    for pane, content in (("KV", ".block"), ("Mask", "#pane svg"), ("Log", ".log tr"), ("Steps", "#gantt .column rect")):
         saved.get_by_role("tab", name=pane).click()
         expect(saved.locator(content).first).to_be_visible()
 
@@ -173,6 +173,7 @@ def test_key_is_asked_for_and_used(open_page: OpenPage, tmp_path: Path) -> None:
         expect(page.locator(".stats")).to_contain_text("4 new")
         page.reload()
         expect(page.locator(".status")).to_contain_text("ready")
+        page.close()
 
 
 def test_server_that_goes_away_is_named_and_found_again(open_page: OpenPage, tmp_path: Path) -> None:

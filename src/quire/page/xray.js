@@ -450,7 +450,7 @@ export class Xray {
     const peaks = explained?.peaks ?? [];
     const predicted = explained?.points ?? [];
     const about = this.about("A point is work: to the right, more arithmetic per byte; up, more speed. ○ is predicted from the model and the machine, ● was measured in this engine. Under the slope memory is the limit, under the flat line arithmetic.",
-      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/roofline.py, src/quire/runtime/forward.py");
+      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/phases.py; measured: src/quire/runtime/forward.py");
     const note = explained?.error ?? (this.options.explain && !explained ? "The prediction is being computed…" : "");
     if (!points.length && !predicted.length) return html`<p class="hint">${note} ${this.untimed}</p>${about}`;
     const all = [...points.map((op) => [op.flops / op.bytes, op.flops / op.time]), ...predicted.map((p) => [p.intensity, p.flops_per_s]), ...peaks.map((p) => [p.flops_per_s / p.bytes_per_s, p.flops_per_s])].filter(([a, b]) => a > 0 && b > 0);
@@ -500,6 +500,7 @@ export class Xray {
       const letter = line.id ? recording.request(line.id).letter : "";
       const kind = line.kind ?? "header";
       const { t, kind: _, id, requests, ops, new_requests, model, engine, cached, ...rest } = line;
+      if (ops) rest.instructions = ops.length;
       const text = Object.entries(rest).filter(([, value]) => !(Array.isArray(value) && !value.length)).map(([name, value]) => `${name}=${typeof value === "number" ? +value.toPrecision(4) : JSON.stringify(value)}`).join(" ");
       if (!this.filter || kind.includes(this.filter) || letter === this.filter.toUpperCase()) shown.push({ at: i, t: t - start, kind, letter, id, text });
     }
