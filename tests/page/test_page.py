@@ -73,13 +73,14 @@ def test_answer_streams_and_its_tokens_lead_to_their_steps(server: Serving, open
 
 def test_stopped_answer_keeps_its_text_and_a_second_turn_knows_it(server: Serving, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    send(page, "Count from one to one hundred in words.", max_tokens=2000)
+    send(page, "Write a very long story about a dragon, with many chapters.", max_tokens=2000)
     expect(page.locator(".token").nth(6)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".stats").last).to_contain_text("[stopped]")
     send(page, "Now say hello.", max_tokens=5)
     expect(page.locator(".stats").last).to_contain_text("[length]")
     page.get_by_text("Rendered prompt").click()
+    expect(page.locator("pre").first).to_be_visible()
     expect(page.locator("pre").first).to_contain_text("Now say hello.")
     assert page.locator("pre").first.inner_text().count("assistant\n") >= 2
     page.get_by_text("Request as JSON and curl").click()

@@ -330,7 +330,7 @@ function shown(value, unit) {
   if (value === null) return "–";
   if (unit === "share") return `${(100 * value).toFixed(1)} %`;
   if (unit === "bytes") return short(value, "B");
-  return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) + (unit === "seconds" ? " s" : "") : value;
+  return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) : value;
 }
 
 function Comparison({ result }) {
@@ -359,14 +359,15 @@ function Chart({ title, x_label, y_label, kind, series }) {
   const draw = (item, i) => {
     const colour = names.indexOf(item.name) % 8;
     if (kind === "line") return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
-    if (kind === "bars") return item.points.map((p) => html`<rect class=${`fill${colour}`} x=${48 + bar * i} y=${y(p.at(-1))} width=${bar - 8} height=${height - 36 - y(p.at(-1))} />`);
+    if (kind === "bars") return item.points.map((p) => html`<rect class=${`fill${colour}`} x=${48 + bar * i} y=${y(p.at(-1))} width=${bar - 8} height=${height - 36 - y(p.at(-1))} />
+      <text class="small mid" x=${44 + bar * (i + 0.5)} y=${height - 22}>${i + 1}</text>`);
     return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, (height - 44) / most - 0.5)} />`);
   };
   return html`<figure><figcaption>${title}</figcaption><svg role="img" aria-label=${`${title}: ${names.join(", ")}`} viewBox=${`0 0 ${width} ${height}`}>
     ${series.map(draw)}<path class="grid" d=${`M44 8V${height - 36}H${width - 8}`} />
     <text class="small end" x="40" y="16">${isSpans ? "" : short(most)}</text><text class="small end" x="40" y=${height - 36}>${isSpans ? "" : "0"}</text>
     <text class="small" x="44" y=${height - 22}>${kind === "bars" ? "" : short(left)}</text><text class="small end" x=${width - 8} y=${height - 22}>${kind === "bars" ? "" : short(right)}</text>
-    <text class="small" x="44" y=${height - 6}>${x_label}${y_label ? ` →, ${y_label} ${isSpans ? "↓" : "↑"}` : ""}</text></svg>
+    <text class="small" x="44" y=${height - 6}>${[x_label && `${x_label} →`, y_label && `${y_label} ${isSpans ? "↓" : "↑"}`].filter(Boolean).join(", ")}</text></svg>
     <p class="legend">${names.map((name, i) => html`<span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${kind === "line" ? [" —", " – –", " ···"][i % 3] : ""}`)}</p></figure>`;
 }
 

@@ -466,7 +466,7 @@ export class Xray {
       <text class="small end" x=${width - 20} y=${height - 8}>FLOP per byte</text><text class="small" x="68" y="22">FLOP/s</text>
       ${peaks.map((peak) => { const ridge = peak.flops_per_s / peak.bytes_per_s; const low = Math.max(10 ** x0, 10 ** y0 / peak.bytes_per_s);
         return html`<path class="roof" d=${`M${x(low)} ${y(low * peak.bytes_per_s)}L${x(ridge)} ${y(peak.flops_per_s)}H${width - 20}`} /><text class="small end" x=${width - 24} y=${y(peak.flops_per_s) - 5}>${peak.name}</text>`; })}
-      ${predicted.map((p) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="6"><title>predicted: ${p.name}</title></circle><text class="small" x=${x(p.intensity) + 9} y=${y(p.flops_per_s) + 4}>${p.name}</text>`)}
+      ${predicted.map((p) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="6"><title>predicted: ${p.name}</title></circle><text class=${`small ${x(p.intensity) > width * 0.6 ? "end" : ""}`} x=${x(p.intensity) + (x(p.intensity) > width * 0.6 ? -9 : 9)} y=${y(p.flops_per_s) + 4}>${p.name}</text>`)}
       ${points.map((op) => html`<circle class="measured" cx=${x(op.flops / op.bytes)} cy=${y(op.flops / op.time)} r="5"><title>measured: ${op.name}</title></circle>`)}
     </svg>
     ${note && html`<p class="hint">${note}</p>`}

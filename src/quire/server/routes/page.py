@@ -105,7 +105,7 @@ async def explain(request: Request) -> Response:
     options = state_of(request).supervisor.options
     cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
     if not cached:
-        cached |= await _run(request, ["explain", options.model, "--json"])
+        cached |= await _run(request, ["explain", options.model, "--json", "--quiet"])
     return JsonResponse(cached)
 
 
@@ -114,7 +114,7 @@ async def compare(request: Request) -> Response:
     """Return what `quire compare NAME --json` prints."""
     body = await read_body(request, ComparisonRequest)
     settings = [part for name, value in body.settings.items() for part in (f"--{name}", str(value))]
-    return JsonResponse(await _run(request, ["compare", body.name, "--json", *settings]))
+    return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
 
 
 async def _run(request: Request, arguments: list[str]) -> dict[str, Any]:
