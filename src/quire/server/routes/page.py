@@ -24,7 +24,7 @@ from quire.insight.trace_page import template
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import until_disconnect
 from quire.server.keys import VARIABLE as KEY_VARIABLE
-from quire.server.protocol.base import Body
+from quire.server.protocol.fields import Body
 from quire.server.routes.exchange import read_body
 from quire.server.state import state_of
 
