@@ -44,7 +44,9 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         page.on("console", lambda message: message.type == "error" and not any(
             word in message.text for word in allowed) and problems.append(message.text))  # fmt: skip
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith((url, "data:", "blob:")) or problems.append(request.url))
+        page.on(
+            "request", lambda request: request.url.startswith((url, "data:", "blob:")) or problems.append(request.url)
+        )
         page.goto(url)
         return page
 

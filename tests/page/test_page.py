@@ -156,7 +156,12 @@ def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPag
     newest = step_shown(saved)
     saved.get_by_label("One step back").click()
     assert step_shown(saved) == newest - 1
-    for pane, content in (("KV", ".block"), ("Mask", "#pane svg"), ("Log", ".log tr"), ("Steps", "#gantt .column rect")):
+    for pane, content in (
+        ("KV", ".block"),
+        ("Mask", "#pane svg"),
+        ("Log", ".log tr"),
+        ("Steps", "#gantt .column rect"),
+    ):
         saved.get_by_role("tab", name=pane).click()
         expect(saved.locator(content).first).to_be_visible()
 

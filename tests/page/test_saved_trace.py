@@ -15,8 +15,8 @@ STATES = """() => {
   const found = [];
   for (let at = 0; at < xray.recording.lines.length; at++) {
     const {requests, cached} = xray.recording.stateAt(at);
-    found.push([[...requests.values()].map((r) => [r.id, r.num_prompt_tokens, r.num_tokens, r.num_computed, structuredClone(r.tables)]),
-      [...cached].sort((a, b) => a - b)]);
+    const rows = [...requests.values()].map((r) => [r.id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables]);
+    found.push(structuredClone([rows, [...cached].sort((a, b) => a - b)]));
   }
   return found;
 }"""
@@ -42,7 +42,9 @@ def recorded_trace() -> Trace:
 
 
 def state_as_lists(state: State) -> list[Any]:
-    rows = [[r.request_id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables] for r in state.requests.values()]
+    rows = [
+        [r.request_id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables] for r in state.requests.values()
+    ]
     return [rows, sorted(state.cached)]
 
 

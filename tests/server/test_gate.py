@@ -150,7 +150,8 @@ async def test_no_route_answers_without_a_key(case: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/page", "//page/app.js", "/PAGE/app.js", "/index.html", "/nowhere", "/v1", "/health/live/", "/health/live/../../metrics", "//health/live", "/HEALTH/LIVE", "/docs",
+    ["/page", "//page/app.js", "/PAGE/app.js", "/index.html", "/nowhere", "/v1",
+     "/health/live/", "/health/live/../../metrics", "//health/live", "/HEALTH/LIVE", "/docs",
      "/openapi.json", "/health/live\x00", "/v1/models;/health/live"],
 )  # fmt: skip
 def test_no_other_path_answers_without_a_key(path: str) -> None:

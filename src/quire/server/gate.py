@@ -283,7 +283,7 @@ def new_record(scope: Scope) -> RequestRecord:
 
 
 def is_page_file(path: str) -> bool:
-    """Return whether a path is the page or one of its files: they have no secrets, and load before the user has a key."""
+    """Return whether a path is the page or one of its files: they have no secrets, and load before a key is known."""
     return path == "/" or path.startswith("/page/")
 
 

@@ -48,7 +48,7 @@ class ComparisonRequest(Body):
     """A comparison by its name in `quire compare`, with a closed list of its settings."""
 
     name: Literal["cache", "batching", "kv", "attention"]
-    settings: dict[Literal["seed", "requests", "slots", "context"], Annotated[int, Field(ge=0, le=1 << 20)]] = {}
+    settings: dict[Literal["seed", "requests", "slots", "context"], Annotated[int, Field(ge=0, le=1 << 20)]] = Field({})
 
 
 # --- Files ------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def _files() -> dict[str, tuple[bytes, str, str]]:
     """Return content, type and ETag of each file, by its path below /page/: a closed list, read once."""
 
     def walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
-        found = {}
+        found: dict[str, bytes] = {}
         for item in folder.iterdir():
             if item.is_dir():
                 found |= walk(item, f"{prefix}{item.name}/")
