@@ -14,9 +14,10 @@ from tests.page.conftest import OpenPage
 STATES = """() => {
   const found = [];
   for (let at = 0; at < xray.recording.lines.length; at++) {
-    const {requests, cached} = xray.recording.stateAt(at);
-    const rows = [...requests.values()].map((r) => [r.id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables]);
-    found.push(structuredClone([rows, [...cached].sort((a, b) => a - b)]));
+    const state = xray.recording.stateAt(at), sorted = (values) => [...values].sort((a, b) => a - b);
+    const row = (r) => [r.id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables];
+    const rows = [...state.requests.values()].map(row);
+    found.push(structuredClone([rows, sorted(state.findable), sorted(state.cached())]));
   }
   return found;
 }"""
@@ -45,12 +46,12 @@ def state_as_lists(state: State) -> list[Any]:
     rows = [
         [r.request_id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables] for r in state.requests.values()
     ]
-    return [rows, sorted(state.cached)]
+    return [rows, sorted(state.findable), sorted(state.cached)]
 
 
 def test_javascript_replays_every_state_that_python_replays(open_page: OpenPage, tmp_path: Path) -> None:
     trace = recorded_trace()
-    assert {"preempt", "evict", "share", "finish"} <= {line.get("kind") for line in trace.lines}
+    assert {"preempt", "evict", "cache", "share", "finish"} <= {line.get("kind") for line in trace.lines}
     (tmp_path / "trace.html").write_text(to_html(trace))
     page = open_page(f"file://{tmp_path}/trace.html", offline=True)
     expected = [state_as_lists(replay(trace.lines[: at + 1])) for at in range(len(trace.lines))]

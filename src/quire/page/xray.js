@@ -13,18 +13,18 @@ const MAX_TIMED = 100; // Timed steps that keep their instructions: one has hund
 
 // --- State and recording ----------------------------------------------------------------------
 
-/** The engine after a line. `cached`: blocks without a request that still hold a prefix. */
+/** The engine after a line. `findable`: blocks that hold a prefix, whether a request uses them or not. */
 export class State {
   constructor(header) {
     this.header = header;
     this.requests = new Map(header.requests.map((r) => [r.id, { ...r, tables: r.tables.map((t) => [...t]) }]));
-    this.cached = new Set(header.cached);
+    this.findable = new Set(header.cached);
   }
 
   /** Return a header line that restates this state. */
   describe() {
     const requests = [...this.requests.values()].map((r) => ({ ...r, tables: r.tables.map((t) => [...t]) }));
-    return { ...this.header, requests, cached: [...this.cached] };
+    return { ...this.header, requests, cached: [...this.findable] };
   }
 
   /** Return the requests that hold each block in use: block → ids. */
@@ -37,10 +37,16 @@ export class State {
     return found;
   }
 
+  /** Return the free blocks that hold a prefix. */
+  cached(owners = this.owners()) {
+    return new Set([...this.findable].filter((block) => !owners.has(block)));
+  }
+
   apply(line) {
     if (line.kind === "step") this.#step(line);
-    else if (line.kind === "finish" || line.kind === "preempt") this.#release(line.id);
-    else if (line.kind === "evict") for (const block of line.block_ids) this.cached.delete(block);
+    else if (line.kind === "finish" || line.kind === "preempt") this.requests.delete(line.id);
+    else if (line.kind === "cache") for (const block of line.block_ids) this.findable.add(block);
+    else if (line.kind === "evict") for (const block of line.block_ids) this.findable.delete(block);
   }
 
   #step(line) {
@@ -53,23 +59,11 @@ export class State {
       if (!request) continue; // it ended before the step's result came
       share.tables.forEach(([start, blocks], group) => {
         request.tables[group].splice(start, Infinity, ...blocks);
-        for (const block of blocks) this.cached.delete(block);
       });
       const numNew = share.new.length;
       request.num_computed = share.start + share.count - share.drafts + Math.max(0, numNew - 1);
       request.num_tokens = Math.max(request.num_tokens, request.num_computed + (numNew ? 1 : 0));
     }
-  }
-
-  #release(id) {
-    const request = this.requests.get(id);
-    this.requests.delete(id);
-    if (!request || !this.header.engine.caches_prefixes) return;
-    const numFull = Math.floor(request.num_computed / this.header.engine.block_size);
-    const held = this.owners();
-    for (const table of request.tables)
-      for (const block of table.slice(0, numFull))
-        if (block !== NULL_BLOCK && !held.has(block)) this.cached.add(block);
   }
 }
 
@@ -352,7 +346,8 @@ export class Xray {
     const { num_blocks, block_size, kv_bytes_per_token } = state.header.engine;
     const owners = state.owners();
     const numUsed = owners.size;
-    const numFree = num_blocks - 1 - numUsed - state.cached.size;
+    const cached = state.cached(owners);
+    const numFree = num_blocks - 1 - numUsed - cached.size;
     const numShared = [...owners.values()].filter((ids) => ids.length > 1).length;
     const requests = [...state.requests.values()];
     const chosen = state.requests.get(this.request) ?? null;
@@ -360,7 +355,7 @@ export class Xray {
     const perRow = Math.floor(this.width / size);
     const kind = (block) => {
       const ids = owners.get(block);
-      return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : state.cached.has(block) ? "cached" : "free";
+      return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : cached.has(block) ? "cached" : "free";
     };
     const runs = [];
     for (let block = 1; block < num_blocks; block++) {
@@ -378,15 +373,15 @@ export class Xray {
         ${ids.length > 1 && html`<em>×${ids.length}</em>`}</li>`;
     };
     return html`
-      <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${state.cached.size}</b> cached, <b>${numFree}</b> free.
+      <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${cached.size}</b> cached, <b>${numFree}</b> free.
         In use: ${short(numUsed * block_size * kv_bytes_per_token, "B")} of ${short((num_blocks - 1) * block_size * kv_bytes_per_token, "B")}.</p>
-      <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${state.cached.size} cached, ${numFree} free`} width=${this.width} height=${(runs.at(-1).row + 1) * size}>
+      <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${cached.size} cached, ${numFree} free`} width=${this.width} height=${(runs.at(-1).row + 1) * size}>
         ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size} />`)}
         <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
         <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
       <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
       <h3>Block tables</h3>
-      ${!requests.length && html`<p class="hint">No request holds blocks${state.cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
+      ${!requests.length && html`<p class="hint">No request holds blocks${cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
       ${requests.slice(0, 24).map((request) => html`<div class="row">
         <button class="owner" aria-pressed=${String(request.id === this.request)} onClick=${() => this.set({ request: request.id === this.request ? null : request.id })}>
           ${this.badge(request.id)} ${request.num_computed} of ${request.num_tokens}</button>
