@@ -334,41 +334,39 @@ function shown(value, unit) {
 }
 
 function Comparison({ result }) {
-  const { title, settings, table, explanation, charts, outputs_equal } = result;
+  const { title, settings, columns, rows, explanation, charts, outputs_equal } = result;
   return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
     <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
-    <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${table.columns.map(({ name, unit }) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
-      <tbody>${table.rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, table.columns[i].unit)}</td>`)}</tr>`)}</tbody></table></div>
+    <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${columns.map(([name, unit]) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
+      <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, columns[i][1])}</td>`)}</tr>`)}</tbody></table></div>
     <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>
     <div class="charts">${charts.map((chart) => html`<${Chart} ...${chart} />`)}</div></div>`;
 }
 
-/** Lines, bars, or spans (start, end, row), with names and dashes beside the colours. */
+/** Draw lines (x, y), or spans (start, end, row), with dashes and numbers beside the colours. */
 function Chart({ title, x_label, y_label, kind, series }) {
   const [width, height] = [420, 210];
   const points = series.flatMap((item) => item.points);
-  const isSpans = kind === "spans";
-  const xs = points.flatMap((point) => (isSpans ? point.slice(0, 2) : [point[0]]));
-  const ys = points.map((point) => point.at(isSpans ? 2 : 1));
-  const left = kind === "bars" ? 0 : Math.min(...xs, 0);
-  const [right, most] = [Math.max(...xs, left + 1), Math.max(...ys, 1e-9) + (isSpans ? 1 : 0)];
-  const x = (value) => 44 + ((width - 54) * (value - left)) / (right - left);
-  const y = (value) => (isSpans ? 8 + ((height - 44) * value) / most : 8 + (height - 44) * (1 - value / most));
-  const bar = (width - 54) / series.length;
+  const isLine = kind === "line";
+  const right = Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
+  const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
+  const x = (value) => 44 + ((width - 54) * value) / right;
+  const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
+  const size = (height - 44) / most;
   const names = [...new Set(series.map((item) => item.name))];
-  const draw = (item, i) => {
+  const draw = (item) => {
     const colour = names.indexOf(item.name) % 8;
-    if (kind === "line") return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
-    if (kind === "bars") return item.points.map((p) => html`<rect class=${`fill${colour}`} x=${48 + bar * i} y=${y(p.at(-1))} width=${bar - 8} height=${height - 36 - y(p.at(-1))} />
-      <text class="small mid" x=${44 + bar * (i + 0.5)} y=${height - 22}>${i + 1}</text>`);
-    return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, (height - 44) / most - 0.5)} />`);
+    if (isLine) return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
+    return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, size - (size > 8 ? 4 : 0.5))} />
+      ${kind === "bars" && html`<text class="small end" x="40" y=${y(row) + size / 2}>${colour + 1}</text>`}`);
   };
+  const labels = [x_label && `${x_label} →`, y_label && `${y_label} ${isLine ? "↑" : "↓"}`].filter(Boolean).join(", ");
   return html`<figure><figcaption>${title}</figcaption><svg role="img" aria-label=${`${title}: ${names.join(", ")}`} viewBox=${`0 0 ${width} ${height}`}>
     ${series.map(draw)}<path class="grid" d=${`M44 8V${height - 36}H${width - 8}`} />
-    <text class="small end" x="40" y="16">${isSpans ? "" : short(most)}</text><text class="small end" x="40" y=${height - 36}>${isSpans ? "" : "0"}</text>
-    <text class="small" x="44" y=${height - 22}>${kind === "bars" ? "" : short(left)}</text><text class="small end" x=${width - 8} y=${height - 22}>${kind === "bars" ? "" : short(right)}</text>
-    <text class="small" x="44" y=${height - 6}>${[x_label && `${x_label} →`, y_label && `${y_label} ${isSpans ? "↓" : "↑"}`].filter(Boolean).join(", ")}</text></svg>
-    <p class="legend">${names.map((name, i) => html`<span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${kind === "line" ? [" —", " – –", " ···"][i % 3] : ""}`)}</p></figure>`;
+    ${isLine && html`<text class="small end" x="40" y="16">${short(most)}</text><text class="small end" x="40" y=${height - 36}>0</text>`}
+    <text class="small" x="44" y=${height - 22}>0</text><text class="small end" x=${width - 8} y=${height - 22}>${short(right)}</text>
+    <text class="small" x="44" y=${height - 6}>${labels}</text></svg>
+    <p class="legend">${names.map((name, i) => html`<span><span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${isLine ? [" —", " – –", " ···"][i % 3] : ""}</span>`)}</p></figure>`;
 }
 
 // --- Frame ------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ export class Xray {
   mask() {
     const { step, width, state } = this;
     const window = state.header.engine.windows.find((value) => value !== null) ?? null;
-    const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: light for keys that earlier steps left in the KV cache, dark for keys of this step. " +
+    const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: pale for keys that earlier steps left in the KV cache, full for keys of this step. " +
       "The thick line is the edge of the chunk. No row sees another request: the batch needs no padding.",
       `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention/reference.py");
     if (!step) return html`<p class="hint">No step yet.</p>${about}`;
@@ -420,13 +420,14 @@ export class Xray {
         own += `M${60 + Math.max(start, first(row)) * cell} ${y}H${60 + (start + row + 1) * cell}v${sizeY}H${60 + Math.max(start, first(row)) * cell}z`;
       }
       const [right, bottom] = [60 + (start + count) * cell, count * sizeY];
+      const atEdge = 60 + start * cell > width - 40;
       const lines = cell >= 5 && sizeY >= 5 && count <= 60 && html`<path class="grid" d=${Array.from({ length: start + count + 1 }, (_, i) => `M${60 + i * cell} 0V${bottom}`).join("") + Array.from({ length: count + 1 }, (_, i) => `M60 ${i * sizeY}H${right}`).join("")} />`;
       return html`<svg role="img" aria-label=${`Mask of request ${this.recording.request(share.id).letter}: ${plural(count, "row")}, ${start + count} columns`} width=${width} height=${Math.max(bottom, 16) + 18}>
         <text x="0" y="12" class="letter">${this.recording.request(share.id).letter}</text><text x="20" y="12" class="small">${plural(count, "row")}</text>
         <rect class="frame" x="60" y="0" width=${right - 60} height=${bottom} />
         <path class=${`fill${this.recording.request(share.id).colour} light`} d=${cached} /><path class=${`fill${this.recording.request(share.id).colour}`} d=${own} />${lines}
         <line class="edge" x1=${60 + start * cell} x2=${60 + start * cell} y1="0" y2=${bottom + 4} />
-        <text x="60" y=${Math.max(bottom, 4) + 14} class="small">${start > 3 / cell ? "0" : ""}</text><text x=${60 + start * cell + 2} y=${Math.max(bottom, 4) + 14} class="small">${start}</text>
+        <text x="60" y=${Math.max(bottom, 4) + 14} class="small">${start > 3 / cell ? "0" : ""}</text><text x=${60 + start * cell + (atEdge ? -2 : 2)} y=${Math.max(bottom, 4) + 14} class=${`small ${atEdge ? "end" : ""}`}>${start}</text>
         <text x=${Math.min(right, width - 4)} y=${Math.max(bottom, 4) + 14} class="small end">${(right - 60) > 70 + start * cell ? start + count - 1 : ""}</text></svg>`;
     });
     const longest = Math.max(...shares.map((share) => share.count));
@@ -459,16 +460,16 @@ export class Xray {
       ${powers(x0, x1).map((v) => html`<line class="grid" x1=${x(v)} x2=${x(v)} y1="10" y2=${height - 40} /><text class="small mid" x=${x(v)} y=${height - 26}>${short(v)}</text>`)}
       ${powers(y0, y1).map((v) => html`<line class="grid" x1="64" x2=${width - 20} y1=${y(v)} y2=${y(v)} /><text class="small end" x="60" y=${y(v) + 4}>${short(v)}</text>`)}
       <text class="small end" x=${width - 20} y=${height - 8}>FLOP per byte</text><text class="small" x="68" y="22">FLOP/s</text>
-      ${peaks.map((peak) => { const ridge = peak.flops_per_s / peak.bytes_per_s; const low = Math.max(10 ** x0, 10 ** y0 / peak.bytes_per_s);
-        return html`<path class="roof" d=${`M${x(low)} ${y(low * peak.bytes_per_s)}L${x(ridge)} ${y(peak.flops_per_s)}H${width - 20}`} /><text class="small end" x=${width - 24} y=${y(peak.flops_per_s) - 5}>${peak.name}</text>`; })}
-      ${predicted.map((p) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="6"><title>predicted: ${p.name}</title></circle><text class=${`small ${x(p.intensity) > width * 0.6 ? "end" : ""}`} x=${x(p.intensity) + (x(p.intensity) > width * 0.6 ? -9 : 9)} y=${y(p.flops_per_s) + 4}>${p.name}</text>`)}
+      ${peaks.map((peak, i) => { const ridge = peak.flops_per_s / peak.bytes_per_s; const low = Math.max(10 ** x0, 10 ** y0 / peak.bytes_per_s);
+        return html`<path class="roof" d=${`M${x(low)} ${y(low * peak.bytes_per_s)}L${x(ridge)} ${y(peak.flops_per_s)}H${width - 20}`} /><text class="small end" x=${width - 24 - 40 * i} y=${y(peak.flops_per_s) - 5}>${peak.name}</text>`; })}
+      ${predicted.map((p, i) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="8"><title>predicted: ${p.name}</title></circle><text class="small mid" x=${x(p.intensity)} y=${y(p.flops_per_s) + 4}>${i + 1}</text>`)}
       ${points.map((op) => html`<circle class="measured" cx=${x(op.flops / op.bytes)} cy=${y(op.flops / op.time)} r="5"><title>measured: ${op.name}</title></circle>`)}
     </svg>
     ${note && html`<p class="hint">${note}</p>`}
     <h3>● Measured${timed ? ` in step ${timed.step_id}` : ""}</h3>${points.length ? html`<div class="scroll" tabindex="0"><table><thead><tr><th>Instruction</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
       <tbody>${points.slice(0, 12).map((op) => html`<tr><td>${op.name}</td><td>${short(op.flops / op.bytes)}</td><td>${short(op.flops / op.time)}</td></tr>`)}</tbody></table></div>` : html`<p class="hint">${this.untimed}</p>`}
-    ${predicted.length > 0 && html`<h3>○ Predicted</h3><div class="scroll" tabindex="0"><table><thead><tr><th>Phase</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
-      <tbody>${predicted.map((p) => html`<tr><td>${p.name}</td><td>${short(p.intensity)}</td><td>${short(p.flops_per_s)}</td></tr>`)}</tbody></table></div>`}${about}`;
+    ${predicted.length > 0 && html`<h3>○ Predicted</h3><div class="scroll" tabindex="0"><table><thead><tr><th>Point</th><th>Phase</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
+      <tbody>${predicted.map((p, i) => html`<tr><td>${i + 1}</td><td>${p.name}</td><td>${short(p.intensity)}</td><td>${short(p.flops_per_s)}</td></tr>`)}</tbody></table></div>`}${about}`;
   }
 
   ops() {
