@@ -198,8 +198,11 @@ def test_axe_finds_nothing_serious(server: Serving, open_page: OpenPage, axe: st
     page = open_page(server.url, allowed=("501",), color_scheme=scheme)
     page.evaluate(axe)
     page.get_by_role("tab", name="Ops").click()
+    page.get_by_label("Load").fill("8")
+    page.get_by_role("button", name="Send requests").click()  # badges of all eight colours
     send(page, "Why is the sky blue?", max_tokens=30)
     expect(page.locator(".stats")).to_contain_text("tokens/s")
+    page.get_by_role("button", name="Pause").click()
     page.locator(".token").nth(3).hover()
     for pane in PANES:
         page.get_by_role("tab", name=pane).click()
