@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "runtime": {"models", "layers", "kernels", "sampling", "weights"},
     "parallel": {"runtime", "weights", "grammar"},
     "engine": {"scheduler", "text", "grammar", "runtime", "parallel", "weights", "models"},
-    "server": {"engine", "text", "grammar", "weights"},
+    "server": {"insight", "engine", "text", "grammar", "weights"},
     "insight": {"engine", "scheduler", "parallel", "runtime", "models", "layers", "kernels", "weights", "text"},
     "cli": {"insight", "server", "engine", "weights", "text", "models", "runtime"},
 }

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
-from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, bearer_token
+from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, bearer_token, is_page_file
 from quire.server.keys import KeyRing
 from quire.server.request_record import ANONYMOUS, RECORD_KEY, Caller
 from quire.server.routes import make_app
@@ -140,7 +140,7 @@ def test_only_callers_with_a_key_are_told_their_limits() -> None:
 @in_loop
 async def test_no_route_answers_without_a_key(case: str) -> None:
     for method, path in ROUTES:
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or is_page_file(path):
             continue
         status, headers, body = await ask(GATED, method, path, WITHOUT_KEY[case])
         assert status == 401, (method, path)
@@ -150,7 +150,8 @@ async def test_no_route_answers_without_a_key(case: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/nowhere", "/v1", "/health/live/", "/health/live/../../metrics", "//health/live", "/HEALTH/LIVE", "/docs",
+    ["/page", "//page/app.js", "/PAGE/app.js", "/index.html", "/nowhere", "/v1",
+     "/health/live/", "/health/live/../../metrics", "//health/live", "/HEALTH/LIVE", "/docs",
      "/openapi.json", "/health/live\x00", "/v1/models;/health/live"],
 )  # fmt: skip
 def test_no_other_path_answers_without_a_key(path: str) -> None:
@@ -291,7 +292,7 @@ def test_page_of_an_allowed_origin_may_read_answers_and_refusals(origins: tuple[
     app = gate(keys={KEY: None}, allowed_origins=origins)
     for key, expected in ((KEY.encode(), 200), (b"wrong", 401)):
         code, headers, _ = asyncio.run(
-            ask(app, "POST", "/", [(b"origin", ORIGIN), (b"authorization", b"Bearer " + key)])
+            ask(app, "POST", "/tokenize", [(b"origin", ORIGIN), (b"authorization", b"Bearer " + key)])
         )
         assert (code, headers["access-control-allow-origin"] in (ORIGIN.decode(), "*")) == (expected, True)
         assert "retry-after" in headers["access-control-expose-headers"]

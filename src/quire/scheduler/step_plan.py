@@ -284,8 +284,10 @@ class StepPlanner:
         request.status = RequestStatus.RUNNING
         self._requests.running.append(request)
         plan.free_places -= 1 + len(request.siblings)
-        data = {"num_prompt_tokens": request.num_prompt_tokens, "num_cached_tokens": hit.num_tokens}
-        self._events.record(EventKind.ADMIT, request.request_id, **data)
+        self._events.record(
+            EventKind.ADMIT, request.request_id, num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=hit.num_tokens, arrival_s=request.arrival_time_s,
+        )  # fmt: skip
         self._blocks.admit(request, hit)
         transfers = self._blocks.allocate(request, num_tokens)
         if transfers is None:

@@ -128,7 +128,7 @@ class Gate:
             # Routing uses the same path, which no `Host` header can change.
             token = bearer_token(scope)
             caller = None if token is None else self._keys.find(token)
-            if caller is None and scope["path"] in OPEN_PATHS:
+            if caller is None and (scope["path"] in OPEN_PATHS or is_page_file(scope["path"])):
                 caller = ANONYMOUS
             if caller is None:
                 message = NO_KEY if token is None else UNKNOWN_KEY
@@ -280,6 +280,11 @@ def new_record(scope: Scope) -> RequestRecord:
     path = scope["path"].replace(token, "[key]") if token else scope["path"]
     traces = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in _TRACE_HEADERS]
     return RequestRecord(request_id, scope["method"], path[:MAX_PATH_CHARACTERS], trace_headers=tuple(traces[:4]))
+
+
+def is_page_file(path: str) -> bool:
+    """Return whether a path is the page or one of its files: they have no secrets, and load before a key is known."""
+    return path == "/" or path.startswith("/page/")
 
 
 def is_loopback_address(name: str) -> bool:

@@ -92,7 +92,7 @@ def test_bad_op_period_is_refused(value: str) -> None:
         async with serving() as server:
             answer = await server.answer("GET", f"/xray/events?op_period={value}")
             assert answer.status == 400
-            assert "op_period" in answer.json()["error"]["message"]
+            assert "op_period" in answer.json["error"]["message"]
 
     asyncio.run(scenario())
 

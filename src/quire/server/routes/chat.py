@@ -65,12 +65,14 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         calls = {} if tool_use is None else tool_use.sampling_values()
         params = front_end.sampling_params({**body.sampling_values(), **limits, **calls})
         identity = caller.identity(body.priority, body.cache_salt)
-        request = front_end.prepare(new_id("chat"), prompt, params, **identity)
+        # The answer's id ends like the engine's: a trace and an answer can be matched.
+        request_id = new_id("chat")
+        request = front_end.prepare(request_id, prompt, params, **identity)
     return ChatJob(
         body=body,
         front_end=front_end,
         model=state.model_name,
-        answer_id=f"chatcmpl-{body.request_id}" if body.request_id else new_id("chatcmpl"),
+        answer_id=f"chatcmpl-{body.request_id}" if body.request_id else f"chatcmpl-{request_id[5:]}",
         requests=[request],
         prompts=[prompt],
         num_top=num_top,

@@ -1,0 +1,432 @@
+/**
+ * The page: chat, live X-ray and Lab of one server. `app` is the whole state; `changed()` draws it anew.
+ * Next to read: xray.js.
+ */
+import { Recording, Xray, html, render, short } from "./xray.js";
+
+const FIELDS = [
+  ["temperature", "0", "2", "0.1"], ["top_p", "0", "1", "0.05"], ["top_k", "0", "", "1"], ["max_tokens", "1", "", "1"], ["seed", "0", "", "1"],
+];
+const OP_PERIOD = 4; // While Roofline or Ops is open, one step in so many is timed: timing costs some of the speed.
+const LAB = {
+  cache: "Without a KV cache, each new token computes all earlier ones again; with it, only itself.",
+  batching: "Static batches wait for their slowest request, dynamic ones for a timer; continuous batching lets requests join and leave at every step.",
+  kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
+  attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
+};
+const SETTINGS = ["seed", "requests", "slots", "context"];
+const app = {
+  key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, model: null, status: "connecting", error: "",
+  turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
+  explained: null, lab: {}, settings: {}, load: 4, loading: 0,
+};
+let recording = new Recording();
+const xray = new Xray(recording, { isLive: true, changed, save, opened, explain: () => app.explained });
+
+let isDue = false;
+function changed() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    const log = document.getElementById("log");
+    const follows = log && log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    render(html`<${App} />`, document.getElementById("app"));
+    if (follows) log.scrollTop = log.scrollHeight;
+  });
+}
+
+// --- Server -----------------------------------------------------------------------------------
+
+/** Ask the server. Throws an Error with its message; asks the user for a key after a 401. */
+async function ask(path, body, signal) {
+  const headers = { ...(app.key && { Authorization: `Bearer ${app.key}` }), ...(body && { "Content-Type": "application/json" }) };
+  const response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({}));
+  if (response.status === 401) {
+    app.asksKey = true;
+    changed();
+  }
+  throw new Error(answer.error?.message ?? `the server answered ${response.status}`);
+}
+
+/** Yield the data of server-sent events, line by line. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+  }
+}
+
+let watching = null;
+/** Read the event log for as long as the page is open. */
+async function watch() {
+  for (let pause = 500; !app.asksKey; pause = Math.min(pause * 2, 8000)) {
+    watching = new AbortController();
+    try {
+      if (!app.model) app.model = (await (await ask("/v1/models")).json()).data[0];
+      const period = ["Roofline", "Ops"].includes(xray.pane) ? OP_PERIOD : 0;
+      for await (const data of events(await ask(`/xray/events?op_period=${period}`, null, watching.signal))) {
+        const line = JSON.parse(data);
+        if (line.kind === "gap") throw new Error("events were lost: the view begins anew");
+        recording.add(line);
+        Object.assign(app, { status: "ready", error: "" });
+        pause = 500;
+        changed();
+      }
+      throw new Error("the server ended the stream");
+    } catch (error) {
+      if (error.name === "AbortError") { pause = 1; continue; }
+      Object.assign(app, { status: "disconnected", error: `${error.message}; trying again` });
+      changed();
+      await new Promise((done) => setTimeout(done, pause));
+    }
+  }
+}
+
+let timesOps = false;
+function opened(pane) {
+  const wanted = ["Roofline", "Ops"].includes(pane);
+  if (wanted !== timesOps) watching?.abort();
+  timesOps = wanted;
+  if (pane === "Roofline" && !app.explained) explain();
+}
+
+async function explain() {
+  try {
+    app.explained = predictions(await (await ask("/xray/explain")).json());
+  } catch (error) {
+    app.explained = { error: `No prediction: ${error.message}` };
+  }
+  changed();
+}
+
+/** Return the ceilings and the predicted points of `quire explain --json`. */
+function predictions({ sections }) {
+  const valueOf = (section, name) => section.quantities.find((item) => item.name === name)?.value;
+  const device = sections.find((section) => section.title.startsWith("Device"));
+  const bytes_per_s = valueOf(device, "memory read");
+  const peaks = device.quantities.filter((item) => item.name.startsWith("products in ")).map((item) => ({ name: item.name.slice(12), flops_per_s: item.value, bytes_per_s }));
+  const phases = sections.filter((section) => valueOf(section, "intensity") !== undefined);
+  const points = phases.map((phase) => ({
+    name: phase.title, intensity: valueOf(phase, "intensity"), flops_per_s: valueOf(phase, "FLOPs") / (valueOf(phase, "predicted") ?? valueOf(phase, "floor")),
+  }));
+  return { peaks, points };
+}
+
+/** Save the recorded lines, as they are or in a page that opens without a server. */
+async function save(form) {
+  let text = recording.text();
+  if (form === "html") {
+    const page = await (await ask("/page/trace.html")).text();
+    const lines = text.replaceAll("<", "\\u003c");
+    text = page.replace("/*trace*/", () => lines);
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text]));
+  link.download = `quire-trace.${form}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+// --- Chat -------------------------------------------------------------------------------------
+
+function requestBody(turns) {
+  const messages = turns.filter((turn) => turn.content || turn.role === "user").map(({ role, content }) => ({ role, content }));
+  if (app.system.trim()) messages.unshift({ role: "system", content: app.system });
+  const chosen = Object.fromEntries(Object.entries(app.params).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
+  return { model: app.model?.id, messages, ...chosen, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: 5, return_token_ids: true };
+}
+
+async function send(text) {
+  if (!text.trim() || app.answering) return;
+  app.turns.push({ role: "user", content: text });
+  const body = requestBody(app.turns);
+  const turn = { role: "assistant", content: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
+  app.turns.push(turn);
+  Object.assign(app, { draft: "", token: null, answering: new AbortController() });
+  changed();
+  try {
+    const decoder = new TextDecoder();
+    for await (const data of events(await ask("/v1/chat/completions", body, app.answering.signal))) {
+      if (data === "[DONE]") break;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      turn.id = chunk.id.replace("chatcmpl-", "chat-");
+      turn.stats = { ...turn.stats, usage: chunk.usage ?? turn.stats?.usage, timings: chunk.timings ?? turn.stats?.timings };
+      const [choice] = chunk.choices;
+      if (!choice) continue;
+      turn.content += choice.delta.content ?? "";
+      turn.reason = choice.finish_reason ?? turn.reason;
+      (choice.logprobs?.content ?? []).forEach((entry, i) => {
+        turn.firstToken ||= performance.now();
+        turn.tokens.push({ id: choice.token_ids[i], text: decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }), name: entry.token, logprob: entry.logprob, top: entry.top_logprobs });
+      });
+      changed();
+    }
+  } catch (error) {
+    if (error.name === "AbortError") turn.reason = "stopped";
+    else turn.error = error.message;
+  }
+  app.answering = null;
+  changed();
+}
+
+/** Let several short texts be written at once, to watch a batch; over two connections, since browsers allow six. */
+async function addLoad() {
+  const topics = ["the sea", "a small robot", "winter", "an old clock", "bread", "the moon", "a lighthouse", "trains", "a garden", "chess", "rain", "a violin"];
+  const prompts = Array.from({ length: app.load }, (_, i) => `This is a long story about ${topics[i % topics.length]}. Once upon a time`);
+  app.loading = app.load;
+  changed();
+  await Promise.all([48, 96].map(async (max_tokens, half) => {
+    const prompt = prompts.filter((_, i) => i % 2 === half);
+    try {
+      if (prompt.length) await (await ask("/v1/completions", { prompt, max_tokens })).json();
+    } catch (error) {
+      app.error = error.message;
+    }
+    app.loading -= prompt.length;
+    changed();
+  }));
+}
+
+async function showPrompt() {
+  try {
+    const messages = requestBody([...app.turns.filter((turn) => turn.content), ...(app.draft ? [{ role: "user", content: app.draft }] : [])]).messages;
+    const { tokens } = await (await ask("/tokenize", { messages })).json();
+    app.prompt = { count: tokens.length, text: (await (await ask("/detokenize", { tokens })).json()).prompt, tokens };
+  } catch (error) {
+    app.prompt = { error: error.message };
+  }
+  changed();
+}
+
+const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+const visible = (text) => (text === "" ? "∅" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣"));
+
+function Answer({ turn }) {
+  const select = (token, jumps) => {
+    app.token = { turn, token };
+    if (jumps) showStep();
+    changed();
+  };
+  const onKey = (event) => {
+    const offset = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const place = Number(event.target.dataset.token);
+    if (!offset || Number.isNaN(place)) return;
+    event.preventDefault();
+    event.currentTarget.querySelector(`[data-token="${Math.max(0, Math.min(turn.tokens.length - 1, place + offset))}"]`)?.focus();
+  };
+  let length = 0;
+  return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>
+    ${turn.tokens.map((token, i) => {
+      const isText = length < turn.content.length;
+      length += token.text.length;
+      return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} class=${`token ${isText ? "" : "special"} ${app.token?.token === token ? "on" : ""}`}
+        onMouseEnter=${() => select(token)} onFocus=${() => select(token)} onClick=${() => select(token, true)}
+        onKeyPress=${(event) => event.key === "Enter" && select(token, true)}>${isText ? token.text : turn.reason ? ` ${token.name}` : ""}</span>`;
+    })}${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}</div>
+    ${turn.stats && html`<p class="stats">${statistics(turn)}</p>`}`;
+}
+
+function statistics({ stats: { usage, timings }, tokens, firstToken, started, reason, content }) {
+  const parts = reason ? [`[${reason}]`] : [];
+  if (usage) parts.push(`prompt ${usage.prompt_tokens} tokens (${usage.prompt_tokens_details?.cached_tokens ?? 0} cached)`);
+  parts.push(`${tokens.length} new`);
+  if (firstToken) parts.push(`first token after ${(firstToken - started).toFixed(0)} ms`);
+  if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
+  if (usage) parts.push(`context ${usage.total_tokens} of ${app.model?.max_model_len}`);
+  return parts.join(" · ");
+}
+
+function stepOfToken() {
+  const { turn, token } = app.token;
+  return recording.known.get(turn.id)?.stepOfToken[turn.tokens.indexOf(token)];
+}
+
+function showStep() {
+  xray.set({ request: app.token.turn.id });
+  xray.choose(stepOfToken());
+}
+
+function TokenPanel() {
+  if (!app.token) return html`<p class="hint">Point at a token of an answer for its probability, its alternatives, and the step that made it.</p>`;
+  const { token } = app.token;
+  const step = stepOfToken();
+  const others = token.top.some((item) => item.token === token.name && item.logprob === token.logprob) ? token.top : [token, ...token.top];
+  return html`<p><code class="piece">${visible(token.name)}</code> id ${token.id}, probability ${percent(token.logprob)}
+      ${step !== undefined && html` <button onClick=${showStep}>made by step ${step}</button>`}</p>
+    <ul class="alternatives">${others.map((item) => html`<li class=${item.logprob === token.logprob ? "on" : ""}><code>${visible(item.token ?? item.name)}</code>
+      <meter min="0" max="1" value=${Math.exp(item.logprob)} aria-hidden="true"></meter> ${percent(item.logprob)}${item.logprob === token.logprob ? " ← chosen" : ""}</li>`)}</ul>`;
+}
+
+function Chat() {
+  const submit = (event) => { event.preventDefault(); send(app.draft); };
+  const onKey = (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event); };
+  const body = app.turns.findLast((turn) => turn.body)?.body;
+  return html`<section class="chat" aria-label="Chat">
+    <h2>Chat</h2>
+    <div id="log" tabindex="0" role="log" aria-label="Conversation">
+      ${!app.turns.length && html`<p class="hint">Ask something. On the right you see what the engine does for it.</p>`}
+      ${app.turns.map((turn) => html`<article class=${turn.role}><h3>${turn.role === "user" ? "You" : html`${recording.known.has(turn.id) && xray.badge(turn.id)} ${app.model?.id ?? "Model"}`}</h3>
+        ${turn.role === "user" ? html`<div class="text">${turn.content}</div>` : html`<${Answer} turn=${turn} />`}</article>`)}
+    </div>
+    <div class="token-panel">${html`<${TokenPanel} />`}</div>
+    <form onSubmit=${submit}>
+      <textarea aria-label="Message" rows="2" placeholder="Message…" value=${app.draft} onInput=${(e) => { app.draft = e.target.value; }} onKeyDown=${onKey}></textarea>
+      ${app.answering ? html`<button type="button" class="main" onClick=${() => app.answering.abort()}>Stop</button>` : html`<button class="main">Send</button>`}
+    </form>
+    <details><summary>Parameters</summary><div class="fields">
+      ${FIELDS.map(([name, min, max, step]) => html`<label>${name}<input type="number" min=${min} max=${max || undefined} step=${step} placeholder="model's" value=${app.params[name] ?? ""}
+        onInput=${(e) => { app.params[name] = e.target.value; }} /></label>`)}
+      <label class="wide">system message<textarea rows="2" value=${app.system} onInput=${(e) => { app.system = e.target.value; }} placeholder="the template's"></textarea></label></div>
+      <button onClick=${() => { app.turns = []; app.token = null; changed(); }} disabled=${app.answering}>New conversation</button></details>
+    <details onToggle=${(e) => e.target.open && showPrompt()}><summary>Rendered prompt</summary>
+      ${app.prompt && (app.prompt.error ? html`<p class="error">${app.prompt.error}</p>` : html`<p>${app.prompt.count} tokens. <button onClick=${showPrompt}>Render again</button></p><pre tabindex="0">${app.prompt.text}</pre><pre tabindex="0">${JSON.stringify(app.prompt.tokens)}</pre>`)}</details>
+    <details><summary>Request as JSON and curl</summary>${body ? html`<pre tabindex="0">${JSON.stringify(body, null, 2)}</pre><pre tabindex="0">${curl(body)}</pre>` : html`<p class="hint">No request yet.</p>`}</details>
+  </section>`;
+}
+
+function curl(body) {
+  const data = JSON.stringify(body).replaceAll("'", "'\\''");
+  return `curl -N ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${app.key ? " -H \"Authorization: Bearer $QUIRE_API_KEY\"" : ""} -d '${data}'`;
+}
+
+// --- Lab --------------------------------------------------------------------------------------
+
+async function compare(name) {
+  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key, Number(value)]));
+  const run = (app.lab[name] = { abort: new AbortController(), isRunning: true });
+  changed();
+  try {
+    run.result = await (await ask("/lab/compare", { name, settings }, run.abort.signal)).json();
+  } catch (error) {
+    run.error = error.name === "AbortError" ? "stopped" : error.message;
+  }
+  run.isRunning = false;
+  changed();
+}
+
+function Lab() {
+  const isBusy = Object.values(app.lab).some((run) => run.isRunning);
+  return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
+    <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
+    <div class="fields">${SETTINGS.map((name) => html`<label>${name}<input type="number" min="0" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
+    <div class="cards">${Object.entries(LAB).map(([name, text]) => {
+      const run = app.lab[name];
+      return html`<article class=${run?.result ? "wide" : ""}><h3>${name}</h3><p>${text}</p>
+        ${run?.isRunning ? html`<button onClick=${() => run.abort.abort()}>Stop</button> <span role="status">running…</span>` : html`<button onClick=${() => compare(name)} disabled=${isBusy || !app.model}>Compare ${name}</button>`}
+        ${run?.error && html`<p class="error" role="alert">${run.error}</p>`}${run?.result && html`<${Comparison} result=${run.result} />`}</article>`;
+    })}</div></section>`;
+}
+
+/** Return a cell of a comparison's table as text. */
+function shown(value, unit) {
+  if (value === null) return "–";
+  if (unit === "share") return `${(100 * value).toFixed(1)} %`;
+  if (unit === "bytes") return short(value, "B");
+  return typeof value === "number" ? (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))) : value;
+}
+
+function Comparison({ result }) {
+  const { title, settings, columns, rows, explanation, charts, outputs_equal } = result;
+  return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
+    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
+    <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${columns.map(([name, unit]) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
+      <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, columns[i][1])}</td>`)}</tr>`)}</tbody></table></div>
+    <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>
+    <div class="charts">${charts.map((chart) => html`<${Chart} ...${chart} />`)}</div></div>`;
+}
+
+/** Draw lines (x, y), or spans (start, end, row), with dashes and numbers beside the colours. */
+function Chart({ title, x_label, y_label, kind, series }) {
+  const [width, height] = [420, 210];
+  const points = series.flatMap((item) => item.points);
+  const isLine = kind === "line";
+  const right = Math.max(...points.map((point) => point[isLine ? 0 : 1]), 1e-9);
+  const most = isLine ? Math.max(...points.map((point) => point[1]), 1e-9) : Math.max(...points.map((point) => point[2])) + 1;
+  const x = (value) => 44 + ((width - 54) * value) / right;
+  const y = (value) => 8 + (height - 44) * (isLine ? 1 - value / most : value / most);
+  const size = (height - 44) / most;
+  const names = [...new Set(series.map((item) => item.name))];
+  const draw = (item) => {
+    const colour = names.indexOf(item.name) % 8;
+    if (isLine) return html`<polyline class=${`line stroke${colour}`} stroke-dasharray=${["", "6 3", "2 3"][colour % 3]} points=${item.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ")} />`;
+    return item.points.map(([from, to, row]) => html`<rect class=${`fill${colour}`} opacity=${0.25 + 0.75 * item.shade} x=${x(from)} y=${y(row)} width=${Math.max(0.5, x(to) - x(from))} height=${Math.max(0.7, size - (size > 8 ? 4 : 0.5))} />
+      ${kind === "bars" && html`<text class="small end" x="40" y=${y(row) + size / 2}>${colour + 1}</text>`}`);
+  };
+  const labels = [x_label && `${x_label} →`, y_label && `${y_label} ${isLine ? "↑" : "↓"}`].filter(Boolean).join(", ");
+  return html`<figure><figcaption>${title}</figcaption><svg role="img" aria-label=${`${title}: ${names.join(", ")}`} viewBox=${`0 0 ${width} ${height}`}>
+    ${series.map(draw)}<path class="grid" d=${`M44 8V${height - 36}H${width - 8}`} />
+    ${isLine && html`<text class="small end" x="40" y="16">${short(most)}</text><text class="small end" x="40" y=${height - 36}>0</text>`}
+    <text class="small" x="44" y=${height - 22}>0</text><text class="small end" x=${width - 8} y=${height - 22}>${short(right)}</text>
+    <text class="small" x="44" y=${height - 6}>${labels}</text></svg>
+    <p class="legend">${names.map((name, i) => html`<span><span class=${`key o${i % 8}`}>${i + 1}</span> ${name}${isLine ? [" —", " – –", " ···"][i % 3] : ""}</span>`)}</p></figure>`;
+}
+
+// --- Frame ------------------------------------------------------------------------------------
+
+/** Generated tokens per half second, of the last 30 s of the engine's work. */
+function Throughput() {
+  const last = recording.steps.at(-1);
+  if (!last) return null;
+  const bins = new Array(60).fill(0);
+  for (let i = recording.steps.length - 1; i >= 0; i--) {
+    const bin = 59 - Math.floor((last.t - recording.steps[i].t) * 2);
+    if (bin < 0) break;
+    bins[bin] += recording.steps[i].requests.reduce((sum, share) => sum + share.new.length, 0);
+  }
+  const most = Math.max(...bins, 1);
+  const points = bins.map((value, i) => `${i * 2},${22 - (20 * value) / most}`).join(" ");
+  return html`<span>${((bins[57] + bins[58] + bins[59]) / 1.5).toFixed(0)} tokens/s <svg width="120" height="24" role="img" aria-label="Tokens per second of the last 30 seconds"><polyline class="spark" points=${points} /></svg></span>`;
+}
+
+function Top() {
+  const { live } = recording;
+  const numBlocks = live ? live.header.engine.num_blocks - 1 : 1;
+  const used = live ? live.owners().size / numBlocks : 0;
+  const setTheme = (event) => {
+    document.documentElement.dataset.theme = event.target.value;
+    localStorage.setItem("quire-theme", event.target.value);
+  };
+  return html`<header><h1>Quire</h1>
+    <span class=${`status ${app.status}`} role="status">${app.status === "ready" ? "●" : "○"} ${app.model?.id ?? ""} ${app.status}</span>
+    ${live && html`<${Throughput} /><span>running <b>${live.requests.size}</b> · waiting <b>${recording.numWaiting}</b></span>
+      <span><label>KV <meter min="0" max="1" value=${used}></meter></label> ${(100 * used).toFixed(1)} %</span>
+      <span title="Prompt tokens found in the prefix cache, since this page was opened">prefix hits ${recording.numPrompt ? `${((100 * recording.numHit) / recording.numPrompt).toFixed(0)} %` : "–"}</span>`}
+    <span class="right"><label>Load <input type="number" min="1" max="32" value=${app.load} onInput=${(e) => { app.load = Math.min(32, Math.max(1, Number(e.target.value) || 1)); }} /></label>
+      <button onClick=${addLoad} disabled=${app.loading > 0 || !app.model}>${app.loading ? `${app.loading} running` : "Send requests"}</button>
+      <label>Theme <select value=${document.documentElement.dataset.theme ?? "auto"} onChange=${setTheme}><option>auto</option><option>light</option><option>dark</option></select></label></span>
+  </header>${app.error && html`<p class="error banner" role="alert">${app.error}</p>`}`;
+}
+
+function KeyForm() {
+  const submit = (event) => {
+    event.preventDefault();
+    app.key = event.target.elements.key.value.trim();
+    sessionStorage.setItem("quire-key", app.key);
+    app.asksKey = false;
+    app.error = "";
+    changed();
+    watch();
+  };
+  return html`<main class="key"><h1>Quire</h1><form onSubmit=${submit}><p>This server needs an API key. It is kept in this tab until you close it.</p>
+    ${app.key && html`<p class="error" role="alert">The server does not know this key.</p>`}
+    <label>API key <input name="key" type="password" autocomplete="off" required autofocus /></label> <button class="main">Use the key</button></form></main>`;
+}
+
+function App() {
+  if (app.asksKey) return html`<${KeyForm} />`;
+  return html`<${Top} /><main><${Chat} /><section class="xray" aria-label="X-ray"><h2>X-ray</h2>${xray.draw()}</section><${Lab} /></main>`;
+}
+
+document.documentElement.dataset.theme = localStorage.getItem("quire-theme") ?? "auto";
+addEventListener("resize", changed);
+changed();
+watch();

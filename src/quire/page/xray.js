@@ -1,0 +1,536 @@
+/**
+ * The X-ray: keeps a trace's lines, replays the engine's state at any step, and draws it.
+ * It needs no server: the page feeds it from `/xray/events`, a saved trace from its own text.
+ * `State` equals `State` of ../insight/trace.py. Next to read: app.js.
+ */
+import { h, render } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+
+export const html = htm.bind(h);
+export { render };
+const NULL_BLOCK = 0;
+const MAX_TIMED = 100; // Timed steps that keep their instructions: one has hundreds.
+
+// --- State and recording ----------------------------------------------------------------------
+
+/** The engine after a line. `findable`: blocks that hold a prefix, whether a request uses them or not. */
+export class State {
+  constructor(header) {
+    this.header = header;
+    this.requests = new Map(header.requests.map((r) => [r.id, { ...r, tables: r.tables.map((t) => [...t]) }]));
+    this.findable = new Set(header.cached);
+  }
+
+  /** Return a header line that restates this state. */
+  describe() {
+    const requests = [...this.requests.values()].map((r) => ({ ...r, tables: r.tables.map((t) => [...t]) }));
+    return { ...this.header, requests, cached: [...this.findable] };
+  }
+
+  /** Return the requests that hold each block in use: block → ids. */
+  owners() {
+    const found = new Map();
+    for (const request of this.requests.values())
+      for (const table of request.tables)
+        for (const block of table)
+          if (block !== NULL_BLOCK) found.set(block, [...(found.get(block) ?? []), request.id]);
+    return found;
+  }
+
+  /** Return the free blocks that hold a prefix. */
+  cached(owners = this.owners()) {
+    return new Set([...this.findable].filter((block) => !owners.has(block)));
+  }
+
+  apply(line) {
+    if (line.kind === "step") this.#step(line);
+    else if (line.kind === "finish" || line.kind === "preempt") this.requests.delete(line.id);
+    else if (line.kind === "cache") for (const block of line.block_ids) this.findable.add(block);
+    else if (line.kind === "evict") for (const block of line.block_ids) this.findable.delete(block);
+  }
+
+  #step(line) {
+    for (const { id, num_prompt_tokens, num_tokens } of line.new_requests ?? []) {
+      const tables = this.header.engine.windows.map(() => []);
+      this.requests.set(id, { id, num_prompt_tokens, num_tokens, num_computed: 0, tables });
+    }
+    for (const share of line.requests ?? []) {
+      const request = this.requests.get(share.id);
+      if (!request) continue; // it ended before the step's result came
+      share.tables.forEach(([start, blocks], group) => {
+        request.tables[group].splice(start, Infinity, ...blocks);
+      });
+      const numNew = share.new.length;
+      request.num_computed = share.start + share.count - share.drafts + Math.max(0, numNew - 1);
+      request.num_tokens = Math.max(request.num_tokens, request.num_computed + (numNew ? 1 : 0));
+    }
+  }
+}
+
+/** The newest lines of a trace. Lines have absolute numbers; those before `numDropped` are gone, their effect is in `base`. */
+export class Recording {
+  constructor(maxSteps = 2000) {
+    Object.assign(this, { maxSteps, lines: [], steps: [], timed: [], known: new Map(), numDropped: 0 });
+    Object.assign(this, { base: null, live: null, cursor: null, numSeen: 0, numWaiting: 0, numPrompt: 0, numHit: 0 });
+  }
+
+  add(line) {
+    const at = this.numDropped + this.lines.push(line) - 1;
+    if ("quire_trace" in line) {
+      this.base ??= line;
+      this.live = new State(line);
+      this.numWaiting = line.num_waiting;
+      for (const request of line.requests) this.request(request.id);
+      return;
+    }
+    this.live.apply(line);
+    const request = line.id ? this.request(line.id) : null;
+    if (line.kind === "admit") {
+      request.admit ??= line;
+      this.numPrompt += line.num_prompt_tokens;
+      this.numHit += line.num_cached_tokens;
+    } else if (line.kind === "finish") request.finish = line;
+    else if (line.kind === "schedule") this.numWaiting = line.num_waiting;
+    else if (line.kind === "ops") {
+      this.timed.push(line);
+      if (this.timed.length > MAX_TIMED) this.timed.shift().ops = [];
+    } else if (line.kind === "step" && line.requests) {
+      this.steps.push({ ...line, at, begin: line.t - line.duration_s, waiting: this.numWaiting });
+      for (const share of line.requests) {
+        const owner = this.request(share.id);
+        owner.lastStep = line.step_id;
+        for (const _ of share.new) owner.stepOfToken.push(line.step_id);
+      }
+      if (this.steps.length > this.maxSteps * 1.1) this.#drop();
+    }
+  }
+
+  /** Return what is known of a request: its letter, its events, and the step of each of its tokens. */
+  request(id) {
+    let found = this.known.get(id);
+    if (!found) {
+      const number = this.numSeen++;
+      const letter = String.fromCharCode(65 + (number % 26)) + (number < 26 ? "" : Math.floor(number / 26) + 1);
+      found = { id, letter, colour: number % 8, stepOfToken: [] };
+      this.known.set(id, found);
+    }
+    return found;
+  }
+
+  /** Return the state after a line. */
+  stateAt(at) {
+    if (!this.cursor || this.cursor.at > at) this.cursor = { at: this.numDropped - 1, state: new State(this.base) };
+    while (this.cursor.at < at) {
+      const line = this.lines[++this.cursor.at - this.numDropped];
+      if ("quire_trace" in line) this.cursor.state = new State(line);
+      else this.cursor.state.apply(line);
+    }
+    return this.cursor.state;
+  }
+
+  #drop() {
+    this.steps = this.steps.slice(-this.maxSteps);
+    const at = this.steps[0].at;
+    this.base = this.stateAt(at - 1).describe();
+    this.base.t = this.lines[at - 1 - this.numDropped].t;
+    this.lines.splice(0, at - this.numDropped);
+    this.numDropped = at;
+    for (const [id, request] of this.known)
+      if (request.finish && !(request.lastStep >= this.steps[0].step_id)) this.known.delete(id);
+  }
+
+  /** Return the timed instructions of the newest step up to `step`. */
+  opsUpTo(step) {
+    return this.timed.findLast((line) => line.ops.length && (!step || line.step_id <= step.step_id));
+  }
+
+  /** Return the kept lines as the text of a trace. */
+  text() {
+    const lines = this.numDropped ? [this.base, ...this.lines] : this.lines;
+    return lines.map((line) => JSON.stringify(line) + "\n").join("");
+  }
+}
+
+// --- Helpers ----------------------------------------------------------------------------------
+
+const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+/** Return a number with three significant digits and a unit prefix. */
+export function short(value, unit = "") {
+  const [size, prefix] = UNITS.find(([limit]) => Math.abs(value) >= limit) ?? [1, ""];
+  return `${+(value / size).toPrecision(3)}${prefix || unit ? " " : ""}${prefix}${unit}`;
+}
+const ms = (seconds) => `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+export const isPrefill = (share) => share.count - share.drafts > 1 || !share.new.length;
+const LABELS = 84; // Width of the column of names.
+const PANES = ["Steps", "KV", "Mask", "Roofline", "Ops", "Log"];
+
+// --- The view ---------------------------------------------------------------------------------
+
+/** Draws a recording. `options`: changed() asks for a new drawing; explain() returns predictions or null; save(form);
+ * opened(pane) is told of a pane that is shown. */
+export class Xray {
+  constructor(recording, options) {
+    Object.assign(this, { recording, options, pane: "Steps", chosen: null, request: null, axis: "steps", filter: "" });
+  }
+
+  get step() {
+    return this.chosen ?? this.recording.steps.at(-1) ?? null;
+  }
+
+  get state() {
+    return this.chosen ? this.recording.stateAt(this.chosen.at) : this.recording.live;
+  }
+
+  set(values) {
+    Object.assign(this, values);
+    this.options.changed();
+  }
+
+  choose(stepId) {
+    const step = this.recording.steps.find((item) => item.step_id === stepId);
+    if (step) this.set({ chosen: step });
+    return Boolean(step);
+  }
+
+  move(offset) {
+    const { steps } = this.recording;
+    const index = steps.indexOf(this.step) + offset;
+    if (steps.length) this.set({ chosen: steps[Math.max(0, Math.min(steps.length - 1, index))] });
+  }
+
+  open(pane) {
+    this.set({ pane });
+    this.options.opened?.(pane);
+  }
+
+  draw() {
+    const { recording } = this;
+    if (this.chosen && this.chosen.step_id < recording.steps[0]?.step_id) this.chosen = recording.steps[0];
+    const { chosen, step } = this;
+    const last = recording.steps.at(-1);
+    const onKey = (event) => {
+      const offset = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!offset) return;
+      event.preventDefault();
+      const next = PANES[(PANES.indexOf(this.pane) + offset + PANES.length) % PANES.length];
+      this.open(next);
+      document.getElementById(`tab-${next}`).focus();
+    };
+    return html`
+      <div class="bar">
+        <div role="tablist" aria-label="Panes of the X-ray" onKeyDown=${onKey}>
+          ${PANES.map((name) => html`<button role="tab" id=${`tab-${name}`} aria-selected=${String(name === this.pane)}
+            aria-controls="pane" tabindex=${name === this.pane ? 0 : -1} onClick=${() => this.open(name)}>${name}</button>`)}
+        </div>
+        <div class="steps" role="group" aria-label="Time">
+          ${this.options.isLive && html`<button onClick=${() => this.set({ chosen: chosen ? null : step })} aria-pressed=${String(!!chosen)}
+            disabled=${!step} title="Stop the drawing here; recording goes on">${chosen ? "Back to live" : "Pause"}</button>`}
+          <button onClick=${() => this.move(-1)} disabled=${!step || step === recording.steps[0]} aria-label="One step back">◀</button>
+          <output>${step ? `step ${step.step_id} / ${last.step_id}` : "no step yet"}</output>
+          <button onClick=${() => this.move(1)} disabled=${!step || step === last} aria-label="One step forward">▶</button>
+          ${this.options.save && html`<button onClick=${() => this.options.save("jsonl")} disabled=${!recording.live}>Save .jsonl</button>
+          <button onClick=${() => this.options.save("html")} disabled=${!recording.live}>Save .html</button>`}
+        </div>
+      </div>
+      <div id="pane" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${this.pane}`}>
+        ${!recording.live ? html`<p class="hint">Waiting for the engine…</p>` : this[this.pane.toLowerCase()]()}
+      </div>`;
+  }
+
+  get width() {
+    return Math.max(300, (document.getElementById("pane")?.clientWidth ?? 720) - 26);
+  }
+
+  get untimed() {
+    return this.options.isLive ? "No step was timed yet: keep this pane open and send a message. While it is open, one step in four is timed." : "No step of this trace was timed.";
+  }
+
+  /** Return the lines below every picture: what it shows, its formula, its source. */
+  about(what, formula, source) {
+    return html`<div class="about"><p>${what}</p><p><span>Formula</span> <code>${formula}</code></p>
+      <p><span>Source</span> <code>${source}</code></p></div>`;
+  }
+
+  badge(id) {
+    const { letter, colour } = this.recording.request(id);
+    return html`<b class=${`badge o${colour}`}>${letter}</b>`;
+  }
+
+  // --- Steps ----------------------------------------------------------------------------------
+
+  steps() {
+    const { recording, step, width } = this;
+    const about = this.about(
+      "A column is an engine step, a row a request: dots while it waits, stripes for chunks of its prompt, solid for decodes; a number counts " +
+        "tokens if there are several. Click a step, or use ← and →: all panes show that step.",
+      `tokens of a step = Σ tokens of its requests ≤ ${recording.live.header.engine.max_num_batched_tokens} (max_num_batched_tokens)`,
+      "src/quire/scheduler/step_plan.py");
+    if (!step) return html`<p class="hint">No step yet: send a message, and watch its prompt and its tokens being computed.</p>${about}`;
+    const numColumns = Math.max(12, Math.floor((width - LABELS) / 16));
+    const index = recording.steps.indexOf(step);
+    const end = Math.min(recording.steps.length, this.chosen ? Math.max(numColumns, index + numColumns / 2) : recording.steps.length);
+    const shown = recording.steps.slice(Math.max(0, Math.floor(end - numColumns)), Math.floor(end));
+    const ids = [...new Set(shown.flatMap((item) => item.requests.map((share) => share.id)))];
+    const rows = new Map(ids.slice(-24).map((id, row) => [id, row * 24 + 18]));
+    const [begin, finish] = [shown[0].begin, shown.at(-1).t];
+    const column = (width - LABELS) / (this.axis === "time" ? 1 : numColumns);
+    const x = (i, time) => LABELS + column * (this.axis === "time" ? (time - begin) / (finish - begin) : i);
+    const xOfTime = (time) => {
+      const i = shown.findIndex((item) => item.begin >= time - 1e-4);
+      return Math.max(LABELS, i < 0 ? x(shown.length, finish) : x(i, Math.max(begin, time)));
+    };
+    const top = rows.size * 24 + 24;
+    const most = { tokens: Math.max(...shown.map((s) => s.num_tokens), 1), time: Math.max(...shown.map((s) => s.duration_s)) };
+    const bars = (y, label, value, limit, text, scale = (v) => v) => html`
+      <text x="0" y=${y + 34} class="small">${label}</text><text x="0" y=${y + 47} class="small">≤ ${text(limit)}</text>
+      ${shown.map((item, i) => {
+        const height = Math.max(1, (44 * scale(value(item))) / scale(limit));
+        return html`<rect class="tokens" x=${x(i, item.begin) + 1} y=${y + 48 - height} width=${Math.max(1, x(i + 1, item.t) - x(i, item.begin) - 2)} height=${height} />`;
+      })}`;
+    const onKey = (event) => {
+      const offset = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (offset) { event.preventDefault(); this.move(offset); }
+    };
+    const cells = shown.map((item, i) => {
+      const [left, size] = [x(i, item.begin), Math.max(1, x(i + 1, item.t) - x(i, item.begin) - 1)];
+      return html`<g onClick=${() => this.set({ chosen: item })} class="column">
+        <rect x=${left} y="0" width=${size} height=${top + 112} class=${item === step ? "chosen" : "hit"}><title>step ${item.step_id}, ${plural(item.num_tokens, "token")}, ${ms(item.duration_s)}</title></rect>
+        ${item.requests.filter((share) => rows.has(share.id)).map((share) => {
+          const y = rows.get(share.id) - 14;
+          const count = isPrefill(share) ? share.count : share.new.length;
+          return html`<rect x=${left} y=${y} width=${size} height="18" class=${`fill${recording.request(share.id).colour}`} />
+            ${isPrefill(share) && html`<rect x=${left} y=${y} width=${size} height="18" fill="url(#stripes)" />`}
+            ${count > 1 && size > 7 * String(count).length && html`<text x=${left + size / 2} y=${y + 13} class="count">${count}</text>`}`;
+        })}</g>`;
+    });
+    const queues = [...rows].map(([id, y]) => {
+      const { admit } = recording.request(id);
+      if (!admit?.arrival_s || admit.t < begin) return null;
+      const [from, to] = [xOfTime(admit.arrival_s), xOfTime(admit.t)];
+      return to - from > 2 && html`<line class="queue" x1=${from} x2=${to - 1} y1=${y - 5} y2=${y - 5} />`;
+    });
+    return html`
+      <div class="tools"><label>Width of a step: <select value=${this.axis} onChange=${(e) => this.set({ axis: e.target.value })}>
+        <option value="steps">equal</option><option value="time">its time</option></select></label></div>
+      <svg id="gantt" role="img" tabindex="0" aria-label=${`Timeline of ${plural(shown.length, "step")} and ${plural(rows.size, "request")}; step ${step.step_id} is chosen`}
+        width=${width} height=${top + 112} onKeyDown=${onKey}>
+        ${PATTERNS}${cells}${queues}
+        ${[...rows].map(([id, y]) => html`<text x="0" y=${y} class="letter">${recording.request(id).letter}</text>
+          <text x="22" y=${y} class="small">${recording.request(id).finish ? "done" : ""}</text>`)}
+        <g class="over">${bars(top, "tokens", (s) => s.num_tokens, most.tokens, String, (v) => Math.log2(1 + v))}
+        ${bars(top + 60, "time", (s) => s.duration_s, most.time, ms)}</g>
+      </svg>
+      ${ids.length > rows.size && html`<p class="hint">${ids.length - rows.size} older requests are not drawn.</p>`}
+      ${this.stepTable(step, shown)}${about}`;
+  }
+
+  stepTable(step, shown) {
+    const times = shown.map((item) => item.duration_s).sort((a, b) => a - b);
+    const ratio = step.duration_s / times[times.length >> 1];
+    const numPrompt = step.requests.filter(isPrefill).reduce((sum, share) => sum + share.count, 0);
+    const why = ratio < 1.3 ? "" : `${ratio.toFixed(1)} times the median of the steps shown` +
+      (numPrompt ? `: it computed ${plural(numPrompt, "prompt token")}` : step.num_iterations > 1 ? `: it decoded ${step.num_iterations} times` : "") + ". ";
+    return html`<h3>Step ${step.step_id}</h3>
+      <p>${plural(step.num_requests, "request")}, ${plural(step.num_tokens, "token")}${step.num_iterations > 1 ? ` in ${step.num_iterations} passes` : ""}, ${step.waiting} waiting. ${ms(step.duration_s)} = schedule ${ms(step.schedule_s)} + execute ${ms(step.execute_s)} + output ${ms(step.output_s)} + rest. ${why}</p>
+      <div class="scroll" tabindex="0"><table><thead><tr><th>Request</th><th>Phase</th><th>Positions</th><th>New tokens</th></tr></thead>
+      <tbody>${step.requests.slice(0, 40).map((share) => html`<tr><td>${this.badge(share.id)}</td><td>${isPrefill(share) ? "prefill" : share.drafts ? "verify drafts" : "decode"}</td>
+        <td>${share.start}${share.count > 1 ? `–${share.start + share.count - 1}` : ""}</td>
+        <td>${share.new.length ? share.new.map((id, i) => html`<code>${share.text ? JSON.stringify(share.text[i]) : id}</code> `) : "none: the prompt goes on"}</td></tr>`)}</tbody></table></div>`;
+  }
+
+  // --- KV -------------------------------------------------------------------------------------
+
+  kv() {
+    const { state, recording } = this;
+    const { num_blocks, block_size, kv_bytes_per_token } = state.header.engine;
+    const owners = state.owners();
+    const numUsed = owners.size;
+    const cached = state.cached(owners);
+    const numFree = num_blocks - 1 - numUsed - cached.size;
+    const numShared = [...owners.values()].filter((ids) => ids.length > 1).length;
+    const requests = [...state.requests.values()];
+    const chosen = state.requests.get(this.request) ?? null;
+    const size = Math.max(3, Math.min(14, Math.floor(Math.sqrt((this.width * 110) / num_blocks))));
+    const perRow = Math.floor(this.width / size);
+    const kind = (block) => {
+      const ids = owners.get(block);
+      return ids ? (ids.length > 1 ? "shared" : `fill${recording.request(ids[0]).colour}`) : cached.has(block) ? "cached" : "free";
+    };
+    const runs = [];
+    for (let block = 1; block < num_blocks; block++) {
+      const [row, place, name] = [Math.floor((block - 1) / perRow), (block - 1) % perRow, kind(block)];
+      const last = runs.at(-1);
+      if (last && last.name === name && last.row === row) last.count++;
+      else runs.push({ row, place, name, count: 1 });
+    }
+    const cell = (block, request, i) => {
+      const ids = owners.get(block) ?? [];
+      const filled = Math.min(block_size, request.num_computed - i * block_size);
+      const text = block === NULL_BLOCK ? "out of the window" : `block ${block}: positions ${i * block_size}–${(i + 1) * block_size - 1}, ${Math.max(0, filled)} of ${block_size} filled, ` + plural(ids.length, "reference");
+      return html`<li class=${`block ${block === NULL_BLOCK ? "gone" : ""} ${ids.length > 1 ? "many" : ""}`} title=${text}>
+        <i style=${{ width: `${(100 * Math.max(0, filled)) / block_size}%` }} class=${`o${recording.request(request.id).colour}`}></i><span>${block || "–"}</span>
+        ${ids.length > 1 && html`<em>×${ids.length}</em>`}</li>`;
+    };
+    return html`
+      <p id="kv-summary">${plural(num_blocks - 1, "block")} of ${block_size} tokens: <b>${numUsed}</b> in use (${numShared} shared), <b>${cached.size}</b> cached, <b>${numFree}</b> free.
+        In use: ${short(numUsed * block_size * kv_bytes_per_token, "B")} of ${short((num_blocks - 1) * block_size * kv_bytes_per_token, "B")}.</p>
+      <svg role="img" aria-label=${`Map of the block pool: ${numUsed} in use, ${cached.size} cached, ${numFree} free`} width=${this.width} height=${(runs.at(-1).row + 1) * size}>
+        ${PATTERNS}${runs.map((run) => html`<rect class=${run.name} x=${run.place * size} y=${run.row * size} width=${run.count * size} height=${size} />`)}
+        <pattern id="cells" width=${size} height=${size} patternUnits="userSpaceOnUse"><path class="gap" d=${`M0 ${size - 0.5}H${size - 0.5}V0`} /></pattern>
+        <rect width=${perRow * size} height="100%" fill="url(#cells)" /></svg>
+      <p class="legend"><span class="key o0">A</span> used by a request <span class="key shared">×2</span> shared <span class="key cached"> </span> cached: free, but its prefix can be found <span class="key free"> </span> free</p>
+      <h3>Block tables</h3>
+      ${!requests.length && html`<p class="hint">No request holds blocks${cached.size ? "; what finished requests left can be found again by their prefixes" : ""}.</p>`}
+      ${requests.slice(0, 24).map((request) => html`<div class="row">
+        <button class="owner" aria-pressed=${String(request.id === this.request)} onClick=${() => this.set({ request: request.id === this.request ? null : request.id })}>
+          ${this.badge(request.id)} ${request.num_computed} of ${request.num_tokens}</button>
+        ${request.tables.map((table) => html`<ol class="blocks">${table.slice(0, 64).map((block, i) => cell(block, request, i))}
+          ${table.length > 64 && html`<li>+${table.length - 64}</li>`}</ol>`)}</div>`)}
+      ${chosen && html`<h3>Block table of ${this.badge(chosen.id)} <small>${chosen.id}</small></h3><div class="scroll" tabindex="0"><table><thead><tr><th>Index</th><th>Block</th><th>Positions</th><th>Held by</th></tr></thead>
+        <tbody>${chosen.tables.map((table) => table.map((block, i) => html`<tr><td>${i}</td><td>${block}</td><td>${i * block_size}–${Math.min((i + 1) * block_size, chosen.num_computed) - 1}</td>
+          <td>${(owners.get(block) ?? []).map((id) => this.badge(id))}</td></tr>`))}</tbody></table></div>`}
+      ${this.about("The KV cache is a pool of blocks. A request's block table names its blocks in order, so its memory need not be contiguous, and requests with the same beginning share full blocks (×2). Choose a request for its whole table.",
+        `blocks = ⌈tokens / ${block_size}⌉; bytes of a block = ${block_size} × ${kv_bytes_per_token.toLocaleString("en")} B`, "src/quire/scheduler/blocks.py")}`;
+  }
+
+  // --- Mask -----------------------------------------------------------------------------------
+
+  mask() {
+    const { step, width, state } = this;
+    const window = state.header.engine.windows.find((value) => value !== null) ?? null;
+    const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: pale for keys that earlier steps left in the KV cache, full for keys of this step. " +
+      "The thick line is the edge of the chunk. No row sees another request: the batch needs no padding.",
+      `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention/reference.py");
+    if (!step) return html`<p class="hint">No step yet.</p>${about}`;
+    const shares = step.requests.filter((share) => share.count).slice(0, 24);
+    const columns = Math.max(...shares.map((share) => share.start + share.count), 8);
+    const sizeX = (width - 60) / columns;
+    const cell = Math.min(sizeX, 16);
+    let pairs = 0;
+    const pictures = shares.map((share) => {
+      const { start, count } = share;
+      const sizeY = Math.max(Math.min(cell, 14), Math.min(12, 200 / count, 12));
+      const first = (row) => (window === null ? 0 : Math.max(0, start + row - window + 1));
+      let cached = "", own = "";
+      for (let row = 0; row < count; row++) {
+        pairs += start + row + 1 - first(row);
+        const y = row * sizeY;
+        if (first(row) < start) cached += `M${60 + first(row) * cell} ${y}H${60 + start * cell}v${sizeY}H${60 + first(row) * cell}z`;
+        own += `M${60 + Math.max(start, first(row)) * cell} ${y}H${60 + (start + row + 1) * cell}v${sizeY}H${60 + Math.max(start, first(row)) * cell}z`;
+      }
+      const [right, bottom] = [60 + (start + count) * cell, count * sizeY];
+      const atEdge = 60 + start * cell > width - 40;
+      const lines = cell >= 5 && sizeY >= 5 && count <= 60 && html`<path class="grid" d=${Array.from({ length: start + count + 1 }, (_, i) => `M${60 + i * cell} 0V${bottom}`).join("") + Array.from({ length: count + 1 }, (_, i) => `M60 ${i * sizeY}H${right}`).join("")} />`;
+      return html`<svg role="img" aria-label=${`Mask of request ${this.recording.request(share.id).letter}: ${plural(count, "row")}, ${start + count} columns`} width=${width} height=${Math.max(bottom, 16) + 18}>
+        <text x="0" y="12" class="letter">${this.recording.request(share.id).letter}</text><text x="20" y="12" class="small">${plural(count, "row")}</text>
+        <rect class="frame" x="60" y="0" width=${right - 60} height=${bottom} />
+        <path class=${`fill${this.recording.request(share.id).colour} light`} d=${cached} /><path class=${`fill${this.recording.request(share.id).colour}`} d=${own} />${lines}
+        <line class="edge" x1=${60 + start * cell} x2=${60 + start * cell} y1="0" y2=${bottom + 4} />
+        <text x="60" y=${Math.max(bottom, 4) + 14} class="small">${start > 3 / cell ? "0" : ""}</text><text x=${60 + start * cell + (atEdge ? -2 : 2)} y=${Math.max(bottom, 4) + 14} class=${`small ${atEdge ? "end" : ""}`}>${start}</text>
+        <text x=${Math.min(right, width - 4)} y=${Math.max(bottom, 4) + 14} class="small end">${(right - 60) > 70 + start * cell ? start + count - 1 : ""}</text></svg>`;
+    });
+    const longest = Math.max(...shares.map((share) => share.count));
+    const padded = longest * shares.length - shares.reduce((sum, share) => sum + share.count, 0);
+    return html`<p>Step ${step.step_id}: ${plural(step.num_tokens, "row")}, ${pairs.toLocaleString("en")} pairs of query and key per head and layer.
+      ${padded ? ` A padded batch would compute ${padded.toLocaleString("en")} more rows: (longest − own) summed over ${plural(shares.length, "request")}.` : ""}</p>
+      ${pictures}${step.requests.length > shares.length && html`<p class="hint">${step.requests.length - shares.length} more requests are not drawn.</p>`}${about}`;
+  }
+
+  // --- Roofline and Ops -----------------------------------------------------------------------
+
+  roofline() {
+    const explained = this.options.explain?.() ?? null;
+    const timed = this.recording.opsUpTo(this.chosen);
+    const points = timed ? groupOps(timed.ops).filter((op) => op.flops && op.bytes && op.time) : [];
+    const peaks = explained?.peaks ?? [];
+    const predicted = explained?.points ?? [];
+    const about = this.about("A point is work: to the right, more arithmetic per byte; up, more speed. ○ is predicted from the model and the machine, ● was measured in this engine. Under the slope memory is the limit, under the flat line arithmetic.",
+      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/phases.py; measured: src/quire/runtime/forward.py");
+    const note = explained?.error ?? (this.options.explain && !explained ? "The prediction is being computed…" : "");
+    if (!points.length && !predicted.length) return html`<p class="hint">${note} ${this.untimed}</p>${about}`;
+    const all = [...points.map((op) => [op.flops / op.bytes, op.flops / op.time]), ...predicted.map((p) => [p.intensity, p.flops_per_s]), ...peaks.map((p) => [p.flops_per_s / p.bytes_per_s, p.flops_per_s])].filter(([a, b]) => a > 0 && b > 0);
+    const range = (values) => [Math.floor(Math.log10(Math.min(...values)) - 0.2), Math.ceil(Math.log10(Math.max(...values)) + 0.2)];
+    const [[x0, x1], [y0, y1]] = [range(all.map((p) => p[0])), range(all.map((p) => p[1]))];
+    const [width, height] = [this.width, 330];
+    const x = (value) => 64 + ((width - 84) * (Math.log10(value) - x0)) / (x1 - x0 || 1);
+    const y = (value) => 10 + (height - 50) * (1 - (Math.log10(value) - y0) / (y1 - y0 || 1));
+    const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
+    return html`<svg role="img" aria-label=${`Roofline with ${predicted.length} predicted and ${points.length} measured points; the tables below have the numbers`} width=${width} height=${height}>
+      ${powers(x0, x1).map((v) => html`<line class="grid" x1=${x(v)} x2=${x(v)} y1="10" y2=${height - 40} /><text class="small mid" x=${x(v)} y=${height - 26}>${short(v)}</text>`)}
+      ${powers(y0, y1).map((v) => html`<line class="grid" x1="64" x2=${width - 20} y1=${y(v)} y2=${y(v)} /><text class="small end" x="60" y=${y(v) + 4}>${short(v)}</text>`)}
+      <text class="small end" x=${width - 20} y=${height - 8}>FLOP per byte</text><text class="small" x="68" y="22">FLOP/s</text>
+      ${peaks.map((peak, i) => { const ridge = peak.flops_per_s / peak.bytes_per_s; const low = Math.max(10 ** x0, 10 ** y0 / peak.bytes_per_s);
+        return html`<path class="roof" d=${`M${x(low)} ${y(low * peak.bytes_per_s)}L${x(ridge)} ${y(peak.flops_per_s)}H${width - 20}`} /><text class="small end" x=${width - 24 - 40 * i} y=${y(peak.flops_per_s) - 5}>${peak.name}</text>`; })}
+      ${predicted.map((p, i) => html`<circle class="predicted" cx=${x(p.intensity)} cy=${y(p.flops_per_s)} r="8"><title>predicted: ${p.name}</title></circle><text class="small mid" x=${x(p.intensity)} y=${y(p.flops_per_s) + 4}>${i + 1}</text>`)}
+      ${points.map((op) => html`<circle class="measured" cx=${x(op.flops / op.bytes)} cy=${y(op.flops / op.time)} r="5"><title>measured: ${op.name}</title></circle>`)}
+    </svg>
+    ${note && html`<p class="hint">${note}</p>`}
+    <h3>● Measured${timed ? ` in step ${timed.step_id}` : ""}</h3>${points.length ? html`<div class="scroll" tabindex="0"><table><thead><tr><th>Instruction</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
+      <tbody>${points.slice(0, 12).map((op) => html`<tr><td>${op.name}</td><td>${short(op.flops / op.bytes)}</td><td>${short(op.flops / op.time)}</td></tr>`)}</tbody></table></div>` : html`<p class="hint">${this.untimed}</p>`}
+    ${predicted.length > 0 && html`<h3>○ Predicted</h3><div class="scroll" tabindex="0"><table><thead><tr><th>Point</th><th>Phase</th><th>FLOP/B</th><th>FLOP/s</th></tr></thead>
+      <tbody>${predicted.map((p, i) => html`<tr><td>${i + 1}</td><td>${p.name}</td><td>${short(p.intensity)}</td><td>${short(p.flops_per_s)}</td></tr>`)}</tbody></table></div>`}${about}`;
+  }
+
+  ops() {
+    const timed = this.recording.opsUpTo(this.chosen);
+    const about = this.about("Time of each kind of instruction in one step of the model's program, longest first; layers of equal shape are added up.",
+      "FLOP/s = FLOP / time; B/s = bytes / time; FLOP per byte = FLOP / bytes", "src/quire/kernels/instruction.py, src/quire/runtime/forward.py");
+    if (!timed) return html`<p class="hint">${this.untimed}</p>${about}`;
+    const groups = groupOps(timed.ops);
+    const total = groups.reduce((sum, op) => sum + op.time, 0);
+    return html`<p>Step ${timed.step_id}: ${timed.ops.length} instructions, ${ms(total)}.</p><div class="scroll" tabindex="0"><table class="numbers"><thead><tr><th>Instruction</th><th>Times</th><th>Time</th><th>Share</th><th>FLOP</th><th>Bytes</th><th>FLOP/s</th><th>B/s</th><th>Arithmetic</th></tr></thead>
+      <tbody>${groups.map((op) => html`<tr><td>${op.name}</td><td>${op.count}</td><td>${ms(op.time)}</td><td><meter min="0" max="1" value=${op.time / total} aria-label="Share of the step"></meter> ${((100 * op.time) / total).toFixed(1)} %</td>
+        <td>${short(op.flops)}</td><td>${short(op.bytes)}</td><td>${short(op.flops / op.time)}</td><td>${short(op.bytes / op.time)}</td><td>${op.arithmetic}</td></tr>`)}</tbody></table></div>${about}`;
+  }
+
+  // --- Log ------------------------------------------------------------------------------------
+
+  log() {
+    const { recording } = this;
+    const end = this.chosen ? this.chosen.at + 1 - recording.numDropped : recording.lines.length;
+    const start = recording.lines[0]?.t ?? 0;
+    const shown = [];
+    for (let i = end - 1; i >= 0 && shown.length < 200; i--) {
+      const line = recording.lines[i];
+      const letter = line.id ? recording.request(line.id).letter : "";
+      const kind = line.kind ?? "header";
+      const { t, kind: _, id, requests, ops, new_requests, model, engine, cached, ...rest } = line;
+      if (ops) rest.instructions = ops.length;
+      const text = Object.entries(rest).filter(([, value]) => !(Array.isArray(value) && !value.length)).map(([name, value]) => `${name}=${typeof value === "number" ? +value.toPrecision(4) : JSON.stringify(value)}`).join(" ");
+      if (!this.filter || kind.includes(this.filter) || letter === this.filter.toUpperCase()) shown.push({ at: i, t: t - start, kind, letter, id, text });
+    }
+    return html`<div class="tools"><label>Kind or letter: <input value=${this.filter} onInput=${(e) => this.set({ filter: e.target.value.trim() })} size="10" /></label></div>
+      <div class="scroll" tabindex="0"><table class="log"><thead><tr><th>Seconds</th><th>Event</th><th>Request</th><th>Data</th></tr></thead><tbody>
+      ${shown.map((line) => html`<tr key=${line.at}><td>${line.t.toFixed(3)}</td><td>${line.kind}</td><td>${line.id ? this.badge(line.id) : ""}</td><td><code>${line.text}</code></td></tr>`)}</tbody></table></div>
+      ${this.about("The engine's own event log, newest first. Metrics, traces and every pane here are read from these lines.", "t: seconds since the first line that is kept", "src/quire/events.py, src/quire/engine/recorder.py")}`;
+  }
+}
+
+const PATTERNS = html`<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="stripe" width="2" height="6" /></pattern></defs>`;
+
+/** Add up instructions with the same name. Times are in seconds. */
+function groupOps(ops) {
+  const groups = new Map();
+  for (const op of ops) {
+    const group = groups.get(op.name) ?? { name: op.name, arithmetic: op.arithmetic, count: 0, time: 0, flops: 0, bytes: 0 };
+    group.count++;
+    group.time += op.microseconds / 1e6;
+    group.flops += op.flops;
+    group.bytes += op.num_bytes;
+    groups.set(op.name, group);
+  }
+  return [...groups.values()].sort((a, b) => b.time - a.time);
+}
+
+/** Draw a whole trace from its text: what a saved page does. */
+export function showTrace(text, root) {
+  const recording = new Recording(Infinity);
+  for (const line of text.split("\n")) if (line.trim()) recording.add(JSON.parse(line));
+  const draw = () => render(html`<main class="xray">${xray.draw()}</main>`, root);
+  const xray = new Xray(recording, { changed: draw });
+  draw();
+  addEventListener("resize", draw);
+  draw(); // with the width that the first drawing made known
+  return xray;
+}

@@ -1,0 +1,150 @@
+"""The page at the server's root, and what it needs beside the API: predictions and comparisons.
+
+The files are open to everyone, since a browser loads them before it has a key; they contain nothing of the server.
+`/xray/explain` and `/lab/compare` run the `quire` command in a process of its own, so that they never touch the engine
+that serves. Next to read: `../../page/app.js`, `xray.py`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import signal
+import sys
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from quire.insight.trace_page import template
+from quire.server.errors import ApiError, JsonResponse
+from quire.server.generation import until_disconnect
+from quire.server.keys import VARIABLE as KEY_VARIABLE
+from quire.server.protocol.fields import Body
+from quire.server.routes.exchange import read_body
+from quire.server.state import state_of
+
+router = APIRouter()
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+MAX_CHILD_S = 900.0
+NICENESS = 10
+"""The server's requests come before a comparison."""
+MAX_MESSAGE_CHARACTERS = 500
+_child_lock = asyncio.Lock()
+
+
+class ComparisonRequest(Body):
+    """A comparison by its name in `quire compare`, with a closed list of its settings."""
+
+    name: Literal["cache", "batching", "kv", "attention"]
+    settings: dict[Literal["seed", "requests", "slots", "context"], Annotated[int, Field(ge=0, le=1 << 20)]] = Field({})
+
+
+# --- Files ------------------------------------------------------------------------------------
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def index(request: Request) -> Response:
+    """Return the page."""
+    return _file(request, "index.html")
+
+
+@router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+async def file(request: Request) -> Response:
+    """Return a file of the page. `trace.html` is a saved trace without its lines."""
+    return _file(request, request.path_params["name"])
+
+
+def _file(request: Request, name: str) -> Response:
+    found = _files().get(name)
+    if found is None:
+        raise ApiError(404, f"the page has no file {json.dumps(name[:100])}", code="route_not_found")
+    data, media_type, tag = found
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={**HEADERS, "etag": tag})
+    return Response(data, media_type=media_type, headers={**HEADERS, "etag": tag})
+
+
+@functools.cache
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """Return content, type and ETag of each file, by its path below /page/: a closed list, read once."""
+
+    def walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for item in folder.iterdir():
+            if item.is_dir():
+                found |= walk(item, f"{prefix}{item.name}/")
+            elif "." + item.name.rpartition(".")[2] in MEDIA_TYPES:
+                found[prefix + item.name] = item.read_bytes()
+        return found
+
+    contents = walk(files("quire") / "page", "") | {"trace.html": template().encode()}
+    return {
+        name: (data, MEDIA_TYPES["." + name.rpartition(".")[2]], f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+        for name, data in contents.items()
+    }
+
+
+# --- Commands ---------------------------------------------------------------------------------
+
+
+@router.get("/xray/explain")
+async def explain(request: Request) -> Response:
+    """Return what `quire explain --json` prints for the served model."""
+    options = state_of(request).supervisor.options
+    cached: dict[str, Any] = request.app.state.__dict__.setdefault("explained", {})
+    if not cached:
+        cached |= await _run(request, ["explain", options.model, "--json", "--quiet"])
+    return JsonResponse(cached)
+
+
+@router.post("/lab/compare")
+async def compare(request: Request) -> Response:
+    """Return what `quire compare NAME --json` prints."""
+    body = await read_body(request, ComparisonRequest)
+    settings = [part for name, value in body.settings.items() for part in (f"--{name}", str(value))]
+    return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
+
+
+async def _run(request: Request, arguments: list[str]) -> dict[str, Any]:
+    """Return the JSON that a `quire` command prints; it is killed when the client leaves. Raises: ApiError."""
+    if _child_lock.locked():
+        raise ApiError(429, "another comparison runs: try again when it has ended", code="lab_busy", retry_after_s=5)
+    async with _child_lock:
+        return await until_disconnect(request.receive, _output_of(arguments))
+
+
+async def _output_of(arguments: list[str]) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "quire", *arguments, env=environment, start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        output, errors = await asyncio.wait_for(process.communicate(), MAX_CHILD_S)
+    except TimeoutError:
+        raise ApiError(504, f"`quire {arguments[0]}` took longer than {MAX_CHILD_S:.0f} s", code="timeout") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode == 0:
+        with contextlib.suppress(ValueError):
+            answer: dict[str, Any] = json.loads(output)
+            return answer
+    reason = errors.decode(errors="replace").strip()[-MAX_MESSAGE_CHARACTERS:] or f"exit code {process.returncode}"
+    raise ApiError(501, f"`quire {' '.join(arguments[:2])}` failed: {reason}", code="command_failed")

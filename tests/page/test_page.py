@@ -1,0 +1,224 @@
+"""The page in a real browser, on the real SmolLM2: chat, X-ray, Lab, saved traces."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.cli.tiny_directory import make_tiny_directory
+from tests.page.conftest import LIMIT_MS, OpenPage
+from tests.server.serving import Serving, serving
+
+pytestmark = pytest.mark.model
+expect.set_options(timeout=LIMIT_MS)
+PANES = ("Steps", "KV", "Mask", "Roofline", "Ops", "Log")
+KEY = "a-key-of-the-tests"
+HAS_COMPARE = importlib.util.find_spec("quire.cli.compare") is not None
+HAS_EXPLAIN = importlib.util.find_spec("quire.cli.explain") is not None
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path) -> Iterator[Serving]:
+    with serving("smollm2", "--xray-text", name="smollm2") as server:
+        yield server
+
+
+def send(page: Page, text: str, *, max_tokens: int) -> None:
+    if not page.get_by_label("max_tokens").is_visible():
+        page.get_by_text("Parameters").click()
+    page.get_by_label("max_tokens").fill(str(max_tokens))
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_role("button", name="Send", exact=True).click()
+
+
+def ask_twice(page: Page) -> None:
+    """Send two requests with one long beginning, the second when the first has its first token."""
+    page.evaluate(
+        """async () => {
+          const ask = (question, max_tokens) => fetch("/v1/chat/completions", {method: "POST",
+            headers: {"Content-Type": "application/json"}, body: JSON.stringify({stream: true, max_tokens,
+            ignore_eos: true, messages: [{role: "system", content: "Answer like a pirate. ".repeat(30)},
+            {role: "user", content: question}]})});
+          const first = await ask("Who are you?", 300);
+          await first.body.getReader().read();
+          await ask("What do you eat?", 300);
+        }"""
+    )
+
+
+def step_shown(page: Page) -> int:
+    return int(re.search(r"step (\d+)", page.locator(".steps output").inner_text())[1])
+
+
+def test_answer_streams_and_its_tokens_lead_to_their_steps(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    send(page, "Why is the sky blue?", max_tokens=60)
+    expect(page.locator(".token").nth(3)).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()  # the answer has not ended
+    page.get_by_role("tab", name="KV").click()
+    expect(page.locator(".block").first).to_be_visible()
+    expect(page.locator(".stats").last).to_contain_text(re.compile(r"prompt \d+ tokens .* new .* tokens/s"))
+    page.locator(".token").nth(5).hover()
+    expect(page.locator(".token-panel")).to_contain_text(re.compile(r"id \d+, probability \d+\.\d %"))
+    assert page.locator(".alternatives li").count() >= 5
+    made_by = int(page.get_by_role("button", name="made by step").inner_text().split()[-1])
+    page.locator(".token").nth(5).click()
+    assert step_shown(page) == made_by
+    page.get_by_role("tab", name="Steps").click()
+    expect(page.locator("#pane h3")).to_have_text(f"Step {made_by}")
+
+
+def test_stopped_answer_keeps_its_text_and_a_second_turn_knows_it(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    send(page, "Write a very long story about a dragon, with many chapters.", max_tokens=2000)
+    expect(page.locator(".token").nth(6)).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".stats").last).to_contain_text("[stopped]")
+    send(page, "Now say hello.", max_tokens=5)
+    expect(page.locator(".stats").last).to_contain_text("[length]")
+    page.get_by_text("Rendered prompt").click()
+    expect(page.locator("pre").first).to_be_visible()
+    expect(page.locator("pre").first).to_contain_text("Now say hello.")
+    assert page.locator("pre").first.inner_text().count("assistant\n") >= 2
+    page.get_by_text("Request as JSON and curl").click()
+    expect(page.locator("pre").last).to_contain_text(f"curl -N {server.url}/v1/chat/completions")
+
+
+def test_two_chats_with_one_prefix_share_blocks(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.get_by_role("tab", name="KV").click()
+    expect(page.locator("#kv-summary")).to_contain_text("blocks of")
+    ask_twice(page)
+    expect(page.locator(".block.many").first).to_be_visible()
+    assert page.locator(".block.many em").first.inner_text() == "×2"
+    page.locator("button.owner").first.click()
+    expect(page.locator("#pane table tbody tr").first.locator(".badge")).to_have_count(2)
+
+
+def test_pause_holds_a_step_while_recording_goes_on(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    send(page, "Tell me a story.", max_tokens=80)
+    expect(page.locator(".token").nth(3)).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    held = step_shown(page)
+    newest = page.locator(".steps output")
+    expect(newest).not_to_have_text(f"step {held} / {held}")
+    assert step_shown(page) == held
+    page.get_by_label("One step back").click()
+    assert step_shown(page) == held - 1
+    page.locator("#gantt").press("ArrowRight")
+    page.locator("#gantt").press("ArrowRight")
+    assert step_shown(page) == held + 1
+    page.get_by_role("button", name="Back to live").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+
+
+def test_instructions_are_timed_only_while_their_pane_is_open(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=() if HAS_EXPLAIN else ("501",))
+    page.get_by_role("tab", name="Ops").click()
+    send(page, "Tell me a story.", max_tokens=40)
+    expect(page.locator("#pane table tbody tr").first).to_contain_text("Gemm")
+    page.get_by_role("tab", name="Roofline").click()
+    expect(page.locator("circle.measured").first).to_be_visible()
+    if HAS_EXPLAIN:
+        expect(page.locator("circle.predicted").first).to_be_visible()
+    else:
+        expect(page.locator("#pane")).to_contain_text("No prediction")
+    page.get_by_role("tab", name="Log").click()
+    send(page, "And another one.", max_tokens=40)
+    expect(page.locator(".stats").nth(1)).to_contain_text("tokens/s")
+    kinds = page.locator(".log tbody tr td:nth-child(2)").all_inner_texts()
+    assert "ops" not in kinds[: kinds.index("header")]
+
+
+def test_comparison_runs_beside_the_server(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=() if HAS_COMPARE else ("501",))
+    page.get_by_role("button", name="Compare batching").click()
+    if HAS_COMPARE:
+        expect(page.get_by_role("region", name="Result of batching").locator("table")).to_contain_text("continuous")
+        expect(page.locator(".charts svg").first).to_be_visible()
+    else:
+        expect(page.locator(".lab .error")).to_contain_text("no such command 'compare'")
+
+
+def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(server.url)
+    send(page, "Write </script><b>bold</b> in HTML.", max_tokens=20)
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    for form in ("jsonl", "html"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save .{form}").click()
+        download.value.save_as(tmp_path / f"trace.{form}")
+    saved = open_page(f"file://{tmp_path}/trace.html", offline=True)
+    newest = step_shown(saved)
+    saved.get_by_label("One step back").click()
+    assert step_shown(saved) == newest - 1
+    for pane, content in (
+        ("KV", ".block"),
+        ("Mask", "#pane svg"),
+        ("Log", ".log tr"),
+        ("Steps", "#gantt .column rect"),
+    ):
+        saved.get_by_role("tab", name=pane).click()
+        expect(saved.locator(content).first).to_be_visible()
+
+
+def test_key_is_asked_for_and_used(open_page: OpenPage, tmp_path: Path) -> None:
+    with serving(make_tiny_directory(tmp_path), QUIRE_API_KEY=KEY) as server:
+        page = open_page(server.url, allowed=("401",))
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use the key").click()
+        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use the key").click()
+        expect(page.locator(".status")).to_contain_text("ready")
+        send(page, "hello", max_tokens=4)
+        expect(page.locator(".stats")).to_contain_text("4 new")
+        page.reload()
+        expect(page.locator(".status")).to_contain_text("ready")
+        page.close()
+
+
+def test_server_that_goes_away_is_named_and_found_again(open_page: OpenPage, tmp_path: Path) -> None:
+    directory = make_tiny_directory(tmp_path)
+    with serving(directory) as server:
+        page = open_page(server.url, allowed=("ERR_", "503"))
+        expect(page.locator(".status")).to_contain_text("ready")
+        port = server.url.rsplit(":", 1)[1]
+    expect(page.get_by_role("alert")).to_contain_text("trying again")
+    with serving(directory, "--port", port):
+        expect(page.locator(".status")).to_contain_text("ready")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(server: Serving, open_page: OpenPage, axe: str, scheme: str) -> None:
+    page = open_page(server.url, allowed=("501",), color_scheme=scheme)
+    page.evaluate(axe)
+    page.get_by_role("tab", name="Ops").click()
+    page.get_by_label("Load").fill("8")
+    page.get_by_role("button", name="Send requests").click()  # badges of all eight colours
+    send(page, "Why is the sky blue?", max_tokens=30)
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    page.get_by_role("button", name="Pause").click()
+    page.locator(".token").nth(3).hover()
+    for pane in PANES:
+        page.get_by_role("tab", name=pane).click()
+        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        serious = [
+            (item["id"], item["nodes"][0]["html"], item["nodes"][0]["failureSummary"])
+            for item in found
+            if item["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], pane
+
+
+def test_panes_are_reached_with_the_keyboard(server: Serving, open_page: OpenPage) -> None:
+    page = open_page(server.url, allowed=("501",))
+    page.get_by_role("tab", name="Steps").focus()
+    for pane in (*PANES[1:], "Steps"):
+        page.keyboard.press("ArrowRight")
+        focused = page.locator(":focus")
+        assert (focused.inner_text(), focused.get_attribute("aria-selected")) == (pane, "true")

@@ -1,0 +1,121 @@
+"""The page's files and the commands behind its Lab; tests/page drives the page itself."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.server.keys import KeyRing
+from quire.server.routes import page
+from tests.server.fake_engine import in_loop
+from tests.server.served import serving
+
+KEY = "a-key"
+FOLDER = Path(page.__file__).parents[2] / "page"
+PRINTS = "import json, os, sys; print(json.dumps({'given': sys.argv[3:], 'has_key': 'QUIRE_API_KEY' in os.environ}))"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Stands in for the Python that runs `quire`: a script that a test writes. It gets "-m quire" first."""
+    script, runner = tmp_path / "script.py", tmp_path / "python"
+    runner.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
+    runner.chmod(0o755)
+    monkeypatch.setattr(page.sys, "executable", str(runner))
+    script.write_text(PRINTS)
+    return script
+
+
+@in_loop
+async def test_files_of_the_page_need_no_key_and_may_load_nothing_from_elsewhere() -> None:
+    async with serving(keys=KeyRing({KEY: "ci"})) as server:
+        script = "text/javascript"
+        for path, media_type in (("/", "text/html"), ("/page/app.js", script), ("/page/vendor/preact.js", script)):
+            answer = await server.answer("GET", path)
+            assert answer.status == 200
+            assert answer.headers["content-type"].startswith(media_type)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            again = await server.answer("GET", path, headers={"If-None-Match": answer.headers["etag"]})
+            assert (again.status, again.body) == (304, b"")
+
+
+@in_loop
+async def test_only_files_of_the_page_are_served() -> None:
+    async with serving() as server:
+        for path in ("/page/", "/page/nothing.js", "/page/../events.py", "/page/%2e%2e/events.py", "/page/vendor",
+                     "/page/vendor/htm.LICENSE", "/page//etc/passwd"):  # fmt: skip
+            assert (await server.answer("GET", path)).status == 404, path
+
+
+def test_page_names_no_address_of_another_machine() -> None:
+    for path in FOLDER.glob("*.*"):
+        addresses = re.findall(r"https?://[^\s\"'`)]+", path.read_text())
+        assert [item for item in addresses if not item.startswith("http://www.w3.org/")] == [], path.name
+
+
+@in_loop
+async def test_data_routes_need_the_key() -> None:
+    async with serving(keys=KeyRing({KEY: "ci"})) as server:
+        assert (await server.answer("GET", "/xray/explain")).status == 401
+        assert (await server.answer("POST", "/lab/compare", body={"name": "kv"})).status == 401
+
+
+@in_loop
+async def test_comparison_gets_its_settings_and_no_key(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", KEY)
+    async with serving() as server:
+        answer = await server.answer("POST", "/lab/compare", body={"name": "kv", "settings": {"seed": 3, "slots": 4}})
+        given = ["compare", "kv", "--json", "--quiet", "--seed", "3", "--slots", "4"]
+        assert answer.json == {"given": given, "has_key": False}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"name": "rm"}, {"name": "kv", "settings": {"html": 1}}, {"name": "kv", "settings": {"seed": "1; ls"}},
+     {"name": "kv", "settings": {"seed": -1}}, {"name": "kv", "other": 1}, {}],
+)  # fmt: skip
+@in_loop
+async def test_unknown_comparison_or_setting_runs_nothing(command: Path, body: object) -> None:
+    command.write_text("raise SystemExit('it ran')")
+    async with serving() as server:
+        assert (await server.answer("POST", "/lab/compare", body=body)).status == 400
+
+
+@in_loop
+async def test_failed_command_is_an_error_with_its_message(command: Path) -> None:
+    command.write_text("import sys; sys.exit('error[usage]: no such command')")
+    async with serving() as server:
+        answer = await server.answer("POST", "/lab/compare", body={"name": "kv"})
+        assert (answer.status, answer.code) == (501, "command_failed")
+        assert "no such command" in answer.json["error"]["message"]
+
+
+@in_loop
+async def test_prediction_is_made_once(command: Path) -> None:
+    async with serving() as server:
+        first = await server.answer("GET", "/xray/explain")
+        assert first.json["given"][0] == "explain"
+        command.write_text("raise SystemExit('it ran again')")
+        assert (await server.answer("GET", "/xray/explain")).json == first.json
+
+
+@in_loop
+async def test_second_comparison_is_refused_and_the_first_ends_with_its_client(command: Path, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command.write_text(
+        f"import os, pathlib, time\nnew = pathlib.Path({str(note) + '.new'!r})\nnew.write_text(str(os.getpid()))\n"
+        f"new.rename({str(note)!r})\ntime.sleep(60)"
+    )
+    async with serving() as server:
+        first = asyncio.create_task(server.answer("POST", "/lab/compare", body={"name": "kv"}))
+        while not note.exists():
+            await asyncio.sleep(0.01)
+        assert (await server.answer("POST", "/lab/compare", body={"name": "kv"})).code == "lab_busy"
+        first.cancel()
+        while psutil.pid_exists(int(note.read_text())):
+            await asyncio.sleep(0.01)
