@@ -5,7 +5,7 @@ Next to read: `../insight/tour.py`.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,14 +59,14 @@ def tour_command(
             _print(number, stop, output)
             _print_why(stop, output)
     else:
-        _step_through(stops, output)
+        step_through(stops, output)
 
 
 def _stops(
     engine_values: dict[str, Any], text: str, max_tokens: int, chunk: int, tp: int | None, output: Output
 ) -> Iterator["Stop"]:
     """Load the model, then yield each stop when it is asked for."""
-    from quire.engine.tokenizer_source import load_tokenizer
+    from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 
     options = EngineOptions(
         **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1
@@ -80,7 +80,9 @@ def _stops(
     output.note(f"loading {options.model}")
     config, executor = load(options)
     tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
-    token_ids = tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": text}]))
+    template = read_chat_template(options.chat_template)
+    chat = tokenizer.render_chat([{"role": "user", "content": text}], chat_template=template)
+    token_ids = tokenizer.encode_chat(chat)
     roles: RankModel | None = None
     try:
         roles = trace_rank(config, checkpoint, 1)
@@ -95,8 +97,6 @@ def _stops(
 
 
 def _gpu_stop(tour: "Tour", options: EngineOptions) -> "Stop":
-    from dataclasses import replace
-
     import torch
 
     from quire.insight.compare.rig import load
@@ -110,7 +110,7 @@ def _gpu_stop(tour: "Tour", options: EngineOptions) -> "Stop":
     return tour.beside(torch.cuda.get_device_name(), config, executor)
 
 
-def _step_through(stops: Iterator["Stop"], output: Output) -> None:
+def step_through(stops: Iterator["Stop"], output: Output) -> None:
     """Wait for a key after each stop."""
     for number, stop in enumerate(stops, 1):
         _print(number, stop, output)

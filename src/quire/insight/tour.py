@@ -61,7 +61,7 @@ class _Run:
 
     @property
     def milliseconds(self) -> float:
-        return math.fsum(step["duration_s"] for step in self.steps) * 1e3
+        return 1e3 * math.fsum(step["duration_s"] for step in self.steps)
 
     @property
     def prefill_and_decode(self) -> str:
@@ -132,9 +132,9 @@ class Tour:
             f"output: {self._same(other._whole)}",
         ]
         why = (
-            "The devices round differently and may use other number types, so that tokens may differ where two are almost"
-            " equally likely. A GPU has far more arithmetic, which shows in the prefill; a decode of one request is bound"
-            " by memory on both."
+            "The devices round differently and may use other number types, so that tokens may differ where two are"
+            " almost equally likely. A GPU has far more arithmetic, which shows in the prefill; a decode of one"
+            " request is bound by memory on both."
         )
         return Stop(f"The same prompt on {name}", lines, why)
 
@@ -169,8 +169,8 @@ class Tour:
         if len(pieces) > NUM_SHOWN:
             lines.append(f"      … and {len(pieces) - NUM_SHOWN} more")
         why = (
-            "The model computes with token ids only. The chat template writes the roles of the messages as text with"
-            " special tokens, and the tokenizer splits this text into pieces of its vocabulary."
+            "The model computes with token ids only. The chat template writes the roles of the messages as text"
+            " with special tokens, and the tokenizer splits this text into pieces of its vocabulary."
         )
         return Stop("Text becomes tokens", lines, why)
 
@@ -180,15 +180,16 @@ class Tour:
         num_tokens = len(self._prompt)
         last = num_tokens - 1
         lines = [
-            f"blocks = ⌈{num_tokens} tokens / {size} per block⌉ = {len(table)}; block table, index → block: "
-            + "  ".join(f"{at} → {block}" for at, block in enumerate(table[:NUM_SHOWN])),
-            f"slot of position p = table[p // {size}] · {size} + p % {size}; position {last}: {table[last // size]} · {size}"
-            f" + {last % size} = {table[last // size] * size + last % size}",
+            f"blocks = ⌈{num_tokens} tokens / {size} per block⌉ = {len(table)}",
+            "block table, index → block: " + "  ".join(f"{at} → {block}" for at, block in enumerate(table[:NUM_SHOWN])),
+            f"slot of position p = table[p // {size}] · {size} + p % {size}; position {last}:"
+            f" {table[last // size]} · {size} + {last % size} = {table[last // size] * size + last % size}",
             self._kv_bytes(),
         ]
         why = (
-            "Keys and values are stored in blocks of fixed size. A sequence takes a block when it needs one, from anywhere"
-            " in memory, and wastes less than one block. The kernels find a token's slot through the block table."
+            "Keys and values are stored in blocks of fixed size. A sequence takes a block when it needs one, from"
+            " anywhere in memory, and wastes less than one block. The kernels find a token's slot through the"
+            " block table."
         )
         return Stop("The scheduler admits the request and gives it KV blocks", lines, why)
 
@@ -196,7 +197,8 @@ class Tour:
         step = self._whole.steps[0]
         n = len(self._prompt)
         lines = [
-            f"step {step['step_id']}: positions 0 … {n - 1}, T = {n} rows in one batch, {step['duration_s'] * 1e3:.2f} ms",
+            f"step {step['step_id']}: positions 0 … {n - 1}, T = {n} rows in one batch,"
+            f" {step['duration_s'] * 1e3:.2f} ms",
             f"mask: position i attends to 0 … i, which is {n} · {n + 1} / 2 = {n * (n + 1) // 2} pairs of {n * n}",
             *self._window(),
             *self._work(step),
@@ -204,8 +206,8 @@ class Tour:
             *self._sampled(0),
         ]
         why = (
-            "All prompt tokens are known, so one step computes them together. Each weight is read once for all rows, so"
-            " the time goes into arithmetic rather than into reading memory."
+            "All prompt tokens are known, so one step computes them together. Each weight is read once for all"
+            " rows, so the time goes into arithmetic rather than into reading memory."
         )
         return Stop("Prefill", lines, why)
 
@@ -225,8 +227,9 @@ class Tour:
             lines.append(f"the prompt fits in one chunk: --chunk {len(self._prompt) // 2} splits it")
         lines.append(f"output: {self._same(run)} as after the whole prefill")
         why = (
-            f"A step computes at most {self._chunk} tokens here. Decodes of other requests run beside each chunk, so that a"
-            " long prompt does not stop them. A chunk's mask is some rows of the whole mask: the KV cache holds the rest."
+            f"A step computes at most {self._chunk} tokens here. Decodes of other requests run beside each chunk,"
+            " so that a long prompt does not stop them. A chunk's mask is some rows of the whole mask: the KV"
+            " cache holds the rest."
         )
         return Stop(f"The same prompt as a chunked prefill, {self._chunk} tokens a step", lines, why)
 
@@ -240,9 +243,9 @@ class Tour:
             )
         lines += self._work(self._whole.steps[-1])
         why = (
-            "A token can be computed only after the one before it is sampled, so a step has one row. It reads every weight,"
-            " as the prefill does, for much less arithmetic: reading memory takes the time. A batch of many requests reads"
-            " the weights once for all of them."
+            "A token can be computed only after the one before it is sampled, so a step has one row. It reads"
+            " every weight, as the prefill does, for much less arithmetic: reading memory takes the time. A batch"
+            " of many requests reads the weights once for all of them."
         )
         return Stop("Decode, one token a step", lines, why)
 
@@ -265,8 +268,8 @@ class Tour:
         elif len(chunked.steps) > len(self._whole.steps):
             lines.append("the first chunk samples nothing, so the product that makes logits does not run in it")
         why = (
-            "A weight has the same shape in every step; only the rows of x change. FLOPs grow with the rows, the bytes of"
-            " the weight do not: a step of few rows is bound by memory, one of many rows by arithmetic."
+            "A weight has the same shape in every step; only the rows of x change. FLOPs grow with the rows, the"
+            " bytes of the weight do not: a step of few rows is bound by memory, one of many rows by arithmetic."
         )
         return Stop("What each matrix product's shape becomes", lines, why)
 
@@ -283,8 +286,9 @@ class Tour:
                 lines.append(f"{us[0] / num_layers:8.1f} µs  {us[1] / num_layers:8.1f} µs  {names[index]}")
             lines.insert(0, f"  prefill       decode   instruction, mean of {num_layers} layers; shapes of the prefill")
         why = (
-            "A layer is the same few instructions each time; only T, the first number of each shape, differs between steps."
-            " Types of fewer bits (q8, q4m) are quantised values. Attention reads the KV cache, all else works on rows."
+            "A layer is the same few instructions each time; only T, the first number of each shape, differs"
+            " between steps. Types of fewer bits (q8, q4m) are quantised values. Attention reads the KV cache, all"
+            " else works on rows."
         )
         return Stop("Inside one layer", lines or [UNTIMED], why)
 
@@ -301,9 +305,9 @@ class Tour:
             f" {naive.milliseconds / cached.milliseconds:.1f}× the time; output: {self._same(naive)}",
         ]
         why = (
-            "Without the cache each step computes all k tokens so far again, k (k + 1) / 2 pairs: about N³ / 6 over N steps."
-            " Keys and values of earlier tokens never change. With the cache a step computes one row of k pairs: about"
-            " N² / 2 over N steps."
+            "Without the cache each step computes all k tokens so far again, k (k + 1) / 2 pairs: about N³ / 6"
+            " over N steps. Keys and values of earlier tokens never change. With the cache a step computes one row"
+            " of k pairs: about N² / 2 over N steps."
         )
         return Stop("Without a KV cache: the naive loop, on the same engine", lines, why)
 
@@ -361,7 +365,8 @@ class Tour:
                 f" = {model['num_layers']} layers · 2 (K and V) · {model['num_kv_heads']} heads · {model['head_size']}"
                 f" values · {per_token // num_values} B"
             )
-        return f"KV cache: {num_tokens} tokens · {per_token} B = {num_tokens * per_token / 1e3:.1f} kB; {per_token} B{formula}"
+        kilobytes = num_tokens * per_token / 1e3
+        return f"KV cache: {num_tokens} tokens · {per_token} B = {kilobytes:.1f} kB; {per_token} B{formula}"
 
     def _window(self) -> list[str]:
         windows = sorted({window for window in self._whole.trace.header["engine"]["windows"] if window})
@@ -374,7 +379,7 @@ class Tour:
 def rank_stop(rank: "RankModel", tp: int, num_tokens: int) -> Stop:
     """Return the stop that shows one rank of `tp`: the shapes of its weights, and the sums between them."""
     from quire.insight.explain.rank_model import split_name
-    from quire.kernels.collective import AllReduce  # with torch, which the tour of a fake executor does not need
+    from quire.kernels.collective import AllGather, AllReduce
 
     rows: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
     for weight in rank.weights:
@@ -402,9 +407,13 @@ def rank_stop(rank: "RankModel", tp: int, num_tokens: int) -> Stop:
             f"{len(sums)} all-reduces in a step, each of T · {sums[0].out.width} values · {sums[0].value_bytes} B:"
             f" {num_tokens * row_bytes / 1e3:.3g} kB in the prefill, {row_bytes / 1e3:.3g} kB in a decode"
         )
+    gathers = [item for item in rank.head if isinstance(item, AllGather)]
+    if gathers:
+        lines.append(f"{len(gathers)} all-gather of the logits, {gathers[0].out.width} values a row")
     why = (
-        "Of two products in a row, the first is split by outputs and the second by inputs. So a rank needs the other ranks"
-        " only after the second product, to sum. These shapes are what rank 0 would load; one process ran the stops above."
+        "Of two products in a row, the first is split by outputs and the second by inputs. So a rank needs the"
+        " other ranks only after the second product, to sum. These shapes are what rank 0 would load; one process"
+        " ran the stops above."
     )
     return Stop(f"The same model on {tp} ranks", lines, why)
 
