@@ -33,7 +33,8 @@ KEYS = "Enter: next stop   w: why   q: quit"
 @option("--max-tokens", type=click.IntRange(2, 512), default=8, metavar="N", help="tokens to generate  [8]")
 @option("--chunk", type=click.IntRange(min=1), default=16, metavar="N",
         help="tokens per step of the chunked prefill  [16]")  # fmt: skip
-@option("--tp", type=click.IntRange(2, 1024), metavar="N", help="add a stop: the shapes on one of N ranks")
+@option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(2, 1024), metavar="N",
+        help="add a stop: the shapes on one of N ranks")  # fmt: skip
 @option("--all", "shows_all", is_flag=True, help="print every stop and its why, without waiting for keys")
 @option_flags(EngineOptions, without=FIXED, defaults={"device": "cpu"})
 def tour_command(
@@ -68,9 +69,7 @@ def _stops(
     """Load the model, then yield each stop when it is asked for."""
     from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 
-    options = EngineOptions(
-        **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1
-    )  # fmt: skip
+    options = EngineOptions(**{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1)
     # A missing model is reported before torch is imported, which takes seconds.
     checkpoint = open_model(options.model, options.revision, output)
     from quire.insight.compare.rig import load

@@ -1,4 +1,4 @@
-"""`Tour`: one prompt through the real engine, stop by stop: what happened, its numbers, and why.
+"""`Tour`: one prompt through the real engine, as a sequence of stops with numbers and reasons.
 
 Every number is read from a recorded trace of the run that the stop describes. The same prompt is prefilled at once and
 in chunks, decoded with the KV cache and without it, on one loaded model.
@@ -39,7 +39,7 @@ _PRODUCT = re.compile(r"^(Gemm|Likeliest): x \[(\d+), (\d+)\].*weight \[(\d+), (
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One stop: a title, lines to show, and the answer to "why?"."""
+    """A title, lines to show, and the answer to "why?"."""
 
     title: str
     lines: Sequence[str]
@@ -70,7 +70,7 @@ class _Run:
         return f"prefill {self.steps[0]['duration_s'] * 1e3:.2f} ms, decode {decode_s * 1e3:.2f} ms a token"
 
     def share(self, step: Line) -> Line:
-        """What the request computed in a step."""
+        """Return the request's part of a step: first position, number of tokens, sampled tokens."""
         return next(share for share in step["requests"] if share["id"] == self.output.request_id)
 
 

@@ -115,7 +115,7 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
 
 
 def view_step(trace: Trace, step: Line) -> Picture:
-    """The steps up to this one, a column each: who waited, prefilled and decoded."""
+    """The steps up to this one, a column each: which requests waited, prefilled and decoded."""
     steps = trace.steps
     at = next(index for index, item in enumerate(steps) if item["step_id"] == step["step_id"])
     shown = steps[max(0, at - MAX_STEPS + 1) : at + 1]
