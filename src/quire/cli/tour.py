@@ -114,11 +114,18 @@ def step_through(stops: Iterator["Stop"], output: Output) -> None:
     for number, stop in enumerate(stops, 1):
         _print(number, stop, output)
         output.note(KEYS)
-        while (key := click.getchar()) not in ("\r", "\n"):
-            if key in ("q", "Q", "\x04"):
+        while (key := _key()) not in ("\r", "\n"):
+            if key == "q":
                 return
-            if key in ("w", "W"):
+            if key == "w":
                 _print_why(stop, output)
+
+
+def _key() -> str:
+    try:
+        return click.getchar().lower()
+    except EOFError:  # Ctrl-D
+        return "q"
 
 
 def _print(number: int, stop: "Stop", output: Output) -> None:
