@@ -25,8 +25,8 @@ OPS_OF_STEPS = 8
 HELP = f"""Record what the engine does, step by step, or make a timeline of a recording.
 
 The model answers PROMPT in this process, with {DEFAULT_MAX_TOKENS} tokens unless --max-tokens says otherwise; or with
---attach a running server is recorded until Ctrl-C or for --seconds. With a recording (.jsonl) in place of a PROMPT it is
-converted. The name of the output decides its form: .jsonl is the recording itself, .json a timeline for Perfetto or
+--attach a running server is recorded until Ctrl-C or for --seconds. With a recording (.jsonl) in place of a PROMPT it
+is converted. The name of the output decides its form: .jsonl is the recording itself, .json a timeline for Perfetto or
 chrome://tracing, .html a page that opens without a network.
 """
 EXAMPLES = (
@@ -96,9 +96,12 @@ def _record_prompt(
     with open_engine(options, output) as engine:
         params = sampling_params_for(engine, {"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
         recorder = Recorder(engine, op_period=op_period, with_text=True)
-        generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params,
-                 lambda _: file.write(recorder.take()) and None)  # fmt: skip
-        file.write(recorder.take())
+
+        def write(_: str = "") -> None:
+            file.write(recorder.take())
+
+        generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params, write)
+        write()
         recorder.close()
 
 

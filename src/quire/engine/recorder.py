@@ -28,8 +28,8 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 class Recorder:
     """Watches one engine from its construction to `close`. All calls come from the thread that runs the engine.
 
-    `op_period`: one step in so many times each of its instructions (0: none). `with_text`: steps hold the text of the
-    new tokens, and the header that of the prompts; else only numbers leave the engine.
+    `op_period`: every `op_period`-th step times each of its instructions (0: none). `with_text`: steps hold the text
+    of the new tokens, and the header that of the prompts; else only numbers leave the engine.
     """
 
     def __init__(self, engine: "LLMEngine", *, op_period: int = 0, with_text: bool = False) -> None:

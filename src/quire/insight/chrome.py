@@ -108,7 +108,7 @@ class _Timeline:
             }  # fmt: skip
 
     def _us(self, time_s: float) -> float:
-        return (time_s - self._start_s) * 1e6
+        return 1e6 * (time_s - float(self._start_s))
 
 
 def _slice(name: str, start_us: float, duration_us: float, pid: int, tid: int, args: Slice) -> Slice:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from html import escape
 
 CELL, ROW, LEFT, FONT = 9, 15, 190, 12
+STYLE = (
+    "body{font-family:system-ui,sans-serif;margin:2rem;background:#fff;color:#111}"
+    "section{overflow-x:auto;margin-bottom:2rem}"
+)
+"""Of a page of pictures, which have colours for a white page only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,15 @@ class Picture:
 def to_html(title: str, bodies: Sequence[str]) -> str:
     """Return a whole page without references to other files. `bodies`: SVG or HTML, one per section."""
     sections = "\n".join(f"<section>{body}</section>" for body in bodies)
+    return page(title, STYLE, sections)
+
+
+def page(title: str, style: str, body: str) -> str:
+    """Return one file of HTML that begins with its title as the heading. `style`: CSS; `body`: HTML."""
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        "<style>body{font-family:system-ui,sans-serif;margin:2rem;background:#fff;color:#111}"
-        f"section{{overflow-x:auto;margin-bottom:2rem}}</style><h1>{escape(title)}</h1>\n{sections}\n</html>\n"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}</style></head><body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
     )
 
 

@@ -29,7 +29,7 @@ class TraceError(QuireError):
 
 @dataclass(slots=True)
 class RequestState:
-    """One unfinished request after a step.
+    """An unfinished request after a step.
 
     Fields:
         num_tokens: known tokens, the sampled ones included; num_computed: of them in the KV cache.

@@ -28,7 +28,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     every = -(-len(tokens) // MAX_ROWS)
     names = _names([share["id"] for share in shares])
     rows, num_pairs = [], 0
-    for share, position in tokens:
+    for _, position in tokens:
         num_pairs += min(position + 1, window or position + 1)
     for share, position in tokens[::every]:
         first = max(0, position - window + 1) if window else 0
@@ -46,11 +46,11 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     return Picture(
         f"step {step['step_id']}: attention mask of {len(tokens)} new tokens of {len(shares)} requests",
         f"A row is {'a' if every == 1 else f'one in {every}'} new token{'s' if every > 1 else ''}, a column"
-        f" {scale} position{'s' if scale > 1 else ''} of its own request. The batch is flat: the tokens of other requests"
-        " are no columns at all.",
+        f" {scale} position{'s' if scale > 1 else ''} of its own request. The batch is flat: tokens of other requests"
+        " are no columns.",
         f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
         f"  ({terms}{', …' if len(shares) > 8 else ''})",
-        "src/quire/kernels/paged_attention/reference.py",
+        "src/quire/kernels/paged_attention/__init__.py",
         kinds,
         rows,
     )
@@ -115,7 +115,7 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
 
 
 def view_step(trace: Trace, step: Line) -> Picture:
-    """The steps up to this one, a column each: who waited, prefilled and decoded."""
+    """The steps up to this one, a column each: which requests waited, prefilled and decoded."""
     steps = trace.steps
     at = next(index for index, item in enumerate(steps) if item["step_id"] == step["step_id"])
     shown = steps[max(0, at - MAX_STEPS + 1) : at + 1]
@@ -162,8 +162,8 @@ def view_ops(trace: Trace, step: Line) -> Picture:
     kinds = {"time": Kind("█", "#1f77b4", "share of the time in instructions")}
     if timed is None:
         return Picture(
-            f"step {step['step_id']}: no instruction was timed", "Record with --op-period 1; only plans have instructions.",
-            "", "src/quire/runtime/plan/emit.py", kinds,
+            f"step {step['step_id']}: no instruction was timed",
+            "Record with --op-period 1; only plans have instructions.", "", "src/quire/runtime/plan/emit.py", kinds,
         )  # fmt: skip
     totals: dict[str, list[float]] = {}
     for op in trace.ops_of(timed):
@@ -178,7 +178,7 @@ def view_ops(trace: Trace, step: Line) -> Picture:
     return Picture(
         f"step {timed['step_id']}: {all_us / 1e3:.2f} ms in {len(trace.ops_of(timed))} instructions",
         f"Instructions of one kind together, with {timed['num_tokens']} tokens in the step.",
-        f"{all_us / 1e3:.2f} ms of {timed['execute_s'] * 1e3:.2f} ms that the step executes; rates count weights and KV",
+        f"{all_us / 1e3:.2f} ms of {timed['execute_s'] * 1e3:.2f} ms that the step takes; rates count weights and KV",
         "src/quire/kernels/instruction.py",
         kinds,
         rows,

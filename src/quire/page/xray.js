@@ -401,7 +401,7 @@ export class Xray {
     const window = state.header.engine.windows.find((value) => value !== null) ?? null;
     const about = this.about("Rows are the tokens that the step computes, columns the positions of their own request that they attend to: pale for keys that earlier steps left in the KV cache, full for keys of this step. " +
       "The thick line is the edge of the chunk. No row sees another request: the batch needs no padding.",
-      `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention/reference.py");
+      `row i sees column j if j ≤ i${window ? ` and i − j < ${window}` : ""}; pairs = Σ (start + k), k = 1 … tokens`, "src/quire/kernels/paged_attention/__init__.py");
     if (!step) return html`<p class="hint">No step yet.</p>${about}`;
     const shares = step.requests.filter((share) => share.count).slice(0, 24);
     const columns = Math.max(...shares.map((share) => share.start + share.count), 8);
@@ -446,7 +446,7 @@ export class Xray {
     const peaks = explained?.peaks ?? [];
     const predicted = explained?.points ?? [];
     const about = this.about("A point is work: to the right, more arithmetic per byte; up, more speed. ○ is predicted from the model and the machine, ● was measured in this engine. Under the slope memory is the limit, under the flat line arithmetic.",
-      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/explain/phases.py; measured: src/quire/runtime/forward.py");
+      "attainable FLOP/s = min(peak FLOP/s, FLOP per byte × bytes per second)", "src/quire/insight/explain/phases.py; measured: src/quire/runtime/forward.py");
     const note = explained?.error ?? (this.options.explain && !explained ? "The prediction is being computed…" : "");
     if (!points.length && !predicted.length) return html`<p class="hint">${note} ${this.untimed}</p>${about}`;
     const all = [...points.map((op) => [op.flops / op.bytes, op.flops / op.time]), ...predicted.map((p) => [p.intensity, p.flops_per_s]), ...peaks.map((p) => [p.flops_per_s / p.bytes_per_s, p.flops_per_s])].filter(([a, b]) => a > 0 && b > 0);

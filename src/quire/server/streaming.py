@@ -101,7 +101,7 @@ def stream_answer(request: Request, requests: Sequence[EngineRequest], writer: E
 async def _written(
     state: ServerState, updates: AsyncGenerator[tuple[int, RequestUpdate], None], writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of updates. The opening waits for the first update: until then an error is an ordinary answer."""
+    """Yield the events of updates. The opening waits for the first update: an error before it is an ordinary answer."""
     data = writer.opening()
     async with aclosing(updates) as received:
         async for index, update in received:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.byte_sizes import format_bytes
 from quire.insight.compare.results import Chart, Comparison
+from quire.insight.picture import page
 
 WIDTH, HEIGHT = 760, 240
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 5")
@@ -36,14 +37,12 @@ def html_page(comparison: Comparison) -> str:
     )
     equal = "" if comparison.outputs_equal is None else f"<p>{escape(equal_text(comparison))}</p>"
     settings = ", ".join(f"{name}={value}" for name, value in comparison.settings.items() if value is not None)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>quire compare {comparison.name}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
-        f"<h1>quire compare {comparison.name}</h1>"
+    shown = (
         f"<p>{escape(comparison.title)}</p>{equal}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>"
         + "".join(f"<li>{escape(sentence)}</li>" for sentence in comparison.explanation)
-        + f"</ul>{''.join(map(_figure, comparison.charts))}<p>{escape(settings)}</p></html>\n"
+        + f"</ul>{''.join(map(_figure, comparison.charts))}<p>{escape(settings)}</p>"
     )
+    return page(f"quire compare {comparison.name}", STYLE, shown)
 
 
 def equal_text(comparison: Comparison) -> str:

@@ -6,6 +6,7 @@ Next to read: `report.py`.
 from html import escape
 
 from quire.insight.explain.report import Report, Section
+from quire.insight.picture import page
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; }
@@ -25,12 +26,7 @@ def to_html(report: Report) -> str:
     """Return the page."""
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report.notes)
     sections = "".join(map(_section, report.sections))
-    title = escape(report.title)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>{notes}{_times(report)}{sections}</body></html>\n"
-    )
+    return page(report.title, STYLE, notes + _times(report) + sections)
 
 
 def _times(report: Report) -> str:
