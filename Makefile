@@ -83,9 +83,10 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	@$(PIP) -e .
 	@touch $@
 
+# The installed Quire names its extras: installing it again would compile the kernels again.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need" >&2
-	@$(PIP) -e '.[dev]'
+	@$(PIP) 'quire[dev]'
 	@touch $@
 
 # Clients whose pinned versions contradict Quire's have an environment of their own: tests/server/test_litellm.py.
