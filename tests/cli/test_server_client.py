@@ -74,9 +74,9 @@ def test_broken_connection_or_answer_without_json_is_an_error() -> None:
     def answer(handler: Handler, body: dict[str, Any]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "100" if handler.command == "POST" else "2")
+        handler.send_header("Connection", "close")
         handler.end_headers()
         handler.wfile.write(b"hi")
-        handler.close_connection = True
 
     with stub_server(answer) as server, ServerClient(server.url) as client:
         assert client.get_text("/") == "hi"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ def test_grammar_is_not_refused_when_the_process_got_no_processor_time() -> None
     child = process._process
     assert child is not None
     child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(QueueFullError, match="within 1 s"):
         process.check(Spec(regex="abc"))
     assert isinstance(ask(process, GOOD), str)

@@ -108,10 +108,10 @@ def test_pause_holds_a_step_while_recording_goes_on(server: Serving, open_page: 
     expect(newest).not_to_have_text(f"step {held} / {held}")
     assert step_shown(page) == held
     page.get_by_label("One step back").click()
-    assert step_shown(page) == held - 1
-    page.locator("#gantt").press("ArrowRight")
-    page.locator("#gantt").press("ArrowRight")
-    assert step_shown(page) == held + 1
+    expect(newest).to_have_text(re.compile(rf"step {held - 1} /"))
+    for step in (held, held + 1):
+        page.locator("#gantt").press("ArrowRight")
+        expect(newest).to_have_text(re.compile(rf"step {step} /"))
     page.get_by_role("button", name="Back to live").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
 
