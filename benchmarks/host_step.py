@@ -1,4 +1,4 @@
-"""Host time of one decode step, everything but the model: schedule, update, outputs, and what the event log adds.
+"""Host time of one decode step, everything but the model: schedule, update, outputs, and what the event log adds, and a reader of it.
 
     python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--json]
 
@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.recorder import Recorder
 from quire.events import EventLog
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
@@ -106,8 +107,8 @@ def make_config(num_streams: int, num_steps: int) -> EngineConfig:
     return EngineConfig(EngineOptions(), model, hardware, "cpu", "float32", "float32", scheduler, ())
 
 
-def measure(num_streams: int, num_steps: int, *, with_events: bool) -> dict[str, float]:
-    """Median µs of a step and its parts, with all streams decoding."""
+def measure(num_streams: int, num_steps: int, *, with_events: bool, is_watched: bool = False) -> dict[str, float]:
+    """Median µs of a step and its parts, with all streams decoding; `is_watched`: and its event lines are written."""
     config = make_config(num_streams, num_steps + NUM_WARM_STEPS)
     events = EventLog(config.options.max_num_events) if with_events else SilentLog()
     scheduler = Scheduler(config.scheduler, events if with_events else None)
@@ -126,11 +127,14 @@ def measure(num_streams: int, num_steps: int, *, with_events: bool) -> dict[str,
     processor = engine._output_processor
     processor.process = watch.wrap("outputs", processor.process)  # type: ignore[method-assign]
     executor.collect = watch.wrap("execute", executor.collect)  # type: ignore[method-assign]
+    recorder = Recorder(engine) if is_watched else None
     rows: list[dict[str, float]] = []
     num_before = events.num_recorded
     for _ in range(num_steps):
         started = time.perf_counter()
         outputs = engine.step()
+        if recorder is not None:
+            recorder.take()
         total = time.perf_counter() - started
         assert len(outputs) == num_streams
         parts = watch.take()
@@ -149,17 +153,19 @@ def main() -> None:
     for num_streams in map(int, arguments.streams.split(",")):
         on = measure(num_streams, arguments.steps, with_events=True)
         off = measure(num_streams, arguments.steps, with_events=False)
+        watched = measure(num_streams, arguments.steps, with_events=True, is_watched=True)
         result = {f"{name}_us": round(on[name], 1) for name in (*PARTS, "total")}
-        result |= {"total_without_events_us": round(off["total"], 1), "events_per_step": on["events_per_step"]}
+        result |= {"total_without_events_us": round(off["total"], 1), "total_watched_us": round(watched["total"], 1)}
+        result["events_per_step"] = on["events_per_step"]
         results.append({"streams": num_streams, **result, "us_per_stream": round(on["total"] / num_streams, 2)})
     if arguments.json:
         print(json.dumps(results))
         return
     print("host µs per decode step, model excluded (medians)")
-    columns = ("streams", *PARTS, "total", "events off", "events", "per stream")
+    columns = ("streams", *PARTS, "total", "events off", "watched", "events", "per stream")
     print("".join(f"{name:>12}" for name in columns))
     for row in results:
-        values = [row[f"{name}_us"] for name in (*PARTS, "total", "total_without_events")]
+        values = [row[f"{name}_us"] for name in (*PARTS, "total", "total_without_events", "total_watched")]
         values += [row["events_per_step"], row["us_per_stream"]]
         print(f"{row['streams']:>12}" + "".join(f"{value:>12.1f}" for value in values))
 
