@@ -1,4 +1,4 @@
-"""Host time of one decode step, everything but the model: schedule, update, outputs, and what the event log adds, and a reader of it.
+"""Host time of one decode step, everything but the model: schedule, update, outputs, the event log, and its reader.
 
     python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--json]
 
