@@ -5,8 +5,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from quire.server.streaming import event
+from quire.server.streaming import TextEvent, event
 from tests.engine.builders import assert_all_home
 from tests.server.fake_engine import CHAT, in_loop, listening, make_server
 
@@ -48,6 +50,14 @@ def post(path: str) -> Message:
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+@given(st.text())
+def test_text_event_equals_the_event_with_this_text(text: str) -> None:
+    def event_with(text: str) -> bytes:
+        return event({"id": "x", "choices": [{"delta": {"content": text}}]}, "name")
+
+    assert TextEvent(event_with).encode(text) == event_with(text)
 
 
 def test_event_is_one_line_of_json() -> None:

@@ -139,6 +139,7 @@ class _ChatChunks(Chunks):
         super().__init__(job)
         self._opening = job.opening
         self._tool_use = job.tool_use
+        self._is_plain = self._is_plain and job.tool_use is None
         self._writer = job.logprob_writer()
         self._readers: dict[int, ToolReader] = {}
 

@@ -5,6 +5,7 @@ Chat and plain completions share both. Next to read: `chat.py`, `completions.py`
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
@@ -13,7 +14,7 @@ from quire.server.generation import timestamp
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol.answers import FINGERPRINT
 from quire.server.protocol.fields import ChoiceFields, StreamOptions
-from quire.server.streaming import DONE, EventWriter, event
+from quire.server.streaming import DONE, EventWriter, TextEvent, event
 from quire.types import Request
 
 
@@ -83,7 +84,10 @@ class Job:
 
 
 class Chunks(EventWriter):
-    """Writes the updates of one answer as OpenAI chunks, and counts its tokens. Subclasses write choices."""
+    """Writes the updates of one answer as OpenAI chunks, and counts its tokens. Subclasses write choices.
+
+    Most requests want text only: the chunks between a choice's first and last then differ in one string.
+    """
 
     kind: str
 
@@ -94,6 +98,8 @@ class Chunks(EventWriter):
         self._has_usage = bool(options.include_usage)
         self._has_running_usage = self._has_usage and bool(options.continuous_usage_stats)
         self._has_extras = job.num_top is not None or bool(job.body.return_token_ids) or self._has_running_usage
+        self._is_plain = not self._has_extras and not job.scores_only
+        self._texts: dict[tuple[int, int], TextEvent] = {}
         self._num_generated = 0
         self._last: dict[int, RequestUpdate] = {}
 
@@ -108,12 +114,22 @@ class Chunks(EventWriter):
         for choice in update.choices:
             if not self._job.scores_only:
                 self._num_generated += len(choice.token_ids)
+            is_plain, key = self._is_plain and choice.finish_reason is None, (index, choice.index)
+            if is_plain and key in self._texts:
+                data += self._texts[key].encode(choice.text) if choice.text else b""
+                continue
             written = self.choices(index, choice, update)
             is_last = update.finished and choice is update.choices[-1] and not self._has_usage
             extra = self._job.timings(self._num_generated, update) if is_last else {}
             for position, item in enumerate(written, 1):
                 data += self.chunk(item, extra if position == len(written) else {})
+            if is_plain and written:  # an echoed prompt goes with the first text
+                self._texts[key] = TextEvent(partial(self._text_chunk, *key))
         return data
+
+    def _text_chunk(self, index: int, choice: int, text: str) -> bytes:
+        (item,) = self.choices(index, ChoiceUpdate(choice, text, []), RequestUpdate(""))
+        return self.chunk(item, {})
 
     def closing(self) -> bytes:
         """Return the usage, if the request asked for it, and the end."""
