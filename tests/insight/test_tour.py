@@ -46,8 +46,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     options = EngineOptions(
         model=directory, device="cpu", enable_prefix_caching=False, multi_step_decode=1, block_size=BLOCK_SIZE
     )
-    config, executor = load(options)
-    return Loaded(directory, config, executor, open_model(directory, None, Output()))
+    checkpoint = open_model(directory, None, Output())
+    return Loaded(directory, *load(options, checkpoint), checkpoint)
 
 
 @pytest.fixture(scope="module")

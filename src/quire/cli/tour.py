@@ -21,6 +21,7 @@ from quire.errors import PromptError, UnsupportedModelError
 if TYPE_CHECKING:
     from quire.insight.explain.rank_model import RankModel
     from quire.insight.tour import Stop, Tour
+    from quire.weights.checkpoint import Checkpoint
 
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
@@ -77,7 +78,7 @@ def _stops(
     from quire.insight.tour import Tour, rank_stop
 
     output.note(f"loading {options.model}")
-    config, executor = load(options)
+    config, executor = load(options, checkpoint)
     tokenizer = load_tokenizer(checkpoint, options.tokenizer, config.model.vocab_size)
     template = read_chat_template(options.chat_template)
     chat = tokenizer.render_chat([{"role": "user", "content": text}], chat_template=template)
@@ -92,10 +93,10 @@ def _stops(
     yield from tour.stops()
     if rank is not None and tp is not None:
         yield rank_stop(rank, tp, len(token_ids))
-    yield _gpu_stop(tour, options)
+    yield _gpu_stop(tour, options, checkpoint)
 
 
-def _gpu_stop(tour: "Tour", options: EngineOptions) -> "Stop":
+def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") -> "Stop":
     import torch
 
     from quire.insight.compare.rig import load
@@ -105,7 +106,7 @@ def _gpu_stop(tour: "Tour", options: EngineOptions) -> "Stop":
         return Stop("CPU and GPU", [f"this tour ran on {options.device}: --device cpu compares the two"], "")
     if not torch.cuda.is_available():
         return Stop("CPU and GPU", ["this machine has no CUDA GPU to run the same prompt on"], "")
-    config, executor = load(replace(options, device="cuda"))
+    config, executor = load(replace(options, device="cuda"), checkpoint)
     return tour.beside(torch.cuda.get_device_name(), config, executor)
 
 

@@ -57,15 +57,10 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     with times.phase("checkpoint"):
         checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     with times.phase("decisions"):
-        model = ModelRegistry.make_model_config(
-            checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides
-        )
-        if checkpoint.tensors:
-            model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
-        config = resolve(options, detect_hardware(options.device), model)
+        config = resolve_config(options, checkpoint)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
-        tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, model.vocab_size)
+        tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, config.model.vocab_size)
         grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading.result()[0]))
         with times.phase("weights and cache"):
             executor = InProcessExecutor.create(config, checkpoint, progress, grammars)
@@ -75,6 +70,15 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine
+
+
+def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
+    """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
+    hf_config, generation_config = checkpoint.hf_config, checkpoint.generation_config
+    model = ModelRegistry.make_model_config(hf_config, generation_config, options.hf_overrides)
+    if checkpoint.tensors:
+        model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
+    return resolve(options, detect_hardware(options.device), model)
 
 
 def _log_decisions(config: EngineConfig) -> None:

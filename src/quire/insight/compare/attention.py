@@ -4,9 +4,6 @@ Sizes come from `cache_spec.py`. Times are those of the attention instruction in
 weights, in decode steps at the end of the context. Next to read: `rig.py`.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from quire.byte_sizes import format_bytes
@@ -80,30 +77,15 @@ def measure(settings: Settings, spec: PagedKV, num_heads: int, context: int, pro
         "vocab_size": 256, "max_position_embeddings": context, "rms_norm_eps": 1e-5, "hidden_act": "silu",
         "sliding_window": spec.window, "tie_word_embeddings": True, "rope_theta": 10000.0,
     }  # fmt: skip
-    with _instructions_timed():
-        rig = Rig(
-            settings, "random weights", lambda *_: None, config, load_format="dummy", dtype="bfloat16",
-            max_num_seqs=1, max_model_len=context, max_num_batched_tokens=context, block_size=16,
-            num_blocks_override=-(-context // 16) + 4,
-        )  # fmt: skip
+    rig = Rig(
+        settings, "random weights", lambda *_: None, config, load_format="dummy", dtype="bfloat16", max_num_seqs=1,
+        max_model_len=context, max_num_batched_tokens=context, block_size=16,
+        num_blocks_override=-(-context // 16) + 4,
+    )  # fmt: skip
     prompt = tuple(at % 256 for at in range(context - NUM_DECODES))
-    run = rig.drive("attention", [Job(prompt, NUM_DECODES)])
+    run = rig.drive("attention", [Job(prompt, NUM_DECODES)], times_ops=True)
     times = [op.microseconds for step in run.steps[1:] for op in step.ops if op.name.startswith("Attend:")]
     return percentile(times, 0.5) / 1e6 if times else None
-
-
-@contextmanager
-def _instructions_timed() -> Iterator[None]:
-    """Make plans that are loaded in the block time each instruction. Mutates: `QUIRE_TRACE`, for the block."""
-    before = os.environ.get("QUIRE_TRACE")
-    os.environ["QUIRE_TRACE"] = "events"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["QUIRE_TRACE"]
-        else:
-            os.environ["QUIRE_TRACE"] = before
 
 
 def _shape_of(model: str) -> tuple[int, int, int]:

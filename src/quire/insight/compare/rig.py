@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepRe
 
 if TYPE_CHECKING:
     from quire.parallel.executor import Executor  # it imports torch, which the fake executor never needs
+    from quire.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,10 @@ class Rig:
         hf_config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """`hf_config`: as in `load`; `options`: of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
+        """`hf_config`: of a model with random weights, in place of `model`; `options`: of `EngineOptions`.
+
+        Raises: ConfigError, ModelError, CapacityError.
+        """
         self.progress = progress
         chosen = EngineOptions(
             model=model, seed=settings.seed, enable_prefix_caching=False, multi_step_decode=1, **options
@@ -189,7 +193,7 @@ class Rig:
                 self.executor: Executor = FakeExecutor(self.config)
             else:
                 progress(f"loading {model}", 0, 1)
-                self.config, self.executor = load(chosen, hf_config)
+                self.config, self.executor = load(chosen, _open(model, hf_config))
         except (ConfigError, MemoryCapacityError) as error:
             raise type(error)(_rename_options(error.message)) from None
         self._num_runs = 0
@@ -201,6 +205,8 @@ class Rig:
         make_scheduler: MakeScheduler = lambda config, events, clock: Scheduler(config.scheduler, events, clock),
         observe: Callable[[Scheduler], None] = lambda scheduler: None,
         wakes_at: Callable[[bool], float] = lambda more_come: math.inf,
+        *,
+        times_ops: bool = False,
     ) -> Run:
         """Run the jobs to their end. `observe` is called after each step.
 
@@ -212,6 +218,7 @@ class Rig:
         engine = LLMEngine(
             self.config, shared, events=events, scheduler=make_scheduler(self.config, events, clock), clock=clock
         )
+        engine.op_period = int(times_ops)
         self._num_runs += 1
         names = [f"{self._num_runs}-{mode}-{index}" for index in range(len(jobs))]
         index_of = {name: index for index, name in enumerate(names)}
@@ -266,27 +273,12 @@ def check_outputs_equal(runs: Mapping[str, Run]) -> int:
     return len(expected.outputs)
 
 
-def load(options: EngineOptions, hf_config: Mapping[str, Any] | None = None) -> tuple[EngineConfig, "Executor"]:
-    """Load a model without its tokenizer; with `hf_config` a model of this configuration with random weights.
-
-    Raises: ConfigError, ModelError, CapacityError.
-    """
-    from quire.models.registry import ModelRegistry
+def load(options: EngineOptions, checkpoint: "Checkpoint") -> tuple[EngineConfig, "Executor"]:
+    """Load a model without its tokenizer. Raises: ConfigError, ModelError, CapacityError."""
+    from quire.engine.build import resolve_config
     from quire.parallel.executor import InProcessExecutor
-    from quire.runtime.hardware import detect_hardware
-    from quire.runtime.plan.packed_weights import kept_bytes
-    from quire.weights.checkpoint import Checkpoint, open_checkpoint
-    from quire.weights.sources import ModelFiles, resolve_source
 
-    if hf_config is None:
-        checkpoint = open_checkpoint(resolve_source(options.model, revision=options.revision))
-    else:
-        files = ModelFiles("random weights", Path(), "hf", "local")
-        checkpoint = Checkpoint(files, "safetensors", hf_config, {}, {}, {})
-    model = ModelRegistry.make_model_config(checkpoint.hf_config, checkpoint.generation_config)
-    if checkpoint.tensors:
-        model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
-    config = resolve(options, detect_hardware(options.device), model)
+    config = resolve_config(options, checkpoint)
     return config, InProcessExecutor.create(config, checkpoint)
 
 
@@ -306,6 +298,15 @@ def _rename_options(message: str) -> str:
     for name, own in (("max-model-len", "context"), ("max_model_len", "context"), ("kv-cache-memory-bytes", "pool")):
         message = message.replace(name, own)
     return message
+
+
+def _open(model: str, hf_config: Mapping[str, Any] | None) -> "Checkpoint":
+    from quire.weights.checkpoint import Checkpoint, open_checkpoint
+    from quire.weights.sources import ModelFiles, resolve_source
+
+    if hf_config is None:
+        return open_checkpoint(resolve_source(model))
+    return Checkpoint(ModelFiles(model, Path(), "hf", "local"), "safetensors", hf_config, {}, {}, {})
 
 
 def _fake_model() -> ModelConfig:
