@@ -4,40 +4,41 @@ Next to read: `insight/compare/__init__.py`.
 """
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.command import option, output_of, verb
+from quire.cli.output import open_file
 from quire.cli.values import BYTES, LENGTH
-from quire.errors import ConfigError
 
+EXAMPLES = (
+    "quire compare batching",
+    "quire compare kv --pool 128MiB --html kv.html",
+    "quire compare batching --model smollm2 --slots 4",
+)
 COMPARISONS = ("cache", "batching", "kv", "attention")
 
 
-@click.command(
-    "compare", cls=VerbCommand,
-    help="Compare ways to cache, batch and allocate on one engine.\n\nThe same requests run with one thing switched. "
-    "cache: no KV cache, KV cache. batching: static, dynamic, continuous. kv: contiguous, buddy, paged memory. "
-    "attention: MHA, GQA, MQA, MLA, sliding window.",
-    examples=("quire compare batching", "quire compare kv --pool 128MiB --html kv.html",
-              "quire compare batching --model smollm2 --slots 4"),
-)  # fmt: skip
+@verb("compare", EXAMPLES)
 @click.argument("name", type=click.Choice(COMPARISONS))
-@click.option("--model", cls=GroupedOption, metavar="TEXT",
-              help="model to run, or fake: no model, a step takes one unit of time  [cache: smollm2; batching, kv: "
+@option("--model", metavar="TEXT",
+        help="model to run, or fake: no model, a step takes one unit of time  [cache: smollm2; batching, kv: "
               "fake; attention: the shape of Llama-2-7B]")  # fmt: skip
-@click.option("--seed", cls=GroupedOption, type=int, default=0, help="seed of the workload  [0]")
-@click.option("--requests", cls=GroupedOption, type=LENGTH, help="requests of the workload")
-@click.option("--slots", cls=GroupedOption, type=LENGTH, default=8, help="batching: largest batch  [8]")
-@click.option("--rate", cls=GroupedOption, type=float,
+@option("--seed", type=int, default=0, help="seed of the workload  [0]")
+@option("--requests", type=LENGTH, help="requests of the workload")
+@option("--slots", type=LENGTH, default=8, help="batching: largest batch  [8]")
+@option("--rate", type=float,
               help="batching, kv: requests that arrive per step, or per second with a model")  # fmt: skip
-@click.option("--pool", cls=GroupedOption, type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
-@click.option("--context", cls=GroupedOption, type=LENGTH, help="longest sequence, prompt and output together")
-@click.option("--html", cls=GroupedOption, type=click.Path(dir_okay=False), help="write a page with charts to a file")
+@option("--pool", type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
+@option("--context", type=LENGTH, help="longest sequence, prompt and output together")
+@option("--html", type=click.Path(dir_okay=False), help="write a page with charts to a file")
 def compare_command(name: str, pool: int | None, html: str | None, **values: Any) -> None:
-    """Run one comparison."""
+    """Compare ways to cache, batch and allocate on one engine.
+
+    The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
+    kv: contiguous, buddy, paged memory. attention: MHA, GQA, MQA, MLA, sliding window.
+    """
     from quire.insight.compare import run
     from quire.insight.compare.figure import equal_text, html_page, row_texts
     from quire.insight.compare.results import Settings
@@ -51,10 +52,8 @@ def compare_command(name: str, pool: int | None, html: str | None, **values: Any
 
     comparison = run(name, Settings(pool_bytes=pool, **values), show)
     if html is not None:
-        try:
-            Path(html).write_text(html_page(comparison), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {html} cannot be written: {error.strerror or error}") from None
+        with open_file("--html", html) as file:
+            file.write(html_page(comparison).encode())
         output.note(f"wrote {html}")
     if output.json:
         output.result_json("quire.compare/1", asdict(comparison))

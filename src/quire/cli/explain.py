@@ -10,11 +10,10 @@ import click
 
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import environment_name
-from quire.cli.output import Output
+from quire.cli.output import Output, open_file
 from quire.cli.progress import show_progress
 from quire.cli.values import LENGTH, LENGTHS
 from quire.config import DTYPE_ALIASES, DTYPES, KV_DTYPES, EngineOptions
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.insight.explain.report import Report
@@ -71,10 +70,8 @@ def explain_command(
     if html is not None:
         from quire.insight.explain.page import to_html
 
-        try:
-            html.write_text(to_html(report), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from error
+        with open_file("--html", html) as file:
+            file.write(to_html(report).encode())
         output.note(f"wrote {html}")
     if output.json:
         output.result_json("quire.explain/1", report.to_json())

@@ -1,7 +1,7 @@
 """Output of a verb: results to stdout, notes and errors to stderr.
 
-One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it imports
-not click's terminal code, so that `--help` stays instant.
+One `Output` per command line, kept in `ctx.obj` of the root context. It must not know any verb; it does not
+import click's terminal code, so that `--help` stays instant.
 Next to read: `progress.py`.
 """
 
@@ -10,7 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     import logging
@@ -92,6 +94,14 @@ class Output:
 def is_capable_terminal(stream: TextIO) -> bool:
     """Return whether `stream` is a terminal that understands escape sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def open_file(option: str, path: str | os.PathLike[str]) -> BinaryIO:
+    """Open for writing the file that an option names. Raises: ConfigError if that is not possible."""
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror or error}") from None
 
 
 def format_count(number: int) -> str:

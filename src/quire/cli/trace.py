@@ -7,17 +7,20 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from quire.cli.arguments import read_prompt, split_arguments
-from quire.cli.command import GroupedOption, VerbCommand, output_of
+from quire.cli.command import option, output_of, verb
 from quire.cli.options import chosen_options, option_flags
-from quire.cli.output import Output
-from quire.cli.server_client import URL_HELP, ServerClient, find_url
+from quire.cli.output import Output, open_file
+from quire.cli.server_client import ServerClient, find_url, url_option
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.insight.trace import Trace
 
 SUFFIXES = (".jsonl", ".json", ".html")
 DEFAULT_MAX_TOKENS = 32
@@ -36,18 +39,16 @@ EXAMPLES = (
 )
 
 
-@click.command(
-    "trace", cls=VerbCommand, help=HELP, short_help="Record what the engine does; make a timeline.", examples=EXAMPLES
-)
+@verb("trace", EXAMPLES, help=HELP)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT] | RECORDING")
-@click.option("-o", "--output", "path", cls=GroupedOption, default="trace.jsonl", show_default=True, metavar="FILE",
+@option("-o", "--output", "path", default="trace.jsonl", show_default=True, metavar="FILE",
               help="file to write: .jsonl, .json or .html")  # fmt: skip
-@click.option("--attach", is_flag=True, cls=GroupedOption, help="record a running server")
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), cls=GroupedOption, metavar="N",
+@option("--attach", is_flag=True, help="record a running server")
+@url_option
+@option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="N",
               help="with --attach: time to record  [until Ctrl-C]")  # fmt: skip
-@click.option("--op-period", type=click.IntRange(0, 1 << 20), default=OPS_OF_STEPS, show_default=True, metavar="N",
-              cls=GroupedOption, help="time the instructions of every N-th step; 0: of none")  # fmt: skip
+@option("--op-period", type=click.IntRange(0, 1 << 20), default=OPS_OF_STEPS, show_default=True, metavar="N",
+        help="time the instructions of every N-th step; 0: of none")  # fmt: skip
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=frozenset({"seed"}))
 def trace_command(
@@ -69,16 +70,13 @@ def trace_command(
         if target.suffix == ".jsonl":
             raise click.UsageError(f"{words[0]} is a recording already: name a .json or .html file with -o")
         return _convert(Path(words[0]), target, output)
-    recording = target if target.suffix == ".jsonl" else target.with_suffix(".jsonl")
-    with recording.open("wb") as file:
+    recording = target.with_suffix(".jsonl")
+    with open_file("-o", recording) as file:
         if attach:
             _record_server(file, url, seconds, op_period, output)
         else:
             _record_prompt(file, words, values, op_period, output)
-    if target != recording:
-        _convert(recording, target, output)
-    else:
-        _report(recording, output)
+    _convert(recording, target, output)
 
 
 def _record_prompt(
@@ -121,29 +119,27 @@ def _record_server(file: BinaryIO, url: str | None, seconds: float | None, op_pe
 
 
 def _convert(recording: Path, target: Path, output: Output) -> None:
+    """Write a recording in the form of the target, unless it is the target, and say what it holds."""
     from quire.insight.trace import Trace
 
     trace = Trace.read(recording)
     if trace.is_cut:
         output.note(f"{recording}: the last line is incomplete and was left out", style="yellow")
-    if target.suffix == ".json":
+    if target != recording:
+        with open_file("-o", target) as file:
+            file.write(_converted(trace, target.suffix).encode())
+    num_steps, num_events = len(trace.steps), len(trace.lines) - 1
+    if output.json:
+        output.result_json("quire.trace/1", {"file": str(target), "num_steps": num_steps, "num_events": num_events})
+    else:
+        output.result(f"{target}: {num_steps} steps, {num_events} events of {trace.header['model']['name']}")
+
+
+def _converted(trace: "Trace", suffix: str) -> str:
+    if suffix == ".json":
         from quire.insight.chrome import to_chrome
 
-        target.write_text(json.dumps(to_chrome(trace)))
-    else:
-        from quire.insight.trace_page import to_html
+        return json.dumps(to_chrome(trace))
+    from quire.insight.trace_page import to_html
 
-        target.write_text(to_html(trace))
-    _report(recording, output, target)
-
-
-def _report(recording: Path, output: Output, target: Path | None = None) -> None:
-    from quire.insight.trace import Trace
-
-    trace = Trace.read(recording)
-    num_steps, num_lines = len(trace.steps), len(trace.lines)
-    path = recording if target is None else target
-    if output.json:
-        output.result_json("quire.trace/1", {"file": str(path), "num_steps": num_steps, "num_events": num_lines - 1})
-    else:
-        output.result(f"{path}: {num_steps} steps, {num_lines - 1} events of {trace.header['model']['name']}")
+    return to_html(trace)

@@ -1,24 +1,19 @@
 """`quire view`: draws one step of a recording or of a running server. Next to read: `../insight/view.py`."""
 
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from quire.cli.command import GroupedOption, VerbCommand, output_of
-from quire.cli.server_client import URL_HELP, ServerClient, find_url
+from quire.cli.command import option, output_of, verb
+from quire.cli.output import open_file
+from quire.cli.server_client import ServerClient, find_url, url_option
 
 if TYPE_CHECKING:
     from quire.insight.trace import Trace
 
 WHAT = ("mask", "blocks", "step", "ops")
 LIVE_LINES = 2000
-HELP = """Draw one step: its attention mask, the KV blocks, its place among the last steps, or its instructions.
-
-WHAT is mask, blocks, step or ops. The step is the newest one of RECORDING (see `quire trace`), unless --step names
-another; without a RECORDING it is the next one of a running server. --svg and --html write a file instead of text.
-"""
 EXAMPLES = (
     "quire view blocks sky.jsonl",
     "quire view mask sky.jsonl --step 1 --svg mask.svg",
@@ -26,17 +21,21 @@ EXAMPLES = (
 )
 
 
-@click.command("view", cls=VerbCommand, help=HELP, short_help="Draw one step of the engine.", examples=EXAMPLES)
+@verb("view", EXAMPLES)
 @click.argument("what", type=click.Choice(WHAT), metavar="WHAT")
 @click.argument("recording", required=False)
-@click.option("--step", type=int, cls=GroupedOption, metavar="N", help="number of the step  [the newest]")
-@click.option("--svg", type=click.Path(dir_okay=False), cls=GroupedOption, metavar="FILE", help="write an SVG file")
-@click.option("--html", type=click.Path(dir_okay=False), cls=GroupedOption, metavar="FILE", help="write an HTML file")
-@click.option("--url", envvar="QUIRE_URL", cls=GroupedOption, help=URL_HELP)
+@option("--step", type=int, metavar="N", help="number of the step  [the newest]")
+@option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write an SVG file")
+@option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write an HTML file")
+@url_option
 def view_command(
     what: str, recording: str | None, step: int | None, svg: str | None, html: str | None, url: str | None
 ) -> None:
-    """Read or fetch a trace, then draw."""
+    """Draw one step: its attention mask, the KV blocks, its place among the last steps, or its instructions.
+
+    WHAT is mask, blocks, step or ops. The step is the newest one of RECORDING (see `quire trace`), unless --step names
+    another; without a RECORDING it is the next one of a running server. --svg and --html write a file instead of text.
+    """
     from quire.insight.picture import to_html
     from quire.insight.trace import Trace
     from quire.insight.view import VIEWS
@@ -49,9 +48,11 @@ def view_command(
         output.note(f"{recording}: the last line is incomplete and was left out", style="yellow")
     chosen = trace.step(step)
     picture = VIEWS[what](trace, chosen)
-    for path, text in ((svg, picture.to_svg()), (html, to_html(picture.title, [picture.to_svg()]))):
+    drawn = picture.to_svg() if svg or html else ""
+    for name, path, text in (("--svg", svg, drawn), ("--html", html, to_html(picture.title, [drawn]))):
         if path:
-            Path(path).write_text(text)
+            with open_file(name, path) as file:
+                file.write(text.encode())
             output.note(f"wrote {path}")
     if output.json:
         cells = [{"label": row.label, "cells": list(row.cells), "remark": row.remark} for row in picture.rows]

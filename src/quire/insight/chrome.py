@@ -36,7 +36,6 @@ class _Timeline:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._ops_of = {line["step_id"]: line["ops"] for line in trace.lines if line.get("kind") == "ops"}
         self._start_s = trace.header["t"]
         self._tracks: dict[str, int] = {}
 
@@ -84,7 +83,7 @@ class _Timeline:
 
     def _ops(self, line: Slice, start_us: float, limit_us: float) -> Iterator[Slice]:
         at = start_us
-        for op in self._ops_of.get(line["step_id"], ()):
+        for op in self._trace.ops_of(line):
             duration_us = min(op["microseconds"], start_us + limit_us - at)
             args = {"flops": op["flops"], "bytes": op["num_bytes"], "arithmetic": op["arithmetic"]}
             yield _slice(op["name"], at, duration_us, ENGINE, OPS, args)

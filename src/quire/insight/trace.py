@@ -112,6 +112,7 @@ class Trace:
 
     lines: list[Line]
     is_cut: bool = False
+    _ops: dict[int, list[Line]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str) -> "Trace":
@@ -131,6 +132,8 @@ class Trace:
             try:
                 line = json.loads(row)
                 version = line.get("quire_trace", FORMAT_VERSION) if number > 1 else line["quire_trace"]
+                if line.get("kind") == "ops":
+                    trace._ops[line["step_id"]] = line["ops"]
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 if number == 1:
                     break
@@ -170,8 +173,7 @@ class Trace:
 
     def ops_of(self, step: Line) -> list[Line]:
         """Return the timed instructions of a step; empty if they were not recorded."""
-        found = (line for line in self.lines if line.get("kind") == "ops" and line["step_id"] == step["step_id"])
-        return next((line["ops"] for line in found), [])
+        return self._ops.get(step["step_id"], [])
 
 
 def replay(lines: Iterable[Line]) -> State:
