@@ -305,8 +305,8 @@ def test_signals_arrive_while_a_plan_runs(wanted: signal.Signals) -> None:
     process = start("""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work = Work(2)
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             while True:
                 expect(work.compute() == EXPECTED, "bits")
         except KeyboardInterrupt:
