@@ -14,6 +14,8 @@ from tests.server.serving import serving
 ROOT = Path(__file__).parents[2]
 SERVER_URL = "http://127.0.0.1:8000"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LEARN_PAGES = sorted((ROOT / "docs" / "learn").rglob("*.md"))
+"""`test_learn.py` runs their blocks."""
 
 
 def python_blocks() -> list[tuple[str, str]]:
@@ -68,7 +70,7 @@ def test_every_sampling_field_is_documented() -> None:
 
 def test_links_between_pages_resolve() -> None:
     broken = []
-    for page in PAGES:
+    for page in [*PAGES, *LEARN_PAGES]:
         for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", page.read_text()):
             if "://" in target:
                 continue
