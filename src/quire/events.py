@@ -20,6 +20,7 @@ LOGGER = logging.getLogger("quire.engine.events")
 class EventKind(enum.Enum):
     """Kinds of events. The fields of each kind's `data` are listed beside it."""
 
+    ARRIVE = "arrive"  # num_prompt_tokens: the request entered the queue
     ADMIT = "admit"  # num_prompt_tokens, num_cached_tokens, arrival_s (time of arrival)
     SCHEDULE = "schedule"  # step_id, num_tokens, num_requests, num_waiting
     ALLOCATE = "allocate"  # block_ids

@@ -135,6 +135,10 @@ def view_step(trace: Trace, step: Line) -> Picture:
             f"{last['count']} tokens from position {last['start']}, {len(last['new'])} new"
         )  # fmt: skip
         rows.append(Row(f"{names[name]} {name}"[:24], [_share_kind(share) for share in shares], remark))
+    for name, since_s in trace.state_after(step).waiting.items():
+        rows.append(
+            Row(f"{names.get(name, '')} {name}".strip()[:24], (), f"waits for {1e3 * (step['t'] - since_s):.1f} ms")
+        )
     phases = " + ".join(f"{phase} {step[f'{phase}_s'] * 1e3:.2f}" for phase in ("schedule", "execute", "output"))
     return Picture(
         f"step {step['step_id']}: {step['num_tokens']} tokens of {step['num_requests']} requests in"

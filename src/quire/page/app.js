@@ -14,7 +14,7 @@ const LAB = {
   kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
   attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
 };
-const SETTINGS = ["seed", "requests", "slots", "context"];
+const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, model: null, status: "connecting", error: "",
   turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
@@ -301,7 +301,7 @@ function curl(body) {
 // --- Lab --------------------------------------------------------------------------------------
 
 async function compare(name) {
-  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key, Number(value)]));
+  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key.split(" ")[0], key in SETTINGS ? Number(value) * SETTINGS[key] : value]));
   const run = (app.lab[name] = { abort: new AbortController(), isRunning: true });
   changed();
   try {
@@ -317,7 +317,9 @@ function Lab() {
   const isBusy = Object.values(app.lab).some((run) => run.isRunning);
   return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
     <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
-    <div class="fields">${SETTINGS.map((name) => html`<label>${name}<input type="number" min="0" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
+    <div class="fields"><label>model<select value=${app.settings.model ?? ""} onChange=${(e) => { app.settings.model = e.target.value; }}>
+        <option value="">default</option><option value="served">${app.model?.id ?? "served"}</option></select></label>
+      ${Object.keys(SETTINGS).map((name) => html`<label>${name}<input type="number" min="0" step="any" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
     <div class="cards">${Object.entries(LAB).map(([name, text]) => {
       const run = app.lab[name];
       return html`<article class=${run?.result ? "wide" : ""}><h3>${name}</h3><p>${text}</p>

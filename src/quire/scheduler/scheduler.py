@@ -90,6 +90,7 @@ class Scheduler:
         for item in members:
             item.arrival_time_s = arrival_time_s
         self._requests.enter(request)
+        self._events.record(EventKind.ARRIVE, request.request_id, num_prompt_tokens=request.num_prompt_tokens)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End requests at any moment, with siblings that wait in them; unknown ids are ignored. Returns those ended."""
@@ -153,6 +154,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests in the queue, preempted ones included; siblings count with their leader."""
         return len(self._requests.waiting) + len(self._requests.parked)
+
+    @property
+    def waiting_since_s(self) -> dict[str, float]:
+        """Time of arrival of each request that `num_waiting` counts."""
+        requests = (*self._requests.waiting, *self._requests.parked.values())
+        return {request.request_id: request.arrival_time_s for request in requests}
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, without any effect, while blocks are in use."""
