@@ -27,7 +27,7 @@ def assert_same_state(state: State, engine: LLMEngine) -> None:
     counts = blocks.pool.reference_counts
     assert dict(state.references) == {block: count for block, count in enumerate(counts) if block and count}
     assert state.cached == {block for block in blocks.pool.free_ids() if blocks.cache.holds(block)}
-    assert state.waiting.keys() == engine.scheduler.waiting_since_s.keys()
+    assert state.waiting.keys() == engine.scheduler.requests.waiting_since_s().keys()
     for name, item in state.requests.items():
         request = engine.scheduler.get(name)
         assert request is not None

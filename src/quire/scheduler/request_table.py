@@ -138,6 +138,10 @@ class RequestTable:
         """
         return max(among, key=lambda item: item.sort_key) if self._config.policy == "priority" else among[-1]
 
+    def waiting_since_s(self) -> dict[str, float]:
+        """Return the time of arrival of each request in the queue and of each parked one."""
+        return {item.request_id: item.arrival_time_s for item in (*self.waiting, *self.parked.values())}
+
     def num_free_places(self) -> int:
         """Sequences that may still start; a leader keeps places for its siblings."""
         return self._config.max_num_seqs - sum(1 + len(request.siblings) for request in self.running)

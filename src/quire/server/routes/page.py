@@ -45,7 +45,7 @@ _child_lock = asyncio.Lock()
 
 
 class ComparisonSettings(Body):
-    """Options of `quire compare` that a client may set. `model`: the one that is served; `pool`: bytes."""
+    """Options of `quire compare` that a client may set. `model`: the model of this server; `pool`: bytes."""
 
     model: Literal["served"] | None = None
     seed: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
