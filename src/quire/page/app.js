@@ -148,7 +148,7 @@ async function send(text) {
   if (!text.trim() || app.answering) return;
   app.turns.push({ role: "user", content: text });
   const body = requestBody(app.turns);
-  const turn = { role: "assistant", content: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
+  const turn = { role: "assistant", content: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
   app.turns.push(turn);
   Object.assign(app, { draft: "", token: null, answering: new AbortController() });
   changed();
@@ -163,6 +163,7 @@ async function send(text) {
       const [choice] = chunk.choices;
       if (!choice) continue;
       turn.content += choice.delta.content ?? "";
+      turn.shown += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
       turn.reason = choice.finish_reason ?? turn.reason;
       (choice.logprobs?.content ?? []).forEach((entry, i) => {
         turn.firstToken ||= performance.now();
@@ -226,7 +227,7 @@ function Answer({ turn }) {
   let length = 0;
   return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>
     ${turn.tokens.map((token, i) => {
-      const isText = length < turn.content.length;
+      const isText = length < turn.shown.length;
       length += token.text.length;
       return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} class=${`token ${isText ? "" : "special"} ${app.token?.token === token ? "on" : ""}`}
         onMouseEnter=${() => select(token)} onFocus=${() => select(token)} onClick=${() => select(token, true)}
