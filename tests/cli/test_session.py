@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.cli import session
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
@@ -46,7 +45,7 @@ def test_dead_engine_raises_its_error() -> None:
 
 def test_failed_answer_raises_its_error() -> None:
     engine, executor = make_engine()
-    executor.errors[f"cli-{next(session._REQUEST_IDS) + 1}"] = "no token can be chosen"
+    executor.errors["cli-0"] = "no token can be chosen"
     with pytest.raises(EngineError, match="no token can be chosen"):
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 

@@ -1,6 +1,6 @@
 """Runs the commands and Python blocks of a Markdown page and compares their output with the output shown there.
 
-`python -m tests.guards.shown_commands PAGE…` writes the output into the pages and their figures beside them.
+`python -m tests.guards.shown_commands PAGE…` writes the output into the pages and their translations, and the figures.
 
 - A block fenced as `console` has commands after `$ `, each followed by what it prints on stdout.
 - A block fenced as `python` runs in the scope of its page; a `text` block right behind it is what it prints.
@@ -29,6 +29,7 @@ from click.testing import CliRunner
 from quire.cli.main import cli
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FIGURES = "figures"
 TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 
@@ -87,7 +88,7 @@ class Page:
 
     def blocks(self) -> list[str]:
         """Return every fenced block, fences included: a translation has the same ones."""
-        return [fence[0] for fence in re.finditer(r"^```.*?^```$", self.text, re.MULTILINE | re.DOTALL)]
+        return BLOCK.findall(self.text)
 
     def figures(self) -> list[str]:
         """Return the names of the figures that the page shows."""
@@ -165,6 +166,10 @@ def write(path: Path) -> None:
             text = text[: shown.start] + (output + "\n" if output else "") + text[shown.end :]
             print(f"{path.name}: {shown.source.splitlines()[0]}")
     path.write_text(text)
+    translation, blocks = path.parent / "zh" / path.name, Page(path, text).blocks()
+    if translation.exists() and len(blocks) == len(Page.read(translation).blocks()):
+        given = iter(blocks)
+        translation.write_text(BLOCK.sub(lambda _: next(given), translation.read_text()))
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _describe(
     elif isinstance(instruction, AllReduce):
         size = instruction.num_bytes(step)
         formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
-        yield Op(f"{kind} of {previous}", 1, "", cost, formula)
+        yield Op(f"{kind} of {previous or 'the embedding'}", 1, "", cost, formula)
     else:
         yield Op(role if role == kind else f"{kind} {role}", 1, "", cost, f"{num_tokens} rows")
 
@@ -229,8 +229,8 @@ def _collectives(phase: Phase) -> Sequence[Quantity]:
     found = [
         Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
                  f"{step.num_tokens} · {width} · {one.value_bytes}"),
-        Quantity("all-reduces per layer", len(sums) // num_layers, "", "all-reduces / layers",
-                 f"{len(sums)} // {num_layers}, one more for the embedding"),
+        Quantity("all-reduces per layer", (len(sums) - 1) // num_layers, "", "(all-reduces - the embedding's) / layers",
+                 f"({len(sums)} - 1) / {num_layers}"),
         Quantity("sent per rank", phase.bytes_sent, "B", "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits",
                  f"N = {one.num_ranks}"),
     ]  # fmt: skip
