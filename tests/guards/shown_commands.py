@@ -15,11 +15,9 @@ import io
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,22 +141,35 @@ def _shell(line: str, stdin: str) -> str:
     return run.stdout
 
 
-@contextlib.contextmanager
-def empty_folder() -> Iterator[Path]:
-    """Run the body in an empty folder with a folder for figures."""
+@dataclass(frozen=True)
+class Figure:
+    """A file that a page has drawn. `is_measured`: it has numbers that differ from run to run."""
+
+    data: bytes
+    is_measured: bool
+
+
+def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
+    """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
+    printed, figures = [], dict[str, Figure]()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         Path(FIGURES).mkdir()
-        yield Path(name)
+        for shown in page.shown():
+            printed.append((shown, page.run(shown)))
+            for file in Path(FIGURES).iterdir():
+                figures.setdefault(file.name, Figure(file.read_bytes(), shown.is_measured))
+    return printed, figures
 
 
 def write(path: Path) -> None:
-    """Write what differs into a page, and its figures beside it."""
+    """Write what differs into a page, its translation, and the figures beside it."""
     page = Page.read(path)
-    with empty_folder() as folder:
-        printed = [(shown, page.run(shown)) for shown in page.shown()]
-        for figure in (folder / FIGURES).iterdir():
-            (path.parent / FIGURES).mkdir(exist_ok=True)
-            shutil.copy(figure, path.parent / FIGURES / figure.name)
+    printed, figures = run_page(page)
+    (path.parent / FIGURES).mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        kept = path.parent / FIGURES / name
+        if not (figure.is_measured and kept.exists()):
+            kept.write_bytes(figure.data)
     text = page.text
     for shown, output in reversed(printed):
         if shown.start >= 0 and not shown.equals(output):
