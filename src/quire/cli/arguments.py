@@ -39,8 +39,8 @@ class ModelAndText:
 def prompt_form(word: str) -> str:
     """Say how to make a word the prompt that was taken for a model."""
     context = click.get_current_context(silent=True)
-    verb = "quire run" if context is None else context.command_path
-    return f"to use it as the prompt: {verb} {EngineOptions.model} '{word}'"
+    verb = "run" if context is None else context.info_name
+    return f"to use it as the prompt: quire {verb} {EngineOptions.model} '{word}'"
 
 
 def split_arguments(
