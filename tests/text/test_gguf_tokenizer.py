@@ -189,7 +189,7 @@ def smollm2(smollm2_path: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def oracle(smollm2_path: Path) -> tokenizers.Tokenizer:
+def oracle(smollm2_path: Path, transformers_reads_once: None) -> tokenizers.Tokenizer:
     """Transformers' tokenizer of the same file."""
     transformers = pytest.importorskip("transformers")
     path = Path(smollm2_path)
