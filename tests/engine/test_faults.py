@@ -1,7 +1,6 @@
 """Injected faults end the requests that meet them, and no others."""
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,13 +153,6 @@ def test_request_ends_although_its_last_text_raises(by: str) -> None:
 
 def test_one_memory_error_fails_no_request() -> None:
     assert results(make("exhaust-memory:step=3"), a=[1], b=[2]) == {"a": (ALL, None), "b": (ALL, None)}
-
-
-def test_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    assert results(make("slow-step:ms=5"), a=[1]) == {"a": (ALL, None)}
-    assert slept == [0.005] * 6
 
 
 # --- The real model ---------------------------------------------------------------------------

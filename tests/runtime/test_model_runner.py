@@ -114,36 +114,12 @@ def test_block_sizes_and_cached_prefixes(block_size: int) -> None:
     assert again.num_cached_tokens > 0
 
 
-def test_preempted_requests_continue_as_if_nothing_happened() -> None:
-    requests = [make_request(f"r{i}", prompt(i, 14), max_tokens=20) for i in range(4)]
-    # 4 × 34 tokens need 34 blocks; 19 are there.
-    runtime = Runtime(num_blocks=20)
-    found = tokens(runtime.run(*requests))
-    assert any(output.preempted_ids for output in runtime.outputs)
-    assert found == {f"r{i}": greedy(prompt(i, 14), 20) for i in range(4)}
-
-
 def with_siblings(n: int, seed: int, token_ids: list[int]) -> Request:
     leader, *siblings = (
         make_request(f"s{i}", token_ids, 10, seed + i, temperature=1.0, n=n, logprobs=2) for i in range(n)
     )
     leader.siblings = siblings
     return leader
-
-
-@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
-@pytest.mark.parametrize("length", [7, 8])
-def test_forked_siblings_equal_separate_runs(length: int, groups: tuple[CacheGroup, ...]) -> None:
-    token_ids = prompt(2, length)
-    runtime = Runtime(groups)
-    together = runtime.run(with_siblings(4, 100, token_ids), make_request("other", prompt(9, 11)))
-    assert any(output.transfers for output in runtime.outputs) == (length % 4 != 0)
-    for i in range(4):
-        request = make_request("alone", token_ids, 10, 100 + i, temperature=1.0, logprobs=2)
-        alone = Runtime(groups).run(request)["alone"]
-        expected = [dataclasses.replace(item, request_id=f"s{i}") for item in alone]
-        assert together[f"s{i}"] == expected
-    assert len({tuple(found) for found in tokens(together).values()}) == 5
 
 
 def test_siblings_survive_preemption() -> None:
