@@ -90,14 +90,3 @@ def test_warm_up_and_row_longer_than_the_context(engines: list[FakeEngine]) -> N
     result = call("bench", "-p", "4K", "-n", "2", "--max-model-len", "2048")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "pp4096 needs a context of 4097 tokens, max_model_len is 2048" in result.stderr
-
-
-def test_commit_of_a_checkout_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = bench.source_commit()
-    assert commit is None or commit.replace("-dirty", "").isalnum()
-
-    def fail(*arguments: object, **settings: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(bench.subprocess, "run", fail)
-    assert bench.source_commit() is None
