@@ -15,6 +15,7 @@ from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
 RUNS = itertools.count()
@@ -69,7 +70,7 @@ def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParam
                     completion.token_ids if params.logprobs is None else (completion.token_ids, completion.logprobs)
                     for completion in output.outputs
                 ]
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
         num_steps += 1
     return [found[f"{run}-{index}"] for index in range(len(prompts))]
 
@@ -150,7 +151,7 @@ def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
     assert used <= num_shared + 4 * (blocks(base, longest) - num_shared)
     engine.abort_request("four")
     engine.step()
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert engine.scheduler.blocks.num_free == free_before
 
 

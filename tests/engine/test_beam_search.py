@@ -10,6 +10,7 @@ from quire.events import EventKind
 from quire.outputs import BeamSearchOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.builders import EOS, VOCAB_SIZE, Logprobs, assert_all_home, assert_forgotten, make_engine
+from tests.scheduler.integrity import check_integrity
 
 LETTERS = [*range(97, 103), EOS]
 
@@ -155,7 +156,7 @@ def test_cancel_at_any_step_frees_everything() -> None:
         for _ in range(num_steps):
             engine.step()
             search.advance()
-            engine.scheduler.check_integrity()
+            check_integrity(engine.scheduler)
         search.cancel()
         assert_all_home(engine)
         assert_forgotten(engine, executor)

@@ -22,6 +22,7 @@ from tests.engine.builders import (
     saying,
 )
 from tests.faults.injection import NAN_ERROR, Fault, FaultyExecutor, FaultyTokenizer, parse_faults
+from tests.scheduler.integrity import check_integrity
 
 
 def make(faults: str, **scheduler: Any) -> LLMEngine:
@@ -199,6 +200,6 @@ def test_faults_at_random_tokens_leave_other_requests_bit_identical(llm: LLM, na
             assert (completion.finish_reason, completion.token_ids) == ("error", whole.token_ids[:length])
             assert whole.text.startswith(completion.text)
         assert num_failed >= 1
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
         assert not engine.errored
         assert llm.reset_prefix_cache()

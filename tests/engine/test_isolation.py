@@ -26,6 +26,7 @@ from tests.engine.builders import (
     mixing,
     run,
 )
+from tests.scheduler.integrity import check_integrity
 from tests.scheduler.recording import RecordingScheduler, replay
 
 MARK = 255
@@ -134,7 +135,7 @@ def test_exactly_the_marked_requests_fail(
                 outputs += run(engine) if name.startswith("bad") else []
                 engine.add_request(name, prompt, params)
         outputs += engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     ended = finals(outputs + run(engine))
     event(f"{len(executor.lost)} lost steps")
     bad = {name for name in ended if name.startswith("bad")}
@@ -240,7 +241,7 @@ def test_beams() -> None:
         while found.output is None:
             engine.step()
             found.advance()
-            engine.scheduler.check_integrity()
+            check_integrity(engine.scheduler)
         assert_all_home(engine)
         return found
 

@@ -27,6 +27,7 @@ from tests.engine.builders import (
     run,
     saying,
 )
+from tests.scheduler.integrity import check_integrity
 
 
 def test_one_request_from_prompt_to_end() -> None:
@@ -214,7 +215,7 @@ def test_abort_after_any_step_frees_everything(num_steps: int) -> None:
     for _ in range(num_steps):
         ended |= finals(engine.step())
     engine.abort_request(["one", "many", "pool", "unknown"])
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert not engine.scheduler.has_unfinished
     engine.abort_request("one")
     aborted = finals(run(engine))
@@ -283,7 +284,7 @@ def test_any_interleaving_ends_each_request_once(history: list[Action], max_in_f
         else:
             for _ in range(value):
                 outputs += engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     outputs += run(engine)
     assert set(finals(outputs)) == set(ids)
     assert_all_home(engine)

@@ -20,6 +20,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP, TWO_GROUPS, VOCAB_SIZE, TinyModel, run_to_end, tokens_of
+from tests.scheduler.integrity import check_integrity
 
 MODEL = TinyModel()
 
@@ -141,7 +142,7 @@ def test_beams_forked_between_steps() -> None:
         output = runtime.scheduler.schedule()
         result = runtime.execute(output)
         runtime.scheduler.update(output, result)
-        runtime.scheduler.check_integrity()
+        check_integrity(runtime.scheduler)
         return {item.request_id: item for item in result.results}
 
     assert step()["parent"].logprobs
@@ -469,7 +470,7 @@ def test_right_drafts_take_one_step_for_all_their_tokens() -> None:
         request.draft_token_ids = tuple(expected[len(request.output_token_ids) :][:4])
         output = runtime.scheduler.schedule()
         runtime.scheduler.update(output, runtime.execute(output))
-        runtime.scheduler.check_integrity()
+        check_integrity(runtime.scheduler)
         num_tokens.append(len(request.output_token_ids))
     assert request.output_token_ids == expected
     # The step that completes the prompt verifies none; a last token needs no draft behind it.

@@ -3,9 +3,9 @@
 import pytest
 
 from quire.scheduler.blocks import BlockManager
-from quire.scheduler.integrity import check_blocks
 from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
 from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.integrity import check_blocks
 
 
 def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:

@@ -15,10 +15,10 @@ from quire.config import SchedulerConfig
 from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager
-from quire.scheduler.integrity import check_blocks
 from quire.scheduler.scheduler import Scheduler
 from quire.types import NewRequest, Request, RequestResult, SchedulerOutput, StepResult, Transfer
 from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.integrity import check_blocks, check_integrity
 
 VOCAB_SIZE = 6
 MAX_MODEL_LEN = 48
@@ -199,7 +199,7 @@ def run_schedule(seed: int, counts: Counter[str]) -> None:
             counts["drafts"] += sum(len(item.draft_token_ids) for item in output.scheduled)
         if rng.random() < 0.06 and accepted:
             counts["aborted"] += len(scheduler.abort([rng.choice(accepted).request_id]))
-            scheduler.check_integrity()
+            check_integrity(scheduler)
         while in_flight and (len(in_flight) == config.max_in_flight or not output.scheduled or rng.random() < 0.2):
             counts["in flight"] += len(in_flight) > 1
             oldest = in_flight.popleft()
@@ -215,7 +215,7 @@ def run_schedule(seed: int, counts: Counter[str]) -> None:
                 held = scheduler.blocks.num_free
                 assert scheduler.blocks.truncate(request_id, idle.num_computed_tokens) == idle.num_computed_tokens
                 counts["given back"] += scheduler.blocks.num_free - held
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         counts["moves"] += 1
         assert counts["moves"] < 4000 * (seed + 1), "no progress"
     assert scheduler.reset_prefix_cache(), "a block did not come home"

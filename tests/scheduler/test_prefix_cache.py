@@ -38,7 +38,6 @@ def test_the_first_block_with_a_prefix_keeps_it() -> None:
     assert cache.forget(7)
     assert not cache.forget(7)
     assert cache.find(0, b"digest", b"content") is None
-    assert cache.inconsistencies() == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from quire.server.admission import Admission
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
+from tests.scheduler.integrity import check_integrity
 from tests.server.fake_engine import in_loop, record_of
 from tests.server.served import serving
 
@@ -204,7 +205,7 @@ async def test_request_over_its_deadline_frees_its_blocks() -> None:
         assert stream.status == 200
         assert b'"code":"request_timeout"' in stream.body
         await served.until_idle()
-        served.supervisor.the_client.engine.scheduler.check_integrity()
+        check_integrity(served.supervisor.the_client.engine.scheduler)
         assert served.supervisor.the_client.engine.scheduler.num_running == 0
 
 
