@@ -64,8 +64,9 @@ def test_harmless_fields_are_ignored() -> None:
         ("llama", {"rope_interleaved": True}, "rope_interleaved=True"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
         ("llama", {"sliding_window": 5}, "sliding_window=5"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'.*default, linear, llama3"),
-        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ("llama", {"rope_scaling": {"rope_type": "yarm", "factor": 4.0}}, "rope_type 'yarm'.*'yarn'.*default, linear"),
+        ("llama", {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "rope_type 'ntk'"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "beta_fast": 3}}, "beta_fast=3 .*'linear'"),
         ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
@@ -102,6 +103,15 @@ def test_fields_that_would_change_the_mathematics_are_refused(
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor='two'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "lacks factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": 3}}, "truncate=3"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}}, "rope_theta=1.0.*above 1"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "lacks long_factor"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": 3}}, "long_factor=3"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "1 numbers in short_factor, but 6",
+        ),
     ],
 )
 def test_bad_value_names_field_and_value(changes: dict[str, Any], message: str) -> None:

@@ -21,6 +21,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN = {**LLAMA, "tie_word_embeddings": True}
 OPT = {
     "vocab_size": 53,
@@ -45,6 +46,7 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "linear rope scaling": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
         "llama3 rope scaling": {**LLAMA, "rope_theta": 10000.0, "rope_scaling": LLAMA3_ROPE},
         "rope parameters of transformers 5": {**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 700.0}},
+        "yarn rope scaling": {**LLAMA, "rope_theta": 10000.0, "rope_scaling": YARN},
     },
     "mistral": {
         "short window": {**LLAMA, "sliding_window": 5},
