@@ -21,6 +21,9 @@ CONFIGS = {
     "llama: whole tiles": ("llama", {**LLAMA, **WIDE}),
     "mistral: whole tiles": ("mistral", {**LLAMA, **WIDE, "sliding_window": 20}),
     "qwen3: whole tiles": ("qwen3", {**LLAMA, **WIDE, "head_dim": 32, "tie_word_embeddings": True}),
+    "olmo2: whole tiles": ("olmo2", {**LLAMA, **WIDE}),
+    "granite: whole tiles": ("granite", {**TINY_CONFIGS["granite"]["multiples"], **WIDE}),
+    "gemma3_text: whole tiles": ("gemma3_text", {**TINY_CONFIGS["gemma3_text"]["two bases"], **WIDE}),
     "opt: whole tiles": ("opt", {**TINY_CONFIGS["opt"]["norm before"], "hidden_size": 64, "ffn_dim": 96}),
 }
 

@@ -56,6 +56,11 @@ class RopeConfig:
         """Return the angles for sequences of at most `max_len` tokens."""
         return replace(self, max_len=float(max_len)) if self.kind in CHOSEN_BY_LENGTH else self
 
+    def stretched(self, context_len: int) -> int:
+        """Return the tokens that the angles are made for, `context_len` being `max_position_embeddings`."""
+        factor = self.factor if self.kind in ("yarn", "dynamic") else 0.0
+        return max(context_len, int(factor * self.original_context_len))
+
     def rotated_size(self, head_size: int) -> int:
         """C: the dimensions of a head that are rotated."""
         return int(head_size * self.rotated_share)

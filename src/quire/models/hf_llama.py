@@ -9,7 +9,7 @@ from typing import Any, Self
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig, read_sizes
-from quire.models.hf_rope import check_pairs, read_rope, stretched_context
+from quire.models.hf_rope import check_pairs, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class LlamaConfig(DecoderConfig):
         check_pairs(rope_config, fields["head_size"])
         cls.check_activation(reader)
         return fields | {
-            "context_len": stretched_context(rope_config, fields["context_len"]),
+            "context_len": rope_config.stretched(fields["context_len"]),
             "intermediate_size": reader.integer("intermediate_size"),
             "num_kv_heads": num_kv_heads,
             "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),

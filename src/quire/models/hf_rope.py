@@ -10,6 +10,7 @@ from typing import Any
 from quire.errors import ModelFileError, UnsupportedModelError, nearest
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_decoder import FULL, SLIDING
 
 PARAMETERS: dict[str, dict[str, str]] = {
     "default": {},
@@ -40,12 +41,15 @@ def read_rope(
     theta: float = 10000.0,
     share_name: str = "partial_rotary_factor",
     share: float | None = None,
+    default_original: int | None = None,
+    renames: Mapping[str, str] | None = None,
     ignored: Collection[str] = (),
 ) -> RopeConfig:
     """Rotary angles: `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5).
 
     `theta_name`, `share_name`: transformers 4's fields; `theta`, `share`: their defaults, `share` None where whole
-    heads are rotated; `ignored`: parameters that the model reads itself.
+    heads are rotated; `default_original`: tokens of the original context; `renames`: other names of a type;
+    `ignored`: parameters that the model reads itself.
     Raises: UnsupportedModelError for angles that are not computed here; ModelFileError.
     """
     values: dict[str, Any] = {
@@ -56,6 +60,11 @@ def read_rope(
         values |= parameters_of(reader, name)
     for name in ignored:
         values.pop(name, None)
+    for name in ("type", "rope_type"):
+        if isinstance(kind := values.get(name), str):
+            values[name] = (renames or {}).get(kind, kind)
+    if default_original is not None:
+        values.setdefault(ORIGINAL, default_original)
     config = make_rope(reader, values)
     if share is None and config.rotated_share != 1:
         raise UnsupportedModelError(
@@ -65,10 +74,25 @@ def read_rope(
     return config
 
 
+def read_rope_of_type(
+    reader: HFConfigReader, layer_type: str, *, theta_name: str = "rope_theta", theta: float
+) -> RopeConfig:
+    """Rotary angles of one layer type: `rope_parameters` has them by layer type (transformers 5).
+
+    transformers 4 has `theta_name`, and `rope_scaling` for layers without a window.
+    """
+    values: dict[str, Any] = {"rope_theta": reader.number(theta_name, theta)}
+    if layer_type == FULL:
+        values |= parameters_of(reader, "rope_scaling")
+    return make_rope(reader, values | parameters_of(reader, "rope_parameters", layer_type))
+
+
 def parameters_of(reader: HFConfigReader, name: str, layer_type: str | None = None) -> dict[str, Any]:
     """Return the parameters in one field that are not null: of one layer type if the field has them by layer type."""
     found = reader.raw(name) or {}
     if layer_type is not None and isinstance(found, Mapping):
+        if unknown := [key for key in found if key not in (FULL, SLIDING)]:
+            raise UnsupportedModelError(f"the model's config has {name}.{unknown[0]}; expected {FULL} and {SLIDING}")
         found = found.get(layer_type) or {}
     if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
         raise UnsupportedModelError(f"the model's config has {name}={str(found)[:80]}; expected plain numbers")
@@ -121,17 +145,7 @@ def make_rope(reader: HFConfigReader, values: dict[str, Any]) -> RopeConfig:
         name, value = next(iter(values.items()))
         raise UnsupportedModelError(f"rope parameter {name}={value!r} is not supported with rope_type {kind!r}")
     rope = RopeConfig(theta=theta, kind=kind, rotated_share=share, **numbers)
-    return rope.for_length(stretched_context(rope, context_len))
-
-
-def stretched_context(rope: RopeConfig, context_len: int) -> int:
-    """The tokens that the angles are made for, if `max_position_embeddings` is `context_len`.
-
-    Units: tokens.
-    """
-    if rope.kind in ("yarn", "dynamic"):
-        return max(context_len, int(rope.factor * rope.original_context_len))
-    return context_len
+    return rope.for_length(rope.stretched(context_len))
 
 
 def check_pairs(rope: RopeConfig, head_size: int) -> None:

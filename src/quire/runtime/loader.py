@@ -177,12 +177,15 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
 
 
 def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
-    """A stored tensor with the rows of its parameter, where the model says that they are stored otherwise.
+    """A stored tensor with the rows and values of its parameter, where the model says that they are stored otherwise.
 
     `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
-    layer the stored position of each row.
+    layer the stored position of each row. `offset_params`: per name of a layer what is added to its values.
     """
     segments = name.split(".")
+    offsets = getattr(model, "offset_params", {})
+    for segment in segments:
+        tensor = tensor.plus(offsets[segment]) if segment in offsets else tensor
     if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})
