@@ -66,6 +66,7 @@ inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, keys, sc
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
 	$(BIN)/python -m quire.server.openapi
+	$(BIN)/python -m tests.models.page
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist

@@ -81,6 +81,8 @@ def test_harmless_fields_are_ignored() -> None:
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type"),
         ("granite", {"position_embedding_type": "nope"}, "position_embedding_type=nope"),
+        ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts=8"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, "'mamba'"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("gemma2", {"hidden_activation": "silu"}, "hidden_activation='silu'.*'gelu_pytorch_tanh'"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),

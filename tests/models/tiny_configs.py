@@ -38,6 +38,14 @@ MULTIPLES = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+GRANITE4 = {
+    **LLAMA,
+    **MULTIPLES,
+    "num_local_experts": 0,
+    "mamba_n_heads": 4,
+    "shared_intermediate_size": 40,
+    "layer_types": ["full_attention"] * 2,
+}
 GEMMA = {
     **BASE,
     "num_attention_heads": 4,
@@ -160,6 +168,12 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
         "no multiples": {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3},
+    },
+    "granitemoehybrid": {
+        "with positions": {**GRANITE4, "position_embedding_type": "rope"},
+        "without positions, one KV head, tied": {
+            **GRANITE4, "shared_intermediate_size": 36, "num_key_value_heads": 1, "tie_word_embeddings": True,
+        },
     },
     "gemma2": {
         "window in the lower layer": GEMMA,
