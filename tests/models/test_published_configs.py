@@ -76,6 +76,15 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": None,
         "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
     }),
+    "gemma-3-4b-it": (3.88, {
+        **COMMON, "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+    }),
     "GLM-4-9B-0414": (9.40, {
         **SILU, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 128, "hidden_size": 4096,
         "intermediate_size": 13696, "max_position_embeddings": 32768, "num_attention_heads": 32,
@@ -102,7 +111,7 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072,
     }),
 }  # fmt: skip
-"""By name: billions of parameters, and the fields."""
+"""By name: billions of parameters of the language model, and the fields."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -110,4 +119,4 @@ def test_config_is_read_and_makes_a_model_of_the_published_size(name: str) -> No
     billions, fields = PUBLISHED[name]
     config = ModelRegistry.make_model_config(fields)
     assert config.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
-    assert config.context_len == fields["max_position_embeddings"]
+    assert config.context_len == fields.get("max_position_embeddings", 131072)

@@ -5,7 +5,7 @@ that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -87,7 +87,7 @@ class Ministral3Attention(LlamaAttention):
 class Ministral3ForCausalLM(LlamaForCausalLM):
     """Llama with scaled queries."""
 
-    Config = Ministral3Config
+    Config: ClassVar[type[LlamaConfig]] = Ministral3Config
     attention_class = Ministral3Attention
 
     def build_rotary(self, config: LlamaConfig) -> torch.nn.Module:
