@@ -68,6 +68,7 @@ docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
 	$(BIN)/python -m quire.server.openapi
 	$(BIN)/python -m tests.guards.shown_commands docs/learn/*.md
+	$(BIN)/python -m tests.models.page
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist
