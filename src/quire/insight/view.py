@@ -19,6 +19,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     """Which positions each new token of the step attends to. Requests are blocks on the diagonal: none sees another."""
     windows = [window for window in trace.header["engine"]["windows"] if window]
     window = windows[0] if len(windows) == len(trace.header["engine"]["windows"]) else None
+    others = f" Some layers mask positions behind a window of {windows[0]} too." if windows and not window else ""
     shares = step["requests"]
     longest = max(share["start"] + share["count"] for share in shares)
     scale = -(-longest // MAX_COLUMNS)
@@ -48,7 +49,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
         f" {counted(len(shares), 'request')}",
         f"A row is {'a new token' if every == 1 else f'one in {every} new tokens'}, a column"
         f" {'a position' if scale == 1 else f'{scale} positions'} of its own request. The batch is flat: tokens of"
-        " other requests are no columns.",
+        f" other requests are no columns.{others}",
         f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
         f"  ({terms}{', …' if len(shares) > 8 else ''})",
         "src/quire/kernels/paged_attention/__init__.py",

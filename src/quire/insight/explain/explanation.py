@@ -188,8 +188,13 @@ def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Sect
         # A window keeps no more than its tokens.
         total = streams * sum(min(settings.ctx, spec.window or settings.ctx) * spec.bytes_per_token for spec in stored)
         name = f"{streams} request{'s' * (streams > 1)} of {settings.ctx} tokens"
-        values = f"{streams} · {settings.ctx} · {per_token}"
-        section.quantities.append(Quantity(name, total, "B", "requests · tokens · bytes per token", values))
+        formula, values = "requests · tokens · bytes per token", f"{streams} · {settings.ctx} · {per_token}"
+        if total != streams * settings.ctx * per_token:
+            formula, values = (
+                "requests · Σ of the layers, min(tokens, window) · bytes per token",
+                f"{streams} · {total // streams}",
+            )
+        section.quantities.append(Quantity(name, total, "B", formula, values))
     section.notes.append(f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of "
                          f"{config.scheduler.block_size} tokens")  # fmt: skip
     return section
