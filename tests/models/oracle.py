@@ -15,7 +15,9 @@ class Pair:
 
     def __init__(self, model_type: str, fields: dict[str, Any]) -> None:
         config = transformers.CONFIG_MAPPING[model_type](**fields)
-        self.oracle = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        self.oracle = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
         generator = torch.Generator().manual_seed(11)
         for parameter in self.oracle.parameters():
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3

@@ -6,6 +6,7 @@ of its layers; nothing here knows an architecture.
 Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` for tensors.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -157,13 +158,15 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     for name, tensor in tensors.items():
         target, part = target_of(name, model.renames, model.stacked_params)
         if target in parts_of:
-            parts_of[target][part] = in_model_order(model, name, tensor)
+            parts_of[target][part] = in_model_order(model, name, tensor.as_matrix())
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
             unexpected.append(name)
     missing: list[str] = []
     placements: list[Placement] = []
     for target, found in parts_of.items():
         expected = part_names(target, model.stacked_params)
+        if found.keys() == {0} and found[0].name.endswith(target):
+            expected = expected[:1]  # one tensor with all parts, as Transformers 5 may store experts
         missing.extend(part for index, part in enumerate(expected) if index not in found)
         if len(found) == len(expected):
             parts = [found[index] for index in range(len(expected))]
@@ -193,27 +196,37 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
 
 
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    """A checkpoint's name to a parameter's name, and which part of a stacked parameter it is (0 if not stacked)."""
+    """A checkpoint's name to a parameter's name, and which part of a stacked parameter it is (0 if not stacked).
+
+    Names of stacked parameters and of their parts are one or more segments of a name.
+    """
     for prefix, replacement in renames.items():
         if name.startswith(prefix):
             name = replacement + name[len(prefix) :]
             break
     segments = name.split(".")
     for stacked_name, part_list in stacked.items():
-        for position, segment in enumerate(segments):
-            if segment in part_list:
-                whole = [*segments[:position], stacked_name, *segments[position + 1 :]]
-                return ".".join(whole), part_list.index(segment)
+        indices, length = _indices(part_list), part_list[0].count(".") + 1
+        for position in range(len(segments) - length + 1):
+            index = indices.get(".".join(segments[position : position + length]))
+            if index is not None:
+                return ".".join([*segments[:position], stacked_name, *segments[position + length :]]), index
     return name, 0
+
+
+@functools.cache
+def _indices(part_list: tuple[str, ...]) -> Mapping[str, int]:
+    return {part: index for index, part in enumerate(part_list)}
 
 
 def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The names of the parts which make up a parameter: itself, unless it is stacked."""
     segments = target.split(".")
     for stacked_name, part_list in stacked.items():
-        if stacked_name in segments:
-            position = segments.index(stacked_name)
-            return [".".join([*segments[:position], part, *segments[position + 1 :]]) for part in part_list]
+        length = stacked_name.count(".") + 1
+        for position in range(len(segments) - length + 1):
+            if ".".join(segments[position : position + length]) == stacked_name:
+                return [".".join([*segments[:position], part, *segments[position + length :]]) for part in part_list]
     return [target]
 
 

@@ -3,6 +3,8 @@
 Next to read: `checkpoint.py`, which makes them.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -79,6 +81,19 @@ class WeightTensor:
         if self.row_order is None:
             return WeightTensor(self.name, (num_rows, last - first), self.format, stored[rows])
         return WeightTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+
+    def as_matrix(self) -> "WeightTensor":
+        """A stack of matrices as one matrix, their rows one below the other; matrices and vectors are returned."""
+        if len(self.shape) <= 2:
+            return self
+        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
+
+    def matrices(self) -> Iterator["WeightTensor"]:
+        """The matrices of a stack `[matrices, rows, columns]`; nothing is read."""
+        num_matrices, num_rows, num_columns = self.shape
+        for index in range(num_matrices):
+            rows = self.stored[index * num_rows : (index + 1) * num_rows]
+            yield replace(self, shape=(num_rows, num_columns), stored=rows)
 
     def transposed(self) -> "WeightTensor":
         """The matrix that is stored with inputs as rows; nothing is read.

@@ -57,7 +57,9 @@ def choose_formats(
         stored[placement.parameter_name].append(placement.tensor.format)
     formats = {}
     for name, parameter in parameters.items():
-        if parameter.ndim == 2:
+        if getattr(parameter, "keeps_dtype", False):
+            formats[name] = BY_DTYPE[config.dtype]
+        elif parameter.ndim == 2:
             shape = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
             formats[name] = choose_format(config, set(stored[name]), *shape)
     return formats
