@@ -98,6 +98,10 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
                 lambda writer: writer.add_sliding_window(5)),
     "qwen2": ("qwen2", TINY_CONFIGS["qwen2"]["plain"], MODEL_ARCH.QWEN2, nothing),
     "qwen3": ("qwen3", TINY_CONFIGS["qwen3"]["head size of its own"], MODEL_ARCH.QWEN3, nothing),
+    "qwen3moe": ("qwen3_moe", TINY_CONFIGS["qwen3_moe"]["two of eight, head size of its own"], MODEL_ARCH.QWEN3MOE,
+                 lambda writer: writer.add_expert_feed_forward_length(24)),
+    "olmoe": ("olmoe", TINY_CONFIGS["olmoe"]["two of eight"], MODEL_ARCH.OLMOE, nothing),
+    "mixtral": ("mixtral", TINY_CONFIGS["mixtral"]["two of four"], MODEL_ARCH.LLAMA, nothing),
     "phi3": ("phi3", PHI, MODEL_ARCH.PHI3, _phi3),
     "phi3, whole heads": ("phi3", {**LLAMA, "pad_token_id": None}, MODEL_ARCH.PHI3,
                           lambda writer: writer.add_sliding_window(0)),
@@ -140,10 +144,20 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     write(writer)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in pair.oracle.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if "experts." in name:
+            parts = {"ffn_down_exps": tensor}
+            if name.endswith("gate_up_proj"):
+                parts = dict(zip(("ffn_gate_exps", "ffn_up_exps"), tensor.chunk(2, 1), strict=True))
+            for part, stack in parts.items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.weight", np.ascontiguousarray(stack.numpy()))
             continue
         values = tensor.numpy()
         if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):

@@ -24,6 +24,7 @@ LLAMA3_ROPE = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN = {**LLAMA, "tie_word_embeddings": True}
 QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
     "hidden_size": 48,
@@ -120,6 +121,19 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "every other layer sparse, all experts, odd sizes": {
             **QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8, "moe_intermediate_size": 20,
             "hidden_size": 42, "head_dim": 10, "num_key_value_heads": 1,
+        },
+    },
+    "olmoe": {
+        "two of eight": {**LLAMA, "pad_token_id": None, **OLMOE},
+        "renormalised, one KV head, odd sizes": {
+            **LLAMA, "pad_token_id": None, **OLMOE, "norm_topk_prob": True, "num_attention_heads": 3, "hidden_size": 42,
+            "num_key_value_heads": 1, "num_experts": 5, "num_experts_per_tok": 4, "intermediate_size": 30,
+        },
+    },
+    "mixtral": {
+        "two of four": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "window, one of four": {
+            **LLAMA, "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 6, "head_dim": 16,
         },
     },
     "phi3": {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import Activation, RowType, WeightFormat, wanted_rows
+from quire._native import Activation, WeightFormat, wanted_rows
 from quire.kernels.activations import FORMULAS, OPERATORS
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, product_cost
@@ -131,9 +131,10 @@ class ExpertUp(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_up", weight=to.weight(self.weight), x=to.rows(self.x), out=_rows_of_choices(to, self.out, self.route),
-            routed=to.address(self.routed), counts=to.counters(self.route, self.num_experts),
-            num_experts=self.num_experts, activation=self.activation,
+            "expert_up", weight=to.weight(self.weight), x=to.rows(self.x),
+            out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
+            counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts,
+            activation=self.activation,
         )  # fmt: skip
 
 

@@ -12,13 +12,19 @@ TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitte
 """Of losses and noise, which are not used."""
 
 
-def read_experts(reader: HFConfigReader, count: str = "num_experts") -> dict[str, Any]:
-    """Read `num_experts`, in the config's field `count`, and `top_k`.
+def read_experts(reader: HFConfigReader) -> dict[str, Any]:
+    """Read `num_experts`, under one of its two names, and `top_k`.
 
-    Raises: ModelFileError where a token cannot use so many of the experts.
+    Raises: ModelFileError where the names disagree, or a token cannot use as many of the experts.
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
+    found = {name: reader.optional_integer(name) for name in ("num_experts", "num_local_experts")}
+    counts = {name: value for name, value in found.items() if value is not None}
+    if len(set(counts.values())) > 1:
+        shown = " and ".join(f"{name}={value}" for name, value in counts.items())
+        raise ModelFileError(f"the model's config has {shown}, two names of one number: remove the wrong one")
+    count = next(iter(counts), "num_experts")
     num_experts, top_k = reader.integer(count), reader.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise ModelFileError(

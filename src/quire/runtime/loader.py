@@ -154,11 +154,13 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
     ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
+    segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        target, part = target_of(name, model.renames, model.stacked_params)
+        named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
+        target, part = target_of(named, model.renames, model.stacked_params)
         if target in parts_of:
-            parts_of[target][part] = in_model_order(model, name, tensor.as_matrix())
+            parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
             unexpected.append(name)
     missing: list[str] = []
@@ -185,6 +187,7 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
     layer the stored position of each row. `offset_params`: per name of a layer what is added to its values.
     """
+    tensor = tensor.as_matrix() if len(tensor.shape) > 2 else tensor
     segments = name.split(".")
     offsets = getattr(model, "offset_params", {})
     for segment in segments:

@@ -6,11 +6,11 @@ then `runtime/loader.py`, which consumes this.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
@@ -75,7 +75,7 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
-    architecture = ARCHITECTURES[file.metadata["general.architecture"]]
+    architecture = architecture_of(file.metadata)
     tensors = {}
     for stored in file.tensors.values():
         if name := huggingface_name(stored.name, architecture.names):
@@ -83,7 +83,10 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
             row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
             offset = -architecture.norm_offset if name.endswith("norm.weight") else 0.0
             values = file.rows(stored)
-            tensors[name] = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+            tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+            matrices = tensor.matrices() if "*" in name else [tensor]
+            parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
+            tensors |= {part.name: part for part in parts}
     return tensors
 
 

@@ -23,6 +23,10 @@ LAYER_PARTS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
 }
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
@@ -35,6 +39,8 @@ _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 
 def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) -> str | None:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known.
+
+    "*" in the result stands for the index of an expert: the tensor has a matrix for each.
 
     `others`: parts of a layer that the architecture names differently.
     """

@@ -83,9 +83,7 @@ class WeightTensor:
         return WeightTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
 
     def as_matrix(self) -> "WeightTensor":
-        """A stack of matrices as one matrix, their rows one below the other; matrices and vectors are returned."""
-        if len(self.shape) <= 2:
-            return self
+        """A stack of matrices as one matrix, their rows one below the other."""
         return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
 
     def matrices(self) -> Iterator["WeightTensor"]:
