@@ -37,7 +37,7 @@ namespace {
 
 constexpr int64_t kGatheredBytes = 1 << 19;  // of a thread's scratch
 constexpr int64_t kUnalignedWidth = 2 * kPanelWidth;
-constexpr int64_t kRowsOfWeights = 4;  // reading a panel's weights takes about as long as multiplying them with so many
+constexpr int64_t kRowsOfWeights = 4;  // reading a panel's weights takes about as long as four rows of products
 
 // Calls visit(expert, first, count) for consecutive rows of `routed` that one expert computes, at most `most`.
 template <typename Visit>

@@ -23,7 +23,7 @@ WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_p
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One architecture.
+    """Tensors, names and keys of one architecture.
 
     Fields:
         hf_class, model_type: of the Hugging Face config.

@@ -172,7 +172,9 @@ class PlannedModel:
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
             cost = instruction.measured(step, self.counters_of)
             name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
-            times.append(OpTime(name, int(nanoseconds[index]) / 1e3, cost.flops, num_bytes, cost.arithmetic))
+            loads = tuple(self._counters[instruction].tolist()) if instruction in self._counters else ()
+            microseconds = int(nanoseconds[index]) / 1e3
+            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
         return times
 
     # --- Memory ---------------------------------------------------------------------------
