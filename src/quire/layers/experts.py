@@ -68,7 +68,8 @@ class SparseMLP(nn.Module):
         self.top_k, self.renormalise = top_k, renormalise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.experts(x, route(self.gate(x), self.top_k, self.renormalise))
+        results: torch.Tensor = self.experts(x, route(self.gate(x), self.top_k, self.renormalise))
+        return results
 
 
 def stacked_experts(num_experts: int) -> dict[str, tuple[str, ...]]:

@@ -10,6 +10,8 @@ from quire.models.hf_config import HFConfigReader
 
 TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 """Of losses and noise, which are not used."""
+MAX_EXPERTS = 10_000
+"""A config with more is corrupted; building as many would look like a hang."""
 
 
 def read_experts(reader: HFConfigReader) -> dict[str, Any]:
@@ -19,7 +21,7 @@ def read_experts(reader: HFConfigReader) -> dict[str, Any]:
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
-    found = {name: reader.optional_integer(name) for name in ("num_experts", "num_local_experts")}
+    found = {name: reader.optional_integer(name, maximum=MAX_EXPERTS) for name in ("num_experts", "num_local_experts")}
     counts = {name: value for name, value in found.items() if value is not None}
     if len(set(counts.values())) > 1:
         shown = " and ".join(f"{name}={value}" for name, value in counts.items())

@@ -54,7 +54,8 @@ class MixtralForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: MixtralConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        self.stacked_params = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
 
     def build_mlp(self, config: MixtralConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer."""

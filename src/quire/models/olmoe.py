@@ -44,7 +44,8 @@ class OLMoEForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: OLMoEConfig, group: Group = SINGLE) -> None:
         super().__init__(config, group)
-        self.stacked_params = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
 
     def build_mlp(self, config: OLMoEConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
         """The experts of one layer."""

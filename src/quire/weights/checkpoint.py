@@ -76,7 +76,7 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
     architecture = architecture_of(file.metadata)
-    tensors = {}
+    tensors: dict[str, WeightTensor] = {}
     for stored in file.tensors.values():
         if name := huggingface_name(stored.name, architecture.names):
             is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
