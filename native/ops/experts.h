@@ -10,21 +10,26 @@
 namespace quire {
 
 // out[i, f] = activation(g[f]) * u[f] for row i of `routed`, g and u being F outputs each of the row's expert, whose
-// outputs are rows 2 F e … 2 F (e + 1) - 1 of the weight: first all g.
+// outputs are rows 2 F e … 2 F (e + 1) - 1 of the weight: first all g. With a limit L, gates are instead
+// g' / (1 + exp(-alpha * g')) * (u' + 1), g' = min(g, L) and u' = min(max(u, -L), L).
 struct ExpertUpOp {
-  Weight weight;  // [X * 2 F, E]
+  Weight weight;      // [X * 2 F, E]
+  const float* bias;  // [X * 2 F] or null
   Rows x;         // [T, E], as the weight wants
   Rows out;       // [T * top_k, F]
   const RoutedRow* routed;
   const int32_t* counts;
   int64_t num_experts;
   Activation activation;
+  float alpha;
+  float limit;  // 0: none
 };
 
 // out[t] = the sum over the rows i of token t of weight_i * (x[i] @ weight_e.T), or with `add` out[t] plus that; e, the
 // row's expert, has rows E e … E (e + 1) - 1 of the weight.
 struct ExpertDownOp {
-  Weight weight;  // [X * E, F]
+  Weight weight;      // [X * E, F]
+  const float* bias;  // [X * E] or null: added to each product
   Rows x;         // [T * top_k, F], as the weight wants
   Rows out;       // f32 [T, E]
   const RoutedRow* routed;
@@ -53,11 +58,12 @@ inline void visit_blocks(const int32_t* counts, int64_t num_experts, int64_t mos
   }
 }
 
-// y of outputs first_output … first_output + count - 1 of a weight, at most a panel, for num_rows rows from `first` on.
+// y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for num_rows rows from `first` on.
 // Returns where they begin in a row of `out`, whose width is kPanelWidth or, if first_output is no multiple of a tile,
 // kUnalignedWidth.
-inline const float* multiply_outputs(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows,
-                                     int64_t first_output, int64_t count, int64_t width, float* out) {
+inline const float* multiply_outputs(const Weight& weight, const float* bias, const Rows& x, int64_t first,
+                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width,
+                                     float* out) {
   const int64_t tile = first_output / kTile, offset = first_output % kTile;
   const int64_t num_tiles = (offset + count + kTile - 1) / kTile;
   KvFetch fetch;
@@ -65,7 +71,22 @@ inline const float* multiply_outputs(const Weight& weight, const Rows& x, int64_
     const int64_t tiles = num_tiles - c < kPanelTiles ? num_tiles - c : kPanelTiles;
     multiply(weight, x, first, num_rows, tile + c, tiles, fetch, out + c * kTile, width);
   }
-  return out + offset;
+  out += offset;
+  for (int64_t r = 0; bias != nullptr && r < num_rows; ++r) add_values(bias + first_output, count, out + r * width);
+  return out;
+}
+
+// out[i] = g' / (1 + exp(-alpha * g')) * (u' + 1): see ExpertUpOp. A whole panel, of which only `count` are wanted.
+inline void gate_clamped(const float* gates, const float* ups, float alpha, float limit, int64_t count, float* out) {
+  const F32x16 high = broadcast(limit), low = broadcast(-limit), one = broadcast(1.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    float lanes[2][kLanes] = {};
+    const int64_t left = count - i < kLanes ? count - i : kLanes;
+    memcpy(lanes[0], gates + i, static_cast<size_t>(left) * sizeof(float));
+    memcpy(lanes[1], ups + i, static_cast<size_t>(left) * sizeof(float));
+    const F32x16 g = min(high, load(lanes[0])), u = max(low, min(high, load(lanes[1])));
+    store(out + i, g / (one + exp(zero() - broadcast(alpha) * g)) * (u + one));
+  }
 }
 
 inline int64_t stride_of(int64_t row_bytes) { return (row_bytes + 63) / 64 * 64; }
@@ -108,11 +129,15 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
     for (; panel < last; ++panel) {
       const int64_t column = panel * kPanelWidth, left = inner - column;
       const int64_t columns = left < kPanelWidth ? left : kPanelWidth, gate = 2 * inner * e + column;
-      const float* g = multiply_outputs(op.weight, x, 0, count, gate, columns, width, values);
-      const float* u = multiply_outputs(op.weight, x, 0, count, gate + inner, columns, width, factors);
+      const float* g = multiply_outputs(op.weight, op.bias, x, 0, count, gate, columns, width, values);
+      const float* u = multiply_outputs(op.weight, op.bias, x, 0, count, gate + inner, columns, width, factors);
       for (int64_t r = 0; r < count; ++r) {
         float result[kPanelWidth];
-        apply(op.activation, g + r * width, u + r * width, result, columns);
+        if (op.limit > 0.0f) {
+          gate_clamped(g + r * width, u + r * width, op.alpha, op.limit, columns, result);
+        } else {
+          apply(op.activation, g + r * width, u + r * width, result, columns);
+        }
         write_columns(op.out, first + r, column, columns, result);
         if (column + columns == inner) finish_row(op.out, first + r, inner);
       }
@@ -149,7 +174,8 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
   visit_blocks(op.counts, op.num_experts, kPanelRows, [&](int64_t e, int64_t first, int64_t count) {
     for (int64_t column = first_column; column < end_column; column += kPanelWidth) {
       const int64_t columns = end_column - column < kPanelWidth ? end_column - column : kPanelWidth;
-      const float* y = multiply_outputs(op.weight, op.x, first, count, outputs * e + column, columns, width, values);
+      const int64_t output = outputs * e + column;
+      const float* y = multiply_outputs(op.weight, op.bias, op.x, first, count, output, columns, width, values);
       for (int64_t r = 0; r < count; ++r) {
         const RoutedRow& routed = op.routed[first + r];
         add_scaled(routed.weight, y + r * width, columns, row<float>(op.out, routed.token) + column);
@@ -158,8 +184,8 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
   });
 }
 
-QUIRE_OP(expert_up, ExpertUpOp, weight, x, out, routed, counts, num_experts, activation)
-QUIRE_OP(expert_down, ExpertDownOp, weight, x, out, routed, counts, num_experts, add)
+QUIRE_OP(expert_up, ExpertUpOp, weight, bias, x, out, routed, counts, num_experts, activation, alpha, limit)
+QUIRE_OP(expert_down, ExpertDownOp, weight, bias, x, out, routed, counts, num_experts, add)
 
 }  // namespace
 }  // namespace quire

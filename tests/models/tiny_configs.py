@@ -136,6 +136,17 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **LLAMA, "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 6, "head_dim": 16,
         },
     },
+    "gpt_oss": {
+        "two of four, yarn": {
+            **LLAMA, "head_dim": 12, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_theta": 10000.0, "rope_scaling": {**YARN, "truncate": False},
+        },
+        "no biases of attention, one KV head, odd sizes": {
+            **LLAMA, "head_dim": 10, "hidden_size": 42, "num_key_value_heads": 1, "attention_bias": False,
+            "num_local_experts": 3, "num_experts_per_tok": 1, "rope_parameters": {"rope_theta": 700.0},
+            "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "intermediate_size": 20,
+        },
+    },
     "phi3": {
         "groups of 2": {**LLAMA, "pad_token_id": None},
         "part of each head, window, one KV head, tied": {

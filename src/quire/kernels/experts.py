@@ -18,6 +18,7 @@ from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
+CLAMPED, ALPHA, LIMIT = "clamped", 1.702, 7.0
 ROW_MULTIPLE = 128
 """Columns of which rows of any type are whole cache lines, so that row i of several per token is at i · bytes."""
 
@@ -41,14 +42,24 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch.Tensor:
 
 @kernel
 def experts(
-    x: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, name: str
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    name: str,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum the results of each token's experts, in ascending order of the experts.
 
     out[t] = Σ_e weights[t, e] · down_e(activation(gate_e(x[t])) · up_e(x[t])) over e with weights[t, e] ≠ 0
 
     Experts stand one below the other: of X of them, each has P / X rows of `gate_up`, first gates, then ups, and Q / X
-    rows of `down`. Shapes: x [T, E], weights [T, X], gate_up [P, E], down [Q, F] -> [T, E].
+    rows of `down`. The name "clamped" stands for g' / (1 + exp(-1.702 g')) · (u' + 1) instead, where g' = min(g, 7) and
+    u' = max(-7, min(u, 7)).     (gpt-oss)
+
+    Shapes: x [T, E]; weights [T, X]; gate_up [P, E]; down [Q, F]; gate_up_bias [P] or None; down_bias [Q] or None ->
+    [T, E].
     Dtypes: all bf16, fp16 or fp32, returned the same; summed in fp32.
     """
     num_experts = weights.shape[1]
@@ -56,10 +67,18 @@ def experts(
     out = torch.zeros(len(x), downs.shape[1], dtype=torch.float32, device=x.device)
     for expert in weights.any(0).nonzero().flatten().tolist():
         rows = weights[:, expert].nonzero().flatten()
-        gates, ups = functional.linear(x[rows], gates_ups[expert]).chunk(2, -1)
-        results = functional.linear(OPERATORS[name](gates) * ups, downs[expert])
+        of_gates, of_downs = (None if bias is None else bias.view(num_experts, -1)[expert]
+                              for bias in (gate_up_bias, down_bias))  # fmt: skip
+        gates, ups = functional.linear(x[rows], gates_ups[expert], of_gates).chunk(2, -1)
+        inner = _clamped(gates, ups) if name == CLAMPED else OPERATORS[name](gates) * ups
+        results = functional.linear(inner, downs[expert], of_downs)
         out.index_add_(0, rows, results.float() * weights[rows, expert, None].float())
     return out.to(x.dtype)
+
+
+def _clamped(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    gates, ups = gates.clamp(max=LIMIT), ups.clamp(-LIMIT, LIMIT)
+    return gates * torch.sigmoid(ALPHA * gates) * (ups + 1)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -89,6 +108,7 @@ class ExpertGemm(Instruction):
     """The products of each row with its expert's part of a weight. Subclasses say what becomes of the results."""
 
     weight: Any
+    bias: Any
     format: WeightFormat
     route: Route
     x: Columns
@@ -118,7 +138,7 @@ class ExpertGemm(Instruction):
         return self._cost(step, int((counters(self.route) > 0).sum()))
 
     def _cost(self, step: StepShape, num_read: float) -> Cost:
-        whole = product_cost(step.num_tokens, tuple(self.weight.shape), self.format, None)
+        whole = product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
         flops = whole.flops * self.num_active // self.num_experts
         return replace(whole, flops=flops, bytes_read=round(num_read * whole.bytes_read / self.num_experts))
 
@@ -128,13 +148,14 @@ class ExpertUp(ExpertGemm):
     """Gates and ups of each row's experts, and the activated product of the two: k rows per token."""
 
     activation: Activation
+    is_clamped: bool
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_up", weight=to.weight(self.weight), x=to.rows(self.x),
+            "expert_up", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x),
             out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
             counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts,
-            activation=self.activation,
+            activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
         )  # fmt: skip
 
 
@@ -146,8 +167,8 @@ class ExpertDown(ExpertGemm):
 
     def emit(self, to: Emitter) -> None:
         to.push(
-            "expert_down", weight=to.weight(self.weight), x=_rows_of_choices(to, self.x.buffer, self.route),
-            out=to.rows(self.out), routed=to.address(self.routed),
+            "expert_down", weight=to.weight(self.weight), bias=to.vector(self.bias),
+            x=_rows_of_choices(to, self.x.buffer, self.route), out=to.rows(self.out), routed=to.address(self.routed),
             counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts, add=self.add,
         )  # fmt: skip
 
@@ -171,19 +192,21 @@ def _lower_route(to: Lowering, call: Call) -> None:
 @lowers("experts")
 def _lower_experts(to: Lowering, call: Call) -> None:
     """Fused: the sum that alone reads the result."""
-    x, weights, gate_up, down, name = call.arguments
+    x, weights, gate_up, down, name, gate_up_bias, down_bias = call.arguments
     if weights.call not in to.notes or not weights.is_whole:
         raise NotTraceableError("experts whose weights are not the result of route")
     routing: Route = to.notes[weights.call]
     up_format, down_format = to.format_of(gate_up), to.format_of(down)
     source = to.typed(x, wanted_rows(up_format))
     inner = Buffer(routing.top_k * (-(-down.shape[1] // ROW_MULTIPLE) * ROW_MULTIPLE), wanted_rows(down_format))
-    to.append(ExpertUp(gate_up, up_format, routing, source, routing.routed, inner, Activation[name]))
+    up = (gate_up, gate_up_bias, up_format, routing, source, routing.routed, inner)
+    is_clamped = name == CLAMPED
+    to.append(ExpertUp(*up, Activation.silu if is_clamped else Activation[name], is_clamped))
     users = to.users(call)
     sums = to.add_in_place(call, users[0], inner) if len(users) == 1 else None
     out = to.result(call) if sums is None else sums
     rows = Columns(inner, 0, inner.width)
-    to.append(ExpertDown(down, down_format, routing, rows, routing.routed, out, add=sums is not None))
+    to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
 
 
 def _route_sizes(logits: Symbol, top_k: int, renormalise: bool) -> tuple[int, ...]:
@@ -192,7 +215,7 @@ def _route_sizes(logits: Symbol, top_k: int, renormalise: bool) -> tuple[int, ..
     return logits.sizes
 
 
-def _sizes(x: Symbol, weights: Symbol, gate_up: Any, down: Any, name: str) -> tuple[int, ...]:
+def _sizes(x: Symbol, weights: Symbol, gate_up: Any, down: Any, name: str, *_: Any) -> tuple[int, ...]:
     num_experts, num_inputs, inner = weights.sizes[0], x.sizes[-1], down.shape[1]
     expected = (num_experts * 2 * inner, num_inputs)
     if len(x.sizes) != 1 or tuple(gate_up.shape) != expected or down.shape[0] % num_experts:
@@ -215,13 +238,26 @@ def _route_formula(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch
 
 
 def _formula(
-    x: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, name: str
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    name: str,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """All experts on all rows."""
     num_experts, inner = weights.shape[1], down.shape[1]
-    both = (x @ gate_up.T).view(len(x), num_experts, 2, inner)
-    downs = down.view(num_experts, -1, inner)
-    results = torch.einsum("txf,xef->txe", FORMULAS[name](both[:, :, 0]) * both[:, :, 1], downs)
+    gates, ups = (
+        (x @ gate_up.T + (0 if gate_up_bias is None else gate_up_bias)).view(-1, num_experts, 2, inner).unbind(2)
+    )
+    if name == CLAMPED:
+        gates, ups = torch.where(gates > LIMIT, LIMIT, gates), ups.clamp(-LIMIT, LIMIT)
+        gated = gates / (1 + torch.exp(-ALPHA * gates)) * (ups + 1)
+    else:
+        gated = FORMULAS[name](gates) * ups
+    results = torch.einsum("txf,xef->txe", gated, down.view(num_experts, -1, inner))
+    results = results + (0 if down_bias is None else down_bias.view(num_experts, -1))
     return torch.einsum("tx,txe->te", weights, results)
 
 
@@ -235,7 +271,11 @@ def _make(num_tokens: int, width: int, inner: int, num_experts: int, top_k: int,
     weights = route.versions["reference"](random(num_tokens, num_experts, seed=3), top_k, True)
     gate_up = random(num_experts * 2 * inner, width, seed=1, scale=width**-0.5)
     down = random(num_experts * width, inner, seed=2, scale=inner**-0.5)
-    return {"x": random(num_tokens, width), "weights": weights, "gate_up": gate_up, "down": down, "name": name}
+    given = {"x": random(num_tokens, width), "weights": weights, "gate_up": gate_up, "down": down, "name": name}
+    if name == CLAMPED:
+        biases = random(num_experts * 2 * inner, seed=4, scale=4.0), random(num_experts * width, seed=5)
+        given |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=True))
+    return given
 
 
 CHECKS = (
@@ -256,6 +296,7 @@ CHECKS = (
             "empty": partial(_make, 0, 32, 16, 4, 2),
             "one row": partial(_make, 1, 64, 32, 8, 2),
             "odd sizes": partial(_make, 19, 35, 21, 5, 3, "gelu"),
+            "clamped, with biases": partial(_make, 9, 32, 16, 4, 2, CLAMPED),
             "one expert": partial(_make, 3, 32, 16, 1, 1, "relu"),
         },
     ),

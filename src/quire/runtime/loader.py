@@ -28,6 +28,7 @@ from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
+FLOATS = ("F32", "F16", "BF16")
 QUANTIZATION_BLOCK = 32
 """Weights that are quantised at load share a scale per 32 inputs."""
 
@@ -154,24 +155,25 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
     ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
+    stacks: dict[str, list[WeightTensor]] = {}
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
         named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
         target, part = target_of(named, model.renames, model.stacked_params)
-        if target in parts_of:
+        if target in parts_of and named.endswith(target) and len(tensor.shape) == parameters[target].ndim + 1:
+            stacks[target] = list(_unstacked(model, target, tensor))
+        elif target in parts_of:
             parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
             unexpected.append(name)
     missing: list[str] = []
     placements: list[Placement] = []
     for target, found in parts_of.items():
-        expected = part_names(target, model.stacked_params)
-        if found.keys() == {0} and found[0].name.endswith(target):
-            expected = expected[:1]  # one tensor with all parts, as Transformers 5 may store experts
+        expected = [] if target in stacks else part_names(target, model.stacked_params)
         missing.extend(part for index, part in enumerate(expected) if index not in found)
         if len(found) == len(expected):
-            parts = [found[index] for index in range(len(expected))]
+            parts = stacks.get(target) or [found[index] for index in range(len(expected))]
             partition = partitions.get(target, Partition())
             _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
             _check_blocks(parts, partition, quantization_block)
@@ -187,7 +189,6 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
     layer the stored position of each row. `offset_params`: per name of a layer what is added to its values.
     """
-    tensor = tensor.as_matrix() if len(tensor.shape) > 2 else tensor
     segments = name.split(".")
     offsets = getattr(model, "offset_params", {})
     for segment in segments:
@@ -196,6 +197,19 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})
     return next((tensor.with_rows(orders[segment]) for segment in segments if segment in orders), tensor)
+
+
+def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[WeightTensor]:
+    """The parts of one tensor that holds all of a stacked parameter, as Transformers 5 may store experts.
+
+    `transposed_stacks`: names of parameters of which each part, if it is not quantised, has inputs as rows.
+    `stack_orders`: per name the stored position of each row of a part.
+    """
+    name = target.rpartition(".")[2]
+    order, is_transposed = getattr(model, "stack_orders", {}).get(name), name in getattr(model, "transposed_stacks", ())
+    for part in tensor.unstacked():
+        matrix = part.transposed() if is_transposed and part.format in FLOATS else part
+        yield matrix if order is None else matrix.with_rows(order)
 
 
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:

@@ -84,7 +84,7 @@ def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Weigh
             offset = -architecture.norm_offset if name.endswith("norm.weight") else 0.0
             values = file.rows(stored)
             tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
-            matrices = tensor.matrices() if "*" in name else [tensor]
+            matrices = tensor.unstacked() if "*" in name else [tensor]
             parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
             tensors |= {part.name: part for part in parts}
     return tensors

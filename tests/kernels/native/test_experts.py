@@ -64,8 +64,8 @@ class Experts:
         chosen = _native.Rows(choices.ctypes.data, choices.strides[0], _native.RowType.f32)
         common = (routed.ctypes.data, self.counts.ctypes.data, self.num_experts)
         plan.route(rows_of(logits), chosen, *common, self.top_k, True)
-        plan.expert_up(self.up.weight, rows_of(x), rows_of(inner), *common, Activation.silu)
-        plan.expert_down(self.down.weight, rows_of(inner), rows_of(out), *common, add)
+        plan.expert_up(self.up.weight, 0, rows_of(x), rows_of(inner), *common, Activation.silu)
+        plan.expert_down(self.down.weight, 0, rows_of(inner), rows_of(out), *common, add)
         run(plan, np.zeros(num_tokens))
         return out
 

@@ -187,7 +187,7 @@ class _Builder:
             stacked = (num_experts * whole[0], whole[1])
             weight = self._parameter(f"{at}experts.{name}", stacked, (num_experts * rows, columns))
             out = Buffer(active * rows)
-            self.body.append(ExpertGemm(weight, self.format, route, _columns(columns), route.routed, out))
+            self.body.append(ExpertGemm(weight, None, self.format, route, _columns(columns), route.routed, out))
         self._mlp(f"{at}shared_experts.", size["n_shared_experts"] * inner.whole)
 
     def _parameter(self, name: str, whole: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
