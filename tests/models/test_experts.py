@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ModelFileError, UnsupportedModelError
 from quire.events import EventKind, OpTime
 from quire.kernels.experts import ExpertGemm, Route
 from quire.kernels.instruction import StepShape
+from quire.layers.group import LocalGroup
 from quire.models.registry import ModelRegistry
-from quire.runtime.loader import plan_placements
+from quire.runtime.loader import load_model, plan_placements
 from quire.runtime.plan.emit import BODY
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -24,7 +27,7 @@ from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.harness import build_model, random_tokens, stored
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
-from tests.models.tiny_configs import QWEN3_MOE, TINY_CONFIGS, full_config
+from tests.models.tiny_configs import LLAMA, QWEN3_MOE, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import NO_ROWS, PlanRunner, make_config
 
 WIDE = {**QWEN3_MOE, "hidden_size": 64, "moe_intermediate_size": 64, "norm_topk_prob": True}
@@ -113,6 +116,68 @@ def test_a_truncated_file_of_experts_names_the_file(tmp_path: Path, pair: Pair) 
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(ModelFileError, match=r"model\.safetensors: truncated or corrupted .*fetch it again"):
+        open_saved(tmp_path)
+
+
+# --- MXFP4 ----------------------------------------------------------------------------------------
+
+
+MXFP4 = {
+    **LLAMA, "head_dim": 16, "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "sliding_window": 6, "rope_parameters": {"rope_theta": 700.0, "rope_type": "default"},
+}  # fmt: skip
+
+
+def save_mxfp4(directory: Path) -> Pair:
+    """Write gpt-oss as it is published: nibbles and scales of experts. Returns the oracle with their values."""
+    pair, random = Pair("gpt_oss", MXFP4), np.random.default_rng(0)
+    tensors = {}
+    for name, values in pair.oracle.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = values.clone()
+            continue
+        num_experts, num_inputs, num_rows = values.shape
+        blocks = random.integers(0, 256, (num_experts, num_rows, num_inputs // 32, 16), dtype=np.uint8)
+        scales = random.integers(122, 126, blocks.shape[:-1], dtype=np.uint8)
+        tensors |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+        values.copy_(convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"]).float())
+    save_file(tensors, directory / "model.safetensors")
+    config = pair.hf_config | {"quantization_config": {"quant_method": "mxfp4"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return pair
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mxfp4_experts_have_the_values_of_transformers(tmp_path: Path, dtype: str) -> None:
+    pair, token_ids = save_mxfp4(tmp_path), random_tokens(9, 53)
+    checkpoint = open_saved(tmp_path)
+    runner = PlanRunner(make_config(checkpoint.hf_config, dtype=dtype), checkpoint)
+    found, expected = runner.run(runner.add(token_ids)), pair.expected(token_ids)
+    if dtype == "float32":
+        assert_close(found, expected)
+    assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
+    formats = {op.format.name for op in runner.planned.ops if isinstance(op, ExpertGemm)}
+    assert formats == {"f32" if dtype == "float32" else "q8"}
+
+
+def test_mxfp4_experts_are_split_among_ranks(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    checkpoint = open_saved(tmp_path)
+    config = make_config(checkpoint.hf_config)
+    whole: Any = load_model(config, checkpoint).layers[0].mlp.experts
+    for rank in range(2):
+        mine: Any = load_model(config, checkpoint, group=LocalGroup(rank, 2)).layers[0].mlp.experts
+        assert torch.equal(mine.down_proj, whole.down_proj.chunk(2, 1)[rank])
+        gates_ups = whole.gate_up_proj.view(4, 2, 128, 64).chunk(2, 2)[rank]
+        assert torch.equal(mine.gate_up_proj, gates_ups.reshape(-1, 64))
+
+
+def test_mxfp4_nibbles_without_scales_are_named(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"down_proj_blocks' \[4, 64, 4, 16\] lacks bytes .*_scales' \[4, 64, 4\]"):
         open_saved(tmp_path)
 
 

@@ -161,7 +161,8 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     for name, tensor in tensors.items():
         named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
         target, part = target_of(named, model.renames, model.stacked_params)
-        if target in parts_of and named.endswith(target) and len(tensor.shape) == parameters[target].ndim + 1:
+        is_stack = target in parts_of and len(tensor.shape) == parameters[target].ndim + 1
+        if is_stack and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
             stacks[target] = list(_unstacked(model, target, tensor))
         elif target in parts_of:
             parts_of[target][part] = in_model_order(model, name, tensor)

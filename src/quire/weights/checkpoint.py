@@ -96,13 +96,37 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+    if quantization and method != "mxfp4":
         raise UnsupportedModelError(
             f"{config_path}: weights quantised with {printable(str(method), limit=80)} are not supported yet; use a "
             "GGUF file or the original model"
         )
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
-    tensors: Mapping[str, WeightTensor] = read_directory(files.path) if with_tensors else {}
+    tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
+
+
+def joined(tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:
+    """The tensors of a directory, MXFP4's nibbles `[…, rows, blocks, 16]` and scales `[…, rows, blocks]` as one each.
+
+    Raises: ModelFileError for nibbles without their scales.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name, nibbles in tensors.items():
+        whole, _, suffix = name.rpartition("_")
+        scales = tensors.get(f"{whole}_scales")
+        if suffix == "blocks":
+            if scales is None or (*scales.shape, 16) != nibbles.shape or {scales.format, nibbles.format} != {"U8"}:
+                raise ModelFileError(
+                    f"tensor '{printable(name)}' {list(nibbles.shape)} lacks bytes '{printable(whole)}_scales' "
+                    f"{list(nibbles.shape[:-1])}; fetch the model again"
+                )
+            shape, num_rows = (*scales.shape[:-1], 32 * scales.shape[-1]), math.prod(scales.shape[:-1])
+            stored = nibbles.stored.reshape(num_rows, -1)
+            found[whole] = WeightTensor(whole, shape, "MXFP4", stored, scales=scales.stored)
+        elif suffix == "scales" and f"{whole}_blocks" not in tensors:
+            found[name] = scales if scales is not None else nibbles
+    return found
