@@ -183,9 +183,9 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_place(tmp_path: Path) -> None:
-    sinks = np.zeros(4, np.float32)
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_sinks\.weight.*any supported"):
-        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_sinks.weight": sinks}))
+    unknown = np.zeros(4, np.float32)
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_rot_embd\.weight.*any supported"):
+        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_rot_embd.weight": unknown}))
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q_norm\.weight.*in this model"):
         config_of(tmp_path, TinyModel(tensors={"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}))
 

@@ -88,6 +88,15 @@ ARCHITECTURES = {
         has_experts=True,
         norms_whole=True,
     ),
+    "gpt-oss": Architecture(
+        hf_class="GptOssForCausalLM",
+        model_type="gpt_oss",
+        parts=("attn_norm", *ATTENTION, "attn_sinks", "post_attention_norm", *EXPERTS),
+        names={"post_attention_norm": "post_attention_layernorm"},
+        keys=frozenset({"expert_feed_forward_length"}),
+        biases=(*ATTENTION, *EXPERTS),
+        has_experts=True,
+    ),
     "phi3": Architecture(
         hf_class="Phi3ForCausalLM",
         model_type="phi3",

@@ -182,6 +182,7 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "ffn_up": (2 * mlp_width if architecture.fuses_gate else mlp_width, width),
         "ffn_down": (width, mlp_width),
         "post_ffw_norm": (width,),
+        "attn_sinks": (config["num_attention_heads"],),
         "ffn_gate_inp": (num_experts, width),
         "ffn_gate_exps": (num_experts, expert_width, width),
         "ffn_up_exps": (num_experts, expert_width, width),
@@ -190,7 +191,7 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     groups = [parts for parts in architecture.optional_biases if f"blk.0.{parts[0]}.bias" in file.tensors]
     biased = [*architecture.biases, *(part for parts in groups for part in parts)]
     shapes = {
-        f"blk.{index}.{part}.{kind}": by_part[part][:1] if kind == "bias" else by_part[part]
+        f"blk.{index}.{part}.{kind}": by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
         for index in range(config["num_hidden_layers"])
         for kind, parts in (("weight", architecture.parts), ("bias", biased))
         for part in parts

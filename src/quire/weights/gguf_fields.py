@@ -71,6 +71,17 @@ def _olmoe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config |= {"attention_bias": False, "norm_topk_prob": False}
 
 
+def _gpt_oss(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "attention_bias": True,
+        "intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "sliding_window": _window(metadata),
+    }
+    if config["rope_scaling"] is not None:
+        # As published; files do not say.
+        config["rope_scaling"]["truncate"] = False
+
+
 def _qwen_window(metadata: Metadata, config: Config) -> None:
     window = _window(metadata)
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
@@ -193,6 +204,6 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
-    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe,
+    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss,
 }  # fmt: skip
 """By GGUF's name of the architecture."""
