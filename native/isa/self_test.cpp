@@ -153,6 +153,34 @@ std::string row_results(const OpTable& ops) {
   return results;
 }
 
+std::string expert_results(const OpTable& ops, WeightFormat format) {
+  Random random;
+  constexpr int64_t kExperts = 4, kTopK = 2;
+  Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), inner(kTokens * kTopK * kWidth * 4);
+  Memory up(kExperts * 2 * kWidth * kWidth * 4 + 4096), down(kExperts * kWidth * kWidth * 4 + 4096);
+  Memory logits(kTokens * kExperts * 4), choices(kTokens * kTopK * 8), routed(kTokens * kTopK * 8), counts(kExperts * 4);
+  Memory out(kTokens * kWidth * 4);
+  values.fill(random);
+  logits.fill(random);
+  const Weight ups = random_weight(up, format, kExperts * 2 * kWidth, random);
+  const Weight downs = random_weight(down, format, kExperts * kWidth, random);
+  const Rows wide = rows_of(values, RowType::f32, kWidth), in = rows_of(x, wanted_rows(format), kWidth);
+  const Rows between = rows_of(inner, wanted_rows(format), kWidth), to = rows_of(out, RowType::f32, kWidth);
+  const auto* rows = reinterpret_cast<RoutedRow*>(routed.data());
+  auto* loads = reinterpret_cast<int32_t*>(counts.data());
+  SmallStep step(kTokens);
+  const RouteOp route{rows_of(logits, RowType::f32, kExperts), rows_of(choices, RowType::f32, 2 * kTopK),
+                      reinterpret_cast<RoutedRow*>(routed.data()), loads, kExperts, kTopK, true};
+  run_op(scalar_ops, "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
+  run_op(ops, "route", route, step.context());
+  run_op(ops, "expert_up",
+         ExpertUpOp{ups, nullptr, in, between, rows, loads, kExperts, Activation::silu, 1.702f,
+                    format == WeightFormat::f32 ? 0.5f : 0.0f},
+         step.context());
+  run_op(ops, "expert_down", ExpertDownOp{downs, nullptr, between, to, rows, loads, kExperts, false}, step.context());
+  return routed.bytes() + out.bytes();
+}
+
 std::string attention_results(const OpTable& ops, KvFormat format) {
   Random random;
   constexpr int64_t kBlockBytes = 2 * kBlockSize * kKvHeads * (kHeadSize * 4 + 4);
@@ -171,7 +199,7 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
       kHalf, kv};
   run_op(ops, "write_kv", write, step.context());
   const Rows to = rows_of(out, RowType::f32, kHeads * kHeadSize);
-  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f}, step.context());
+  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f, frequencies.floats()}, step.context());
   return out.bytes();
 }
 
@@ -223,6 +251,9 @@ std::string failing_op(const OpTable& ops) {
     if (gemm_results(ops, format, num_outputs) != gemm_results(other, format, num_outputs)) return name;
   }
   if (row_results(ops) != row_results(scalar_ops)) return "norm or activate";
+  for (WeightFormat format : {WeightFormat::f32, WeightFormat::q8}) {
+    if (expert_results(ops, format) != expert_results(scalar_ops, format)) return "route or experts";
+  }
   if (sampling_results(ops) != sampling_results(scalar_ops)) return "sampling";
   for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
     if (attention_results(ops, format) != attention_results(scalar_ops, format)) return "write_kv or attend";

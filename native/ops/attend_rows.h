@@ -100,12 +100,20 @@ void load_rows(const AttendOp& op, const Step& step, const Item& item, AttendRow
 // memory until all are there.
 inline bool writes_late(const AttendOp& op) { return op.out.type == RowType::q8 && op.kv.head_size % kBlock != 0; }
 
+// The weight of a row's sink, which is a score that no position has: e^sink, relative to 2^highest.
+inline float sink_weight(const AttendOp& op, const AttendRows& rows, int64_t row, int64_t head) {
+  if (op.sinks == nullptr) return 0.0f;
+  float weights[kLanes];
+  store(weights, exp(broadcast(op.sinks[head] - rows.total.highest[row] * 0.69314718f)));
+  return weights[0];
+}
+
 inline void write_rows(const AttendOp& op, const Step& step, const Item& item, const AttendRows& rows) {
   const int64_t width = op.kv.head_size;
   RowPlace place = first_place(op, step, item);
   for (int64_t row = 0; row < rows.count; ++row, place.advance()) {
     float* values = rows.tile.sums;
-    finish(rows.total, row, rows.stride, values);
+    finish(rows.total, row, rows.stride, sink_weight(op, rows, row, place.head), values);
     if (writes_late(op)) {
       memcpy(query_at(op, place), values, static_cast<size_t>(width) * sizeof(float));
     } else {

@@ -20,6 +20,7 @@ struct AttendOp {
   float scale;
   KvLayer kv;
   float soft_cap;
+  const float* sinks;  // [H] scores of a position without a value, which every row sees; or null
 };
 
 namespace {

@@ -20,6 +20,7 @@ StoredFormat stored_format(const std::string& name) {
   if (name == "Q4_0") return StoredFormat::q4_0;
   if (name == "Q4_1") return StoredFormat::q4_1;
   if (name == "Q8_0") return StoredFormat::q8_0;
+  if (name == "MXFP4") return StoredFormat::mxfp4;
   if (name == "Q4_K") return StoredFormat::q4_k;
   throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
 }

@@ -1,6 +1,7 @@
 #include "weights/pack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -73,6 +74,22 @@ void copy_q4_1(const Lane& to, int64_t block, const std::byte* from) {
 void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
   put_scale(to, WeightFormat::q8, block, half(from));
   for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
+}
+
+// A scale's exponent, then nibbles as in Q4_0: floats of one sign, two exponent bits and one fraction bit (OCP MX 1.0).
+void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
+  constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  put_scale(to, WeightFormat::q8, block, round_to_f16(std::ldexp(1.0f, static_cast<int>(from[0]) - 128)));
+  for (int64_t i = 0; i < kBlock; i += 4) {
+    uint8_t bytes[4];
+    for (int64_t j = 0; j < 4; ++j) {
+      const auto pair = static_cast<uint8_t>(from[1 + (i + j) % 16]);
+      bytes[j] = static_cast<uint8_t>(128 + kDoubled[i < 16 ? pair & 15 : pair >> 4]);
+    }
+    uint32_t word;
+    std::memcpy(&word, bytes, sizeof word);
+    put_word(to, WeightFormat::q8, block, i / 4, word);
+  }
 }
 
 // 256 inputs: d, dmin, 12 bytes with eight scales and minima of 6 bits, and 4 times 32 bytes whose low halves are 32
@@ -218,6 +235,8 @@ StoredBlock stored_block(StoredFormat stored) {
       return {32, 34};
     case StoredFormat::q4_k:
       return {256, 144};
+    case StoredFormat::mxfp4:
+      return {32, 17};
   }
   return {1, 1};
 }
@@ -241,6 +260,8 @@ void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t co
       return copy_blocks<copy_q8_0>(to, first, count, size, from);
     case StoredFormat::q4_k:
       return copy_blocks<copy_q4_k>(to, first, count, size, from);
+    case StoredFormat::mxfp4:
+      return copy_blocks<copy_mxfp4>(to, first, count, size, from);
     default:
       break;
   }
@@ -266,7 +287,8 @@ void check(const PackedRows& job) {
   const bool same = (job.stored == StoredFormat::q4_0 && job.target == WeightFormat::q4) ||
                     (job.stored == StoredFormat::q4_1 && job.target == WeightFormat::q4m) ||
                     (job.stored == StoredFormat::q8_0 && job.target == WeightFormat::q8) ||
-                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4m);
+                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4m) ||
+                    (job.stored == StoredFormat::mxfp4 && job.target == WeightFormat::q8);
   if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4)) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }

@@ -8,7 +8,7 @@
 namespace quire {
 
 // GGUF's names; a row is a sequence of blocks. safetensors' floats are the first three.
-enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k };
+enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, mxfp4 };
 
 // Output first_output + r of the packed matrix becomes stored row r, or row_order[r] if row_order is not null.
 struct PackedRows {
@@ -28,6 +28,7 @@ struct PackedRows {
 //   Q4_K -> q4m: nibbles as they are; d = d' * scale and m = -dmin * minimum of each 32 weights become f16, each wrong
 //     by at most 2^-11 of itself (or 2^-25). A weight is thus off by at most 15 / 2048 of its quantisation step and
 //     1 / 2048 of its minimum.
+//   MXFP4 -> q8: the same values, 2^scale / 2 times integers from -12 to 12, while that factor is 2^-24 to 2^15.
 //   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
 //   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.

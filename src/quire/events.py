@@ -38,13 +38,17 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """An instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`."""
+    """An instruction of a plan in one step: its name with shapes and types, and its work in `arithmetic`.
+
+    `expert_loads`: of the routing of one layer, in order of the layers, the number of tokens of each expert.
+    """
 
     name: str
     microseconds: float
     flops: int
     num_bytes: int
     arithmetic: str
+    expert_loads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

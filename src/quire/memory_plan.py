@@ -95,7 +95,10 @@ def _attention_width(model: ModelConfig) -> int:
 
 
 def _mlp_size(model: ModelConfig) -> int:
-    return int(model.hf_config.get("intermediate_size") or model.hf_config.get("ffn_dim") or 4 * model.hidden_size)
+    fields = model.hf_config
+    dense = int(fields.get("intermediate_size") or fields.get("ffn_dim") or 4 * model.hidden_size)
+    # A token has a row for each of its experts.
+    return max(dense, int(fields.get("num_experts_per_tok") or 1) * int(fields.get("moe_intermediate_size") or dense))
 
 
 def plan_blocks(

@@ -3,6 +3,7 @@
 It stands in for the scheduler and the runtime, so that a model's test fails only for the model's own faults.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightT
     """A tensor as a file has it; vectors are always fp32."""
     if format_name in DTYPES or values.ndim == 1:
         plain = values.to(DTYPES.get(format_name, torch.float32)).contiguous()
-        raw = plain.view(torch.uint8).numpy().reshape(1 if values.ndim == 1 else len(values), -1)
+        raw = plain.view(torch.uint8).numpy().reshape(math.prod(values.shape[:-1]), -1)
         return WeightTensor(name, tuple(values.shape), format_name if format_name in DTYPES else "F32", raw)
     raw = quantize(values.float().numpy(), gguf.GGMLQuantizationType[format_name])
     return WeightTensor(name, tuple(values.shape), format_name, raw)

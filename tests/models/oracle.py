@@ -29,7 +29,9 @@ class Pair:
     """Transformers' model and its weights as a checkpoint."""
 
     def __init__(self, model_type: str, fields: dict[str, Any]) -> None:
-        self.oracle = make_oracle(model_type, fields, attn_implementation="eager").eval()
+        self.oracle = make_oracle(
+            model_type, fields, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
         generator = torch.Generator().manual_seed(11)
         for parameter in self.oracle.parameters():
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3

@@ -86,6 +86,12 @@ def _ministral3(writer: gguf.GGUFWriter) -> None:
     writer.add_attn_temperature_scale(0.1)
 
 
+def _gpt_oss(writer: gguf.GGUFWriter) -> None:
+    _yarn(writer, factor=4.0, original=32)
+    writer.add_sliding_window(6)
+    writer.add_expert_feed_forward_length(40)
+
+
 def nothing(writer: gguf.GGUFWriter) -> None:
     """The common keys say it all."""
 
@@ -98,6 +104,11 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
                 lambda writer: writer.add_sliding_window(5)),
     "qwen2": ("qwen2", TINY_CONFIGS["qwen2"]["plain"], MODEL_ARCH.QWEN2, nothing),
     "qwen3": ("qwen3", TINY_CONFIGS["qwen3"]["head size of its own"], MODEL_ARCH.QWEN3, nothing),
+    "qwen3moe": ("qwen3_moe", TINY_CONFIGS["qwen3_moe"]["two of eight, head size of its own"], MODEL_ARCH.QWEN3MOE,
+                 lambda writer: writer.add_expert_feed_forward_length(24)),
+    "olmoe": ("olmoe", TINY_CONFIGS["olmoe"]["two of eight"], MODEL_ARCH.OLMOE, nothing),
+    "gpt-oss": ("gpt_oss", TINY_CONFIGS["gpt_oss"]["two of four, yarn"], MODEL_ARCH.GPT_OSS, _gpt_oss),
+    "mixtral": ("mixtral", TINY_CONFIGS["mixtral"]["two of four"], MODEL_ARCH.LLAMA, nothing),
     "phi3": ("phi3", PHI, MODEL_ARCH.PHI3, _phi3),
     "phi3, whole heads": ("phi3", {**LLAMA, "pad_token_id": None}, MODEL_ARCH.PHI3,
                           lambda writer: writer.add_sliding_window(0)),
@@ -140,10 +151,17 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     write(writer)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in pair.oracle.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        name = f"{name}.weight" if name.endswith("sinks") else name
+        if "experts." in name:
+            write_experts(writer, arch, name, tensor)
             continue
         values = tensor.numpy()
         if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):
@@ -156,6 +174,20 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_experts(writer: gguf.GGUFWriter, arch: MODEL_ARCH, name: str, stack: torch.Tensor) -> None:
+    """Write all gates, ups or downs of a layer; gpt-oss has inputs as rows, and gates and ups in turns."""
+    if arch == MODEL_ARCH.GPT_OSS:
+        stack = stack.mT if stack.ndim == 3 else stack
+        if "gate_up" in name:
+            stack = torch.cat([stack[:, 0::2], stack[:, 1::2]], 1)
+    parts = {"ffn_down_exps": stack}
+    if "gate_up" in name:
+        parts = dict(zip(("ffn_gate_exps", "ffn_up_exps"), stack.chunk(2, 1), strict=True))
+    for part, values in parts.items():
+        kind = "bias" if name.endswith("bias") else "weight"
+        writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.{kind}", np.ascontiguousarray(values.numpy()))
 
 
 @pytest.mark.parametrize("name", CASES)

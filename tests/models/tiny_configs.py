@@ -23,6 +23,8 @@ LLAMA3_ROPE = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN = {**LLAMA, "tie_word_embeddings": True}
+QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
     "hidden_size": 48,
@@ -123,6 +125,42 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "max_window_layers": 0,
+        },
+    },
+    "qwen3_moe": {
+        "two of eight, head size of its own": {
+            **QWEN3_MOE, "norm_topk_prob": True, "tie_word_embeddings": True, "head_dim": 16,
+        },
+        "not renormalised, one layer dense": {
+            **QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [0], "num_experts": 5, "num_experts_per_tok": 3,
+        },
+        "every other layer sparse, all experts, odd sizes": {
+            **QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8, "moe_intermediate_size": 20,
+            "hidden_size": 42, "head_dim": 10, "num_key_value_heads": 1,
+        },
+    },
+    "olmoe": {
+        "two of eight": {**LLAMA, "pad_token_id": None, **OLMOE},
+        "renormalised, one KV head, odd sizes": {
+            **LLAMA, "pad_token_id": None, **OLMOE, "norm_topk_prob": True, "num_attention_heads": 3, "hidden_size": 42,
+            "num_key_value_heads": 1, "num_experts": 5, "num_experts_per_tok": 4, "intermediate_size": 30,
+        },
+    },
+    "mixtral": {
+        "two of four": {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "window, one of four": {
+            **LLAMA, "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 6, "head_dim": 16,
+        },
+    },
+    "gpt_oss": {
+        "two of four, yarn": {
+            **LLAMA, "head_dim": 12, "sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_theta": 10000.0, "rope_scaling": {**YARN, "truncate": False},
+        },
+        "no biases of attention, one KV head, odd sizes": {
+            **LLAMA, "head_dim": 10, "hidden_size": 42, "num_key_value_heads": 1, "attention_bias": False,
+            "num_local_experts": 3, "num_experts_per_tok": 1, "rope_parameters": {"rope_theta": 700.0},
+            "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "intermediate_size": 20,
         },
     },
     "phi3": {

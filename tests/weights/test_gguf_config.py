@@ -126,6 +126,11 @@ def test_a_model_without_an_end_token(tmp_path: Path, absent: int | None) -> Non
 
 
 BAD = {
+    "experts without a number per token": ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
+    "experts that are not there": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2},
+        r"blk\.0\.ffn_gate_inp\.weight' is missing",
+    ),
     "missing": ({"llama.context_length": None}, r"llama\.context_length is missing"),
     "type": ({"llama.embedding_length": "64"}, "not a positive integer"),
     "zero": ({"llama.attention.head_count": 0}, "not a positive integer"),
@@ -153,7 +158,6 @@ def test_metadata_that_contradict_the_tensors(tmp_path: Path, changes: dict[str,
 
 
 UNSUPPORTED = {
-    "experts": ({"llama.expert_count": 8}, "mixture-of-experts"),
     "unknown key": ({"llama.attention.clamp_kqv": 8.0}, r"llama\.attention\.clamp_kqv.*mathematics"),
     "not causal": ({"llama.attention.causal": False}, "not causal"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, "longrope.*linear"),
@@ -179,9 +183,9 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_place(tmp_path: Path) -> None:
-    sinks = np.zeros(4, np.float32)
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_sinks\.weight.*any supported"):
-        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_sinks.weight": sinks}))
+    unknown = np.zeros(4, np.float32)
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_rot_embd\.weight.*any supported"):
+        config_of(tmp_path, TinyModel(tensors={"blk.0.attn_rot_embd.weight": unknown}))
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q_norm\.weight.*in this model"):
         config_of(tmp_path, TinyModel(tensors={"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}))
 

@@ -5,7 +5,7 @@ An operation's instruction is declared beside the operation (`rms_norm/__init__.
 models. Next to read: `lowering.py`, which makes instructions, then `runtime/plan/emit.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -99,14 +99,18 @@ class StepShape:
         return replace(self, requests=((0, self.num_logit_rows),))
 
 
+Counters = Callable[["Instruction"], Any]
+"""An instruction's counters as a NumPy array."""
+
+
 class Emitter(Protocol):
     """Adds native ops to a plan; gives buffers, parameters and KV layers their addresses."""
 
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`)."""
 
-    def rows(self, value: Buffer | Columns) -> Any:
-        """The `Rows` of a value."""
+    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Any:
+        """The `Rows` of a value. `stride_bytes`: from row to row, None for those of the buffer."""
 
     def address(self, value: Buffer | Columns) -> int:
         """Address of the first row."""
@@ -119,6 +123,9 @@ class Emitter(Protocol):
 
     def constant(self, values: Any) -> int:
         """Address of a copy of a tensor in fp32."""
+
+    def counters(self, instruction: "Instruction", count: int) -> int:
+        """Address of int32 counters that an instruction keeps from step to step, zero at first."""
 
     def kv_layer(self, layer_index: int) -> Any:
         """The `KvLayer` of one layer."""
@@ -139,6 +146,10 @@ class Instruction:
     def cost(self, step: StepShape) -> Cost:
         """FLOPs and bytes in one step."""
         raise NotImplementedError
+
+    def measured(self, step: StepShape, counters: Counters) -> Cost:
+        """FLOPs and bytes of the step that ran last, where they depend on its values: by default `cost`."""
+        return self.cost(step)
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -17,6 +17,8 @@ Lower = Callable[["Lowering", Call], None]
 LOWERS: dict[str, Lower] = {}
 """By operation, filled when the operations' modules are imported."""
 BLOCK = 32
+WEIGHT_ARGUMENTS = {"linear": 1, "experts": 2}
+"""Products: the position of the weight with which they multiply their first argument."""
 
 
 def lowers(*operations: str) -> Callable[[Lower], Lower]:
@@ -177,8 +179,8 @@ class Lowering:
         lower(self, call)
 
     def _wanted(self, user: Call, call: Call) -> RowType:
-        """The type in which `user` reads a value: fp32, but for a linear layer that reads all of it."""
+        """The type in which `user` reads a value: fp32, but for a product that reads all of it."""
         x = user.arguments[0]
-        if user.operation != "linear" or x.call is not call or not x.is_whole:
+        if user.operation not in WEIGHT_ARGUMENTS or x.call is not call or not x.is_whole:
             return RowType.f32
-        return wanted_rows(self.format_of(user.arguments[1]))
+        return wanted_rows(self.format_of(user.arguments[WEIGHT_ARGUMENTS[user.operation]]))

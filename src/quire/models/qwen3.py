@@ -4,7 +4,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,7 +52,7 @@ class Qwen3Attention(LlamaAttention):
 class Qwen3ForCausalLM(LlamaForCausalLM):
     """Llama with norms of heads."""
 
-    Config = Qwen3Config
+    Config: ClassVar[type[Qwen3Config]] = Qwen3Config
     attention_class = Qwen3Attention
 
 

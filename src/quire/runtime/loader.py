@@ -6,6 +6,7 @@ of its layers; nothing here knows an architecture.
 Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` for tensors.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from quire.weights.progress import Progress, ignore_progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
+FLOATS = ("F32", "F16", "BF16")
 QUANTIZATION_BLOCK = 32
 """Weights that are quantised at load share a scale per 32 inputs."""
 
@@ -153,20 +155,26 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
     ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
+    stacks: dict[str, list[WeightTensor]] = {}
+    segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        target, part = target_of(name, model.renames, model.stacked_params)
-        if target in parts_of:
+        named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
+        target, part = target_of(named, model.renames, model.stacked_params)
+        is_stack = target in parts_of and len(tensor.shape) == parameters[target].ndim + 1
+        if is_stack and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
+            stacks[target] = list(_unstacked(model, target, tensor))
+        elif target in parts_of:
             parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
             unexpected.append(name)
     missing: list[str] = []
     placements: list[Placement] = []
     for target, found in parts_of.items():
-        expected = part_names(target, model.stacked_params)
+        expected = [] if target in stacks else part_names(target, model.stacked_params)
         missing.extend(part for index, part in enumerate(expected) if index not in found)
         if len(found) == len(expected):
-            parts = [found[index] for index in range(len(expected))]
+            parts = stacks.get(target) or [found[index] for index in range(len(expected))]
             partition = partitions.get(target, Partition())
             _check_shapes(target, partition.whole_shape(tuple(parameters[target].shape)), parts)
             _check_blocks(parts, partition, quantization_block)
@@ -192,28 +200,51 @@ def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     return next((tensor.with_rows(orders[segment]) for segment in segments if segment in orders), tensor)
 
 
+def _unstacked(model: Any, target: str, tensor: WeightTensor) -> Iterator[WeightTensor]:
+    """The parts of one tensor that holds all of a stacked parameter, as Transformers 5 may store experts.
+
+    `transposed_stacks`: names of parameters of which each part, if it is not quantised, has inputs as rows.
+    `stack_orders`: per name the stored position of each row of a part.
+    """
+    name = target.rpartition(".")[2]
+    order, is_transposed = getattr(model, "stack_orders", {}).get(name), name in getattr(model, "transposed_stacks", ())
+    for part in tensor.unstacked():
+        matrix = part.transposed() if is_transposed and part.format in FLOATS else part
+        yield matrix if order is None else matrix.with_rows(order)
+
+
 def target_of(name: str, renames: Mapping[str, str], stacked: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    """A checkpoint's name to a parameter's name, and which part of a stacked parameter it is (0 if not stacked)."""
+    """A checkpoint's name to a parameter's name, and which part of a stacked parameter it is (0 if not stacked).
+
+    Names of stacked parameters and of their parts are one or more segments of a name.
+    """
     for prefix, replacement in renames.items():
         if name.startswith(prefix):
             name = replacement + name[len(prefix) :]
             break
     segments = name.split(".")
     for stacked_name, part_list in stacked.items():
-        for position, segment in enumerate(segments):
-            if segment in part_list:
-                whole = [*segments[:position], stacked_name, *segments[position + 1 :]]
-                return ".".join(whole), part_list.index(segment)
+        indices, length = _indices(part_list), part_list[0].count(".") + 1
+        for position in range(len(segments) - length + 1):
+            index = indices.get(".".join(segments[position : position + length]))
+            if index is not None:
+                return ".".join([*segments[:position], stacked_name, *segments[position + length :]]), index
     return name, 0
+
+
+@functools.cache
+def _indices(part_list: tuple[str, ...]) -> Mapping[str, int]:
+    return {part: index for index, part in enumerate(part_list)}
 
 
 def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The names of the parts which make up a parameter: itself, unless it is stacked."""
     segments = target.split(".")
     for stacked_name, part_list in stacked.items():
-        if stacked_name in segments:
-            position = segments.index(stacked_name)
-            return [".".join([*segments[:position], part, *segments[position + 1 :]]) for part in part_list]
+        length = stacked_name.count(".") + 1
+        for position in range(len(segments) - length + 1):
+            if ".".join(segments[position : position + length]) == stacked_name:
+                return [".".join([*segments[:position], part, *segments[position + length :]]) for part in part_list]
     return [target]
 
 

@@ -6,11 +6,11 @@ then `runtime/loader.py`, which consumes this.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
-from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
@@ -75,15 +75,18 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
-    architecture = ARCHITECTURES[file.metadata["general.architecture"]]
-    tensors = {}
+    architecture = architecture_of(file.metadata)
+    tensors: dict[str, WeightTensor] = {}
     for stored in file.tensors.values():
         if name := huggingface_name(stored.name, architecture.names):
             is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
             row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
             offset = -architecture.norm_offset if name.endswith("norm.weight") else 0.0
             values = file.rows(stored)
-            tensors[name] = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+            tensor = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
+            matrices = tensor.unstacked() if "*" in name else [tensor]
+            parts = [replace(matrix, name=name.replace("*", str(index))) for index, matrix in enumerate(matrices)]
+            tensors |= {part.name: part for part in parts}
     return tensors
 
 
@@ -93,13 +96,37 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+    if quantization and method != "mxfp4":
         raise UnsupportedModelError(
             f"{config_path}: weights quantised with {printable(str(method), limit=80)} are not supported yet; use a "
             "GGUF file or the original model"
         )
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
-    tensors: Mapping[str, WeightTensor] = read_directory(files.path) if with_tensors else {}
+    tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
+
+
+def joined(tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:
+    """The tensors of a directory, MXFP4's nibbles `[…, rows, blocks, 16]` and scales `[…, rows, blocks]` as one each.
+
+    Raises: ModelFileError for nibbles without their scales.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name, nibbles in tensors.items():
+        whole, _, suffix = name.rpartition("_")
+        scales = tensors.get(f"{whole}_scales")
+        if suffix == "blocks":
+            if scales is None or (*scales.shape, 16) != nibbles.shape or {scales.format, nibbles.format} != {"U8"}:
+                raise ModelFileError(
+                    f"tensor '{printable(name)}' {list(nibbles.shape)} lacks bytes '{printable(whole)}_scales' "
+                    f"{list(nibbles.shape[:-1])}; fetch the model again"
+                )
+            shape, num_rows = (*scales.shape[:-1], 32 * scales.shape[-1]), math.prod(scales.shape[:-1])
+            stored = nibbles.stored.reshape(num_rows, -1)
+            found[whole] = WeightTensor(whole, shape, "MXFP4", stored, scales=scales.stored)
+        elif suffix == "scales" and f"{whole}_blocks" not in tensors:
+            found[name] = scales if scales is not None else nibbles
+    return found

@@ -5,11 +5,13 @@ Sources of the names and keys: the tables of the gguf package. Next to read: `gg
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
+EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 LLAMA_PARTS = ("attn_norm", *ATTENTION, "ffn_norm", *MLP)
 NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -33,6 +35,7 @@ class Architecture:
         reorders_pairs: rows of queries and keys are stored for a rotation of neighbouring pairs.
         rotates_part: the first dimensions of a head may be rotated alone.
         fuses_gate: `ffn_up` has the rows of gates, then those of ups.
+        has_experts: each layer has a router and experts instead of an MLP.
         norms_whole: norms of queries and keys are over all heads.
         norm_offset: stored weights of norms are Hugging Face's plus this.
         epsilon_key: of the norms.
@@ -49,6 +52,7 @@ class Architecture:
     reorders_pairs: bool = False
     rotates_part: bool = False
     fuses_gate: bool = False
+    has_experts: bool = False
     norms_whole: bool = False
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
@@ -68,6 +72,30 @@ ARCHITECTURES = {
         model_type="qwen3",
         parts=(*LLAMA_PARTS, "attn_q_norm", "attn_k_norm"),
         optional_biases=(ATTENTION,),
+    ),
+    "qwen3moe": Architecture(
+        hf_class="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        parts=("attn_norm", *ATTENTION, "attn_q_norm", "attn_k_norm", "ffn_norm", *EXPERTS),
+        keys=frozenset({"expert_feed_forward_length"}),
+        optional_biases=(ATTENTION,),
+        has_experts=True,
+    ),
+    "olmoe": Architecture(
+        hf_class="OlmoeForCausalLM",
+        model_type="olmoe",
+        parts=("attn_norm", *ATTENTION, "attn_q_norm", "attn_k_norm", "ffn_norm", *EXPERTS),
+        has_experts=True,
+        norms_whole=True,
+    ),
+    "gpt-oss": Architecture(
+        hf_class="GptOssForCausalLM",
+        model_type="gpt_oss",
+        parts=("attn_norm", *ATTENTION, "attn_sinks", "post_attention_norm", *EXPERTS),
+        names={"post_attention_norm": "post_attention_layernorm"},
+        keys=frozenset({"expert_feed_forward_length"}),
+        biases=(*ATTENTION, *EXPERTS),
+        has_experts=True,
     ),
     "phi3": Architecture(
         hf_class="Phi3ForCausalLM",
@@ -148,3 +176,17 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 """By GGUF's name. The final norm has a bias if those of the layers have one."""
+
+MIXTRAL = Architecture(
+    hf_class="MixtralForCausalLM",
+    model_type="mixtral",
+    parts=("attn_norm", *ATTENTION, "ffn_norm", *EXPERTS),
+    reorders_pairs=True,
+    has_experts=True,
+)
+
+
+def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+    """Return the architecture of a file whose name of it is known: "llama" with experts is Mixtral."""
+    name = metadata["general.architecture"]
+    return MIXTRAL if name == "llama" and metadata.get("llama.expert_count", 0) != 0 else ARCHITECTURES[name]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
-from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
 from quire.weights.gguf_fields import add_fields
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
@@ -39,7 +39,7 @@ def translate_config(file: GGUFFile) -> dict[str, Any]:
     missing or of the wrong type, or a tensor is missing or of another shape than the metadata says.
     """
     metadata = Metadata(file.path, file.metadata, _architecture(file))
-    architecture = ARCHITECTURES[metadata.architecture]
+    architecture = architecture_of(metadata.values)
     _check_keys(metadata)
     vocab_size = _vocab_size(file)
     num_layers = metadata.integer("block_count")
@@ -100,14 +100,17 @@ def _architecture(file: GGUFFile) -> str:
 
 def _check_keys(metadata: Metadata) -> None:
     prefix = metadata.architecture + "."
-    understood = _UNDERSTOOD_KEYS | ARCHITECTURES[metadata.architecture].keys
+    understood = _UNDERSTOOD_KEYS | architecture_of(metadata.values).keys
     for key in metadata.values:
         if key.startswith(prefix) and key.removeprefix(prefix) not in understood:
             raise UnsupportedModelError(
                 f"{metadata.path}: the metadata key '{printable(key)}' is not understood and may change the mathematics"
             )
-    if metadata.values.get(prefix + "expert_count", 0) != 0:
-        raise UnsupportedModelError(f"{metadata.path}: mixture-of-experts GGUF files are not supported yet")
+    if (metadata.values.get(prefix + "expert_count", 0) != 0) != architecture_of(metadata.values).has_experts:
+        raise UnsupportedModelError(
+            f"{metadata.path}: {metadata.key('expert_count')} is {metadata.values.get(prefix + 'expert_count', 0)!r}, "
+            f"which Quire's {architecture_of(metadata.values).model_type} does not have"
+        )
     if metadata.values.get(prefix + "attention.causal", True) is not True:
         raise UnsupportedModelError(f"{metadata.path}: attention is not causal; Quire runs causal models only")
 
@@ -127,7 +130,7 @@ def _check_heads(metadata: Metadata, config: dict[str, Any]) -> None:
     if head_size % 2:
         raise ModelFileError(f"{metadata.path}: the head size {head_size} is odd, so RoPE cannot pair its elements")
     names = ("attention.value_length", "rope.dimension_count")
-    for name in names[:1] if ARCHITECTURES[metadata.architecture].rotates_part else names:
+    for name in names[:1] if architecture_of(metadata.values).rotates_part else names:
         length = metadata.integer(name, head_size)
         if length != head_size:
             raise UnsupportedModelError(
@@ -141,7 +144,7 @@ def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -
     if num_layers > len(file.tensors):
         raise ModelFileError(f"{file.path}: {num_layers:,} layers, but only {len(file.tensors)} tensors")
     expected = _expected_shapes(file, metadata, config)
-    architecture = ARCHITECTURES[metadata.architecture]
+    architecture = architecture_of(metadata.values)
     for name, shape in expected.items():
         tensor = file.tensors.get(name)
         if tensor is None:
@@ -157,12 +160,13 @@ def _check_tensors(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -
 
 
 def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    architecture = ARCHITECTURES[metadata.architecture]
+    architecture = architecture_of(metadata.values)
     width, mlp_width, vocab_size = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head_size = config.get("head_dim", width // config["num_attention_heads"])
     query_rows = config["num_attention_heads"] * head_size
     kv_rows = config["num_key_value_heads"] * head_size
     norms_whole = architecture.norms_whole
+    num_experts, expert_width = config.get("num_experts", 0), config.get("moe_intermediate_size", mlp_width)
     by_part: dict[str, tuple[int, ...]] = {
         "attn_norm": (width,),
         "attn_q": (query_rows, width),
@@ -178,11 +182,16 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "ffn_up": (2 * mlp_width if architecture.fuses_gate else mlp_width, width),
         "ffn_down": (width, mlp_width),
         "post_ffw_norm": (width,),
+        "attn_sinks": (config["num_attention_heads"],),
+        "ffn_gate_inp": (num_experts, width),
+        "ffn_gate_exps": (num_experts, expert_width, width),
+        "ffn_up_exps": (num_experts, expert_width, width),
+        "ffn_down_exps": (num_experts, width, expert_width),
     }
     groups = [parts for parts in architecture.optional_biases if f"blk.0.{parts[0]}.bias" in file.tensors]
     biased = [*architecture.biases, *(part for parts in groups for part in parts)]
     shapes = {
-        f"blk.{index}.{part}.{kind}": by_part[part][:1] if kind == "bias" else by_part[part]
+        f"blk.{index}.{part}.{kind}": by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
         for index in range(config["num_hidden_layers"])
         for kind, parts in (("weight", architecture.parts), ("bias", biased))
         for part in parts

@@ -6,6 +6,7 @@ What a file does not say and llama.cpp takes for granted is written out here. Ne
 from collections.abc import Callable
 from typing import Any
 
+from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
 from quire.weights.gguf_rope import LOG_MULTIPLIER, rotated_share
@@ -22,6 +23,11 @@ NO_POSITIONS_EVERY = 4
 def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     """Add to `config`, or replace in it, what the architecture needs. Raises: ModelFileError, UnsupportedModelError."""
     FIELDS[metadata.architecture](file, metadata, config)
+    if architecture_of(metadata.values).has_experts:
+        config |= {
+            "num_experts": metadata.integer("expert_count"),
+            "num_experts_per_tok": metadata.integer("expert_used_count"),
+        }
 
 
 def _window(metadata: Metadata) -> int | None:
@@ -38,7 +44,9 @@ def _llama(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     window = _window(metadata)
-    if window is not None:
+    if architecture_of(metadata.values).has_experts:
+        config["sliding_window"] = window
+    elif window is not None:
         # Llama with a sliding window is what Mistral is; its converter writes "llama" too.
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
 
@@ -52,6 +60,26 @@ def _qwen2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 def _qwen3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     _qwen_window(metadata, config)
+
+
+def _qwen3moe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    _qwen3(file, metadata, config)
+    config |= {"moe_intermediate_size": metadata.integer("expert_feed_forward_length"), "norm_topk_prob": True}
+
+
+def _olmoe(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {"attention_bias": False, "norm_topk_prob": False}
+
+
+def _gpt_oss(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "attention_bias": True,
+        "intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "sliding_window": _window(metadata),
+    }
+    if config["rope_scaling"] is not None:
+        # As published; files do not say.
+        config["rope_scaling"]["truncate"] = False
 
 
 def _qwen_window(metadata: Metadata, config: Config) -> None:
@@ -176,6 +204,6 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
-    "mistral3": _mistral3,
+    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss,
 }  # fmt: skip
 """By GGUF's name of the architecture."""

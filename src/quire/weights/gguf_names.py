@@ -23,7 +23,14 @@ LAYER_PARTS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
 }
+NAMELESS_PARTS = ("attn_sinks",)
+"""Parts whose Hugging Face names do not end with "weight"."""
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -36,12 +43,16 @@ _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) -> str | None:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known.
 
+    "*" in the result stands for the index of an expert: the tensor has a matrix for each.
+
     `others`: parts of a layer that the architecture names differently.
     """
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         layer, part, kind = match.groups()
         name = (others or {}).get(part, LAYER_PARTS.get(part))
-        return None if name is None else f"model.layers.{layer}.{name}.{kind}"
+        if name is None:
+            return None
+        return f"model.layers.{layer}.{name}" + ("" if part in NAMELESS_PARTS else f".{kind}")
     if match := _TOP_TENSOR.fullmatch(gguf_name):
         part, kind = match.groups()
         return f"{TOP_PARTS[part]}.{kind}" if part in TOP_PARTS else None

@@ -3,6 +3,7 @@
 Next to read: `checkpoint.py`, which makes them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class WeightTensor:
         row_order: stored position of each row (of each element of a vector); None when they are stored in order.
         is_transposed: the matrix is stored with inputs as rows.
         offset: added to each value when it is decoded.
+        scales: of MXFP4, where they are stored apart: uint8 `[rows, blocks]`, exponents. `stored` then has the nibbles
+            of neighbours in one byte.
     """
 
     name: str
@@ -36,6 +39,7 @@ class WeightTensor:
     row_order: np.ndarray | None = None
     is_transposed: bool = False
     offset: float = 0.0
+    scales: np.ndarray | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -49,9 +53,13 @@ class WeightTensor:
 
         Shapes: uint8 `[rows, row_bytes]`; a vector is one row.
         """
+        if self.scales is not None:
+            joined = join_mxfp4(self.stored, self.scales)
+            return joined if self.row_order is None else np.take(joined, self.row_order, axis=0)
         if self.is_transposed:
-            values = self.stored.reshape(self.shape[1], self.shape[0], -1)
-            return values.swapaxes(0, 1).reshape(self.shape[0], -1)
+            values = self.stored.reshape(self.shape[1], self.shape[0], -1).swapaxes(0, 1)
+            values = values if self.row_order is None else values[self.row_order]
+            return values.reshape(self.shape[0], -1)
         if self.row_order is None:
             return self.stored
         if len(self.shape) == 1:
@@ -65,6 +73,9 @@ class WeightTensor:
         Columns must be whole blocks of the format. Raises: UnsupportedModelError for formats that `to_torch` refuses.
         """
         block = self._block_format()
+        if self.scales is not None or (self.is_transposed and self.row_order is not None):
+            whole = replace(self, stored=self.raw, scales=None, row_order=None, is_transposed=False)
+            return whole.part(rows, columns)
         if len(self.shape) == 1:
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
             shape = (len(elements) * block.block_len,)
@@ -79,6 +90,15 @@ class WeightTensor:
         if self.row_order is None:
             return WeightTensor(self.name, (num_rows, last - first), self.format, stored[rows])
         return WeightTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+
+    def unstacked(self) -> Iterator["WeightTensor"]:
+        """The matrices of a stack `[matrices, rows, columns]`, or the vectors of a matrix; nothing is read."""
+        count, *shape = self.shape
+        num_rows = len(self.stored) // count
+        for index in range(count):
+            rows = slice(index * num_rows, (index + 1) * num_rows)
+            scales = None if self.scales is None else self.scales[rows]
+            yield replace(self, shape=tuple(shape), stored=self.stored[rows], scales=scales)
 
     def transposed(self) -> "WeightTensor":
         """The matrix that is stored with inputs as rows; nothing is read.
@@ -118,3 +138,15 @@ class WeightTensor:
                 f"weight '{self.name}' is stored as {self.format}; supported are {', '.join(BLOCK_FORMATS)}"
             )
         return BLOCK_FORMATS[self.format]
+
+
+def join_mxfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks as GGUF stores them: a scale, then 16 bytes of which byte i has inputs i and i + 16.
+
+    Shapes: pairs uint8 `[rows, blocks * 16]`, byte i of a block having inputs 2 i and 2 i + 1; scales `[rows, blocks]`
+    -> `[rows, blocks * 17]`.
+    """
+    blocks = pairs.reshape(*scales.shape, 16)
+    values = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    nibbles = values[..., :16] | (values[..., 16:] << 4)
+    return np.concatenate([scales[..., None], nibbles], axis=-1).reshape(len(pairs), -1)

@@ -109,6 +109,24 @@ def test_deepseek_reads_only_the_routed_experts() -> None:
     assert prefill.num_bytes / 2 == pytest.approx(671e9, rel=0.01)
 
 
+def test_a_mixture_reads_the_experts_of_its_tokens() -> None:
+    explained = explain("Qwen3-30B-A3B", batches=(1, 32), ctx=1, dtype="bfloat16")
+    _, one, many = explained.phases
+    quantity = explained.report.quantity
+    # "30.5B in total and 3.3B activated" (the model's card).
+    assert quantity("Parameters", "total").value == pytest.approx(30.5e9, rel=0.002)
+    active = quantity("Parameters", "active").value
+    assert active == pytest.approx(3.35e9, rel=0.001)
+    # The embedding is looked up, not read.
+    assert one.num_bytes / 2 == pytest.approx(active - 151936 * 2048, rel=0.001)
+    assert one.flops / 2 == pytest.approx(active - 151936 * 2048, rel=0.001)
+    ups = ops_of(one)["experts.gate_up_proj"]
+    assert (ups.shape, ups.cost.num_bytes) == ("8×2048×1536", 8 * 1536 * 2048 * 2)
+    expected = 128 * (1 - (1 - 8 / 128) ** 32)
+    assert ops_of(many)["experts.down_proj"].cost.num_bytes == pytest.approx(expected * 768 * 2048 * 2)
+    assert many.flops == pytest.approx(32 * one.flops)
+
+
 def test_deepseek_shares_split_heads_columns_and_vocabulary() -> None:
     whole, rank = explain("DeepSeek-V3", batches=(1,), ctx=64), explain("DeepSeek-V3", batches=(1,), ctx=64, tp=8)
     assert rank.rank.num_parameters == pytest.approx(whole.rank.num_parameters / 8, rel=0.02)

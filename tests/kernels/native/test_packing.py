@@ -37,6 +37,13 @@ def test_any_bytes_keep_their_values(stored: str, target: str, shape: tuple[int,
     assert same_bits(Packed(target, *shape).add_rows(stored, raw).decoded(), decoded(stored, raw))
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (37, 544)])
+def test_mxfp4_keeps_its_values_as_8_bits(shape: tuple[int, int]) -> None:
+    raw = random_rows("MXFP4", shape[0], shape[1] // 32)
+    raw[:, ::17] = 104 + raw[:, ::17] % 40  # 2^-24 to 2^15
+    assert same_bits(Packed("q8", *shape).add_rows("MXFP4", raw).decoded(), decoded("MXFP4", raw))
+
+
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
 def test_plain_floats_need_no_whole_blocks(stored: str, target: str) -> None:

@@ -15,9 +15,10 @@ import torch
 from quire._native import WeightFormat
 from quire.cache_spec import LatentKV
 from quire.config import DTYPES, EngineConfig, ModelConfig
-from quire.insight.explain.rank_model import RankModel, Weight, weigh
+from quire.insight.explain.rank_model import RankModel, weigh
 from quire.kernels.collective import AllGather, AllReduce
 from quire.kernels.embedding import Embed
+from quire.kernels.experts import ExpertGemm, Route
 from quire.kernels.instruction import (
     KV_ARITHMETIC,
     KV_BYTES,
@@ -26,7 +27,6 @@ from quire.kernels.instruction import (
     Cost,
     Instruction,
     StepShape,
-    product_cost,
 )
 from quire.kernels.linear import Gemm
 from quire.kernels.rms_norm import Norm
@@ -40,26 +40,6 @@ SIZES = (
     "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
     "n_shared_experts", "num_experts_per_tok", "first_k_dense_replace", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class ExpertGemm(Instruction):
-    """The products of each token with the weight [N, I] of its `num_active` of `num_experts` experts."""
-
-    weight: Any
-    format: WeightFormat
-    x: Columns
-    num_experts: int
-    num_active: int
-
-    def num_read(self, num_tokens: int) -> float:
-        """Experts that T tokens use, each drawing k of X evenly: X · (1 - (1 - k / X)^T). One token uses k."""
-        return self.num_experts * (1 - (1 - self.num_active / self.num_experts) ** num_tokens)
-
-    def cost(self, step: StepShape) -> Cost:
-        """See `Instruction`."""
-        cost = product_cost(step.num_tokens * self.num_active, tuple(self.weight.shape), self.format, None)
-        return replace(cost, bytes_read=round(self.num_read(step.num_tokens) * cost.bytes_read))
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -130,11 +110,7 @@ def describe_rank(config: EngineConfig, tp: int) -> RankModel:
         raise UnevenSplitError(f"{error}; the nearest that fits: --tensor-parallel-size {fits}") from None
     weights = []
     for name, (whole, shape) in built.shapes.items():
-        if len(shape) < 3:
-            weights.append(weigh(name, whole, shape, found if len(shape) == 2 else None, config))
-        else:
-            one = weigh(name, whole[1:], shape[1:], found, config)
-            weights.append(Weight(name, whole, shape, one.format, shape[0] * one.num_bytes))
+        weights.append(weigh(name, whole, shape, found if len(shape) == 2 else None, config))
     return RankModel(tuple(weights), built.names, built.body, built.head, config.model.cache_specs, can_run=False)
 
 
@@ -202,14 +178,16 @@ class _Builder:
             "expert columns", size["moe_intermediate_size"], LocalGroup(0, self.tp)
         )  # fmt: skip
         self._product(f"{at}gate", num_experts, width)
+        logits, active = _columns(num_experts), size["num_experts_per_tok"]
+        route = Route(logits, Buffer(2 * active), Buffer(2 * active), num_experts, active, renormalise=True)
+        self.body.append(route)
         for name, (rows, columns) in {"gate_proj": (inner.size, width), "up_proj": (inner.size, width),
                                       "down_proj": (width, inner.size)}.items():  # fmt: skip
             whole = (inner.whole, width) if rows == inner.size else (width, inner.whole)
-            weight = self._parameter(f"{at}experts.{name}", (num_experts, *whole), (num_experts, rows, columns))
-            one = weight[0]
-            self.names[id(one)] = self.names[id(weight)]
-            active = size["num_experts_per_tok"]
-            self.body.append(ExpertGemm(one, self.format, _columns(columns), num_experts, active))
+            stacked = (num_experts * whole[0], whole[1])
+            weight = self._parameter(f"{at}experts.{name}", stacked, (num_experts * rows, columns))
+            out = Buffer(active * rows)
+            self.body.append(ExpertGemm(weight, None, self.format, route, _columns(columns), route.routed, out))
         self._mlp(f"{at}shared_experts.", size["n_shared_experts"] * inner.whole)
 
     def _parameter(self, name: str, whole: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:

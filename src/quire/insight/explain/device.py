@@ -14,6 +14,7 @@ import msgspec
 from quire import _native
 from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
+from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Instruction, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
@@ -57,11 +58,15 @@ class Calibration(msgspec.Struct, frozen=True):
         """
         cost = instruction.cost(step)
         weight_format = getattr(instruction, "format", None)
-        if isinstance(instruction, Gemm) and weight_format is not None:
+        if isinstance(instruction, Gemm | ExpertGemm) and weight_format is not None:
+            rows, share_read = step.num_tokens, 1.0
+            if isinstance(instruction, ExpertGemm):
+                num_read = max(1.0, instruction.num_read(step.num_tokens))
+                rows, share_read = round(rows * instruction.num_active / num_read), num_read / instruction.num_experts
             curve = self.products.get(weight_format.name) or self.products["f32"]
             slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
-            one_row = 2 * int(instruction.weight.numel()) * curve[0][1]
-            return max(cost.flops * interpolate(curve, step.num_tokens), one_row * max(1.0, slower))
+            one_row = 2 * int(instruction.weight.numel()) * share_read * curve[0][1]
+            return max(cost.flops * interpolate(curve, rows), one_row * max(1.0, slower))
         if isinstance(instruction, Attend):
             decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)
             of_decodes = instruction.cost(decodes)

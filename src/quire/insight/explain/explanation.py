@@ -17,6 +17,7 @@ from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
 from quire.insight.picture import counted
+from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import StepShape
 from quire.memory_plan import split_memory
 from quire.models.registry import ModelRegistry
@@ -136,6 +137,13 @@ def _parameters(rank: RankModel, model: ModelConfig, tp: int) -> Section:
     section.quantities.append(
         Quantity("total", model.num_parameters, "", "Σ of the shapes of all parameters, tied ones once")
     )
+    experts = [instruction for instruction in rank.body if isinstance(instruction, ExpertGemm)]
+    if experts:
+        values = {weight.name: weight.num_values for weight in rank.weights}
+        idle = sum(values[rank.names[id(one.weight)]] * (one.num_experts - one.num_active) // one.num_experts
+                   for one in experts)  # fmt: skip
+        used = f"{experts[0].num_active} of {experts[0].num_experts} experts of a layer"
+        section.quantities.append(Quantity("active", model.num_parameters - idle, "", "of one token", used))
     section.quantities.append(Quantity("embedding and head", size, "", "vocabulary · width", shapes))
     for count, group in groupby(in_layers.items(), key=lambda item: item[1]):
         layers = [layer for layer, _ in group]

@@ -17,6 +17,7 @@ from quire.insight.explain.device import Device, arithmetic_of, interpolate
 from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
 from quire.kernels.collective import AllReduce
+from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.machine_limits import MachineLimits, measure_limits
@@ -150,11 +151,12 @@ def _describe(
     role = split_name(names[id(weight)])[1].removesuffix(".weight") if weight is not None else kind
     if weight is not None and hasattr(instruction, "x") and len(weight.shape) == 2:
         outputs, inputs = weight.shape
-        active = getattr(instruction, "num_active", 1)
-        rows = num_tokens * active
+        rows = num_tokens
+        if isinstance(instruction, ExpertGemm):
+            rows, outputs = num_tokens * instruction.num_active, outputs // instruction.num_experts
         formula = f"2 · {rows} · {inputs} · {outputs} FLOP; weight {cost.bytes_read} B read once"
-        if active > 1:
-            formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"  # type: ignore[attr-defined]
+        if isinstance(instruction, ExpertGemm):
+            formula += f", {instruction.num_read(num_tokens):.3g} of {instruction.num_experts} experts"
         yield Op(f"head {role}" if is_head else role, 1, f"{rows}×{inputs}×{outputs}", cost, formula)
     elif isinstance(instruction, AllReduce):
         size = instruction.num_bytes(step)

@@ -107,7 +107,11 @@ class RankModel:
         """Return the model's facts as the memory plan of one rank needs them."""
         if tp == 1:
             return model
-        names = [name for name in ("intermediate_size", "ffn_dim", "n_inner") if model.hf_config.get(name)]
+        names = [
+            name
+            for name in ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
+            if model.hf_config.get(name)
+        ]
         shares = {name: model.hf_config[name] // tp for name in names}
         return replace(
             model, num_parameters=self.num_parameters, cache_specs=self.cache_specs, num_heads=model.num_heads // tp,

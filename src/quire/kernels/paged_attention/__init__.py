@@ -29,6 +29,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each query to the keys of its request at its own and earlier positions.
 
@@ -36,10 +37,13 @@ def paged_attention(
     head h // (H / K), and first = max(0, p - window + 1).     (Vaswani 2017 eq. 1; paging: Kwon 2023 sec. 4)
     With a `soft_cap`, a score s becomes soft_cap · tanh(s / soft_cap).     (Gemma 2, sec. 2)
 
+    With `sinks`, e^sinks[h] is added to the sum that the softmax divides by.     (Xiao 2024; gpt-oss)
+
     Request r's token at position p lies at kv_cache[block_tables[group_index][r, p // B], :, p % B]. Its new tokens
     are the last ones, and are written already. No other keys are read: the rest of the pool may hold NaN.
 
-    Shapes: q [T, H, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N) -> [T, H, D].
+    Shapes: q [T, H, D] (may be strided over T); kv_cache [N, 2, B, K, D] (may be strided over N); sinks [H] or None
+    -> [T, H, D].
     Dtypes: q bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
     Units: window in tokens, the query's own included; None attends to everything before.
     """
@@ -61,7 +65,11 @@ def paged_attention(
                 scores = soft_cap * torch.tanh(scores / soft_cap)
             distance = torch.arange(tile, end, device=q.device)[:, None] - keys
             hidden = (distance < 0) | (distance >= (window or end + 1))
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                shape = (num_kv_heads, num_heads // num_kv_heads, end - tile, 1)
+                scores = torch.cat([scores, sinks.float().view(*shape[:2], 1, 1).expand(shape)], -1)
+            weights = scores.softmax(-1)[..., : len(keys)]
             out[rows] = torch.einsum("kgtp,pkd->tkgd", weights, v).to(q.dtype)
             token += end - tile
     return out.view(q.shape)

@@ -21,6 +21,7 @@ def make_arguments(
     block_size: int = 8,
     padding: int = 0,
     soft_cap: float | None = None,
+    has_sinks: bool = False,
 ) -> Arguments:
     """Make a step of `requests`, each (new tokens, tokens before), decodes first.
 
@@ -52,7 +53,7 @@ def make_arguments(
     )
     return {
         "q": q, "kv_cache": kv_cache, "step": step, "group_index": 0, "scale": head_size**-0.5, "window": window,
-        "soft_cap": soft_cap,
+        "soft_cap": soft_cap, "sinks": random(heads, seed=4, scale=2.0) if has_sinks else None,
     }  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def _formula(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Softmax attention per request, with all keys of the request gathered, and repeated per query head."""
     block_size, kv_heads = kv_cache.shape[2:4]
@@ -79,7 +81,10 @@ def _formula(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = positions[seq_len - query_len :, None] - positions
         hidden = (distance < 0) | (distance >= (window or seq_len + 1))
-        outs.append((functional.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v).transpose(0, 1))
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, query_len, 1)], -1)
+        outs.append((functional.softmax(scores, -1)[..., :seq_len] @ v).transpose(0, 1))
     return torch.cat(outs)
 
 
@@ -96,6 +101,7 @@ CASES = {
     "sliding window shorter than a tile": partial(make_arguments, [(300, 20), (1, 300)], window=50),
     "sliding window longer than a tile": partial(make_arguments, [(300, 100), (1, 400)], window=280),
     "scores capped": partial(make_arguments, MIXED, soft_cap=0.7),
+    "sinks": partial(make_arguments, MIXED, has_sinks=True),
     "pages that are not whole rows": partial(make_arguments, MIXED, padding=10),
     "block size 1": partial(make_arguments, MIXED, block_size=1),
     "head size 80": partial(make_arguments, MIXED, head_size=80),

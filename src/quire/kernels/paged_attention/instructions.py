@@ -61,7 +61,7 @@ class WriteKv(Instruction):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Attend(Instruction):
-    """Attention of queries to the cache. `window` 0: to all earlier tokens; `soft_cap` 0: none.
+    """Attention of queries to the cache. `window` 0: to all earlier tokens; `soft_cap` 0: none; `sinks` [H] or None.
 
     A score and a weighted value are 2 · D operations each for every query head.
     """
@@ -74,17 +74,19 @@ class Attend(Instruction):
     layer_index: int
     num_kv_heads: int
     soft_cap: float
+    sinks: Any = None
 
     def emit(self, to: Emitter) -> None:
         to.push(
             "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
             num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
-            soft_cap=self.soft_cap,
+            soft_cap=self.soft_cap, sinks=to.vector(self.sinks),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
         num_bytes = step.num_positions(self.window) * kv_bytes(step, self.num_kv_heads, self.q.width // self.num_heads)
         flops = 4 * self.q.width * step.num_scores(self.window)
+        num_bytes += 0 if self.sinks is None else 4 * self.num_heads
         return Cost(flops, num_bytes, 0, KV_ARITHMETIC[step.kv_format])
 
 
@@ -118,7 +120,7 @@ def _lower_write(to: Lowering, call: Call) -> None:
 
 @lowers("paged_attention")
 def _lower(to: Lowering, call: Call) -> None:
-    q, cache, _, group_index, scale, window, soft_cap = call.arguments
+    q, cache, _, group_index, scale, window, soft_cap, sinks = call.arguments
     write: Call | None = to.notes.get(("write", cache.layer_index))
     if write is None or group_index != cache.group_index:
         raise NotTraceableError("attention to another cache than its own layer's, or to a cache not written")
@@ -141,8 +143,11 @@ def _lower(to: Lowering, call: Call) -> None:
             None if queries.rotation == keys.rotation else queries.rotation,
         )
     )  # fmt: skip
-    attend = Attend(queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0)
-    to.append(attend)
+    to.append(
+        Attend(
+            queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0, sinks
+        )
+    )  # fmt: skip
 
 
 def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]) -> list[_Heads] | None:

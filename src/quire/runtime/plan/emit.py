@@ -118,6 +118,7 @@ class PlannedModel:
         self._kv_layers = kv_layers
         self._memory: dict[int, torch.Tensor] = {}
         self._addresses: dict[Buffer, int] = {}
+        self._counters: dict[Instruction, NDArray[np.int32]] = {}
         self._ahead = plan_ahead(program.body)
         self._options: dict[str, Any] = {}
         self._emitting = program.body[0]
@@ -169,9 +170,11 @@ class PlannedModel:
         for index in np.flatnonzero(nanoseconds).tolist():
             instruction = self.ops[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
-            cost = instruction.cost(step)
+            cost = instruction.measured(step, self.counters_of)
             name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
-            times.append(OpTime(name, int(nanoseconds[index]) / 1e3, cost.flops, num_bytes, cost.arithmetic))
+            loads = tuple(self._counters[instruction].tolist()) if instruction in self._counters else ()
+            microseconds = int(nanoseconds[index]) / 1e3
+            times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
         return times
 
     # --- Memory ---------------------------------------------------------------------------
@@ -192,9 +195,9 @@ class PlannedModel:
         getattr(self.native, op)(**values, **self._options)
         self.ops.append(self._emitting)
 
-    def rows(self, value: Buffer | Columns) -> _native.Rows:
+    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> _native.Rows:
         buffer = value.buffer if isinstance(value, Columns) else value
-        stride = 4 * buffer.width if buffer is self.program.logits else buffer.row_bytes
+        stride = stride_bytes or (4 * buffer.width if buffer is self.program.logits else buffer.row_bytes)
         return _native.Rows(self.address(value), stride, buffer.type)
 
     def address(self, value: Buffer | Columns) -> int:
@@ -212,6 +215,13 @@ class PlannedModel:
         values = values.detach().float().contiguous()
         self._memory[values.data_ptr()] = values
         return values.data_ptr()
+
+    def counters(self, instruction: Instruction, count: int) -> int:
+        return self._counters.setdefault(instruction, np.zeros(count, np.int32)).ctypes.data
+
+    def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
+        """Return the counters of an instruction, as the last step left them."""
+        return self._counters[instruction]
 
     def kv_layer(self, layer_index: int) -> _native.KvLayer:
         return self._kv_layers[layer_index]

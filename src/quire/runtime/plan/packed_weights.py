@@ -4,6 +4,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
     Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
+    MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
     other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
 
@@ -27,7 +28,7 @@ from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
 EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
-PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m}
+PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m, "MXFP4": WeightFormat.q8}
 FLOATS = {"F32", "F16", "BF16"}
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
@@ -57,7 +58,9 @@ def choose_formats(
         stored[placement.parameter_name].append(placement.tensor.format)
     formats = {}
     for name, parameter in parameters.items():
-        if parameter.ndim == 2:
+        if getattr(parameter, "keeps_dtype", False):
+            formats[name] = BY_DTYPE[config.dtype]
+        elif parameter.ndim == 2:
             shape = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
             formats[name] = choose_format(config, set(stored[name]), *shape)
     return formats

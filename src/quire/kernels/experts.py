@@ -1,0 +1,303 @@
+"""Mixture of experts: the choice of each token's experts, and their products on the rows that chose them.
+
+Next to read: `layers/experts.py`; `native/ops/experts.h` for the order of sums.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from quire._native import Activation, WeightFormat, wanted_rows
+from quire.kernels.activations import FORMULAS, OPERATORS
+from quire.kernels.case import Arguments, Check, random
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape, product_cost
+from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.registry import kernel
+from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+
+CLAMPED, ALPHA, LIMIT = "clamped", 1.702, 7.0
+ROW_MULTIPLE = 128
+"""Columns of which rows of any type are whole cache lines, so that row i of several per token is at i · bytes."""
+
+
+@kernel
+def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch.Tensor:
+    """Choose each token's `top_k` experts of largest logit, of equal ones the lower index.
+
+    out[t, e] = exp(l[t, e]) / Σ exp(l[t, i]) for chosen e, else 0; i is any expert, or with `renormalise` any chosen
+    one.     (Shazeer 2017, eq. 3; Fedus 2021)
+
+    Shapes: logits [T, X] -> [T, X]. Dtypes: bf16, fp16 or fp32, returned the same; computed in fp32.
+    """
+    values = logits.float()
+    chosen = torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :top_k]  # [T, k]
+    weights = torch.softmax(values, -1).gather(1, chosen)
+    if renormalise:
+        weights = torch.softmax(values.gather(1, chosen), -1)
+    return torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
+
+
+@kernel
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    name: str,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum the results of each token's experts, in ascending order of the experts.
+
+    out[t] = Σ_e weights[t, e] · down_e(activation(gate_e(x[t])) · up_e(x[t])) over e with weights[t, e] ≠ 0
+
+    Experts stand one below the other: of X of them, each has P / X rows of `gate_up`, first gates, then ups, and Q / X
+    rows of `down`. The name "clamped" stands for g' / (1 + exp(-1.702 g')) · (u' + 1) instead, where g' = min(g, 7) and
+    u' = max(-7, min(u, 7)).     (gpt-oss)
+
+    Shapes: x [T, E]; weights [T, X]; gate_up [P, E]; down [Q, F]; gate_up_bias [P] or None; down_bias [Q] or None ->
+    [T, E].
+    Dtypes: all bf16, fp16 or fp32, returned the same; summed in fp32.
+    """
+    num_experts = weights.shape[1]
+    gates_ups, downs = gate_up.view(num_experts, -1, gate_up.shape[1]), down.view(num_experts, -1, down.shape[1])
+    out = torch.zeros(len(x), downs.shape[1], dtype=torch.float32, device=x.device)
+    for expert in weights.any(0).nonzero().flatten().tolist():
+        rows = weights[:, expert].nonzero().flatten()
+        of_gates, of_downs = (None if bias is None else bias.view(num_experts, -1)[expert]
+                              for bias in (gate_up_bias, down_bias))  # fmt: skip
+        gates, ups = functional.linear(x[rows], gates_ups[expert], of_gates).chunk(2, -1)
+        inner = _clamped(gates, ups) if name == CLAMPED else OPERATORS[name](gates) * ups
+        results = functional.linear(inner, downs[expert], of_downs)
+        out.index_add_(0, rows, results.float() * weights[rows, expert, None].float())
+    return out.to(x.dtype)
+
+
+def _clamped(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    gates, ups = gates.clamp(max=LIMIT), ups.clamp(-LIMIT, LIMIT)
+    return gates * torch.sigmoid(ALPHA * gates) * (ups + 1)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Route(Instruction):
+    """The experts of each token, and all choices sorted by expert: pairs of a token and its weight, in `routed`."""
+
+    logits: Columns
+    choices: Buffer
+    routed: Buffer
+    num_experts: int
+    top_k: int
+    renormalise: bool
+
+    def emit(self, to: Emitter) -> None:
+        to.push(
+            "route", logits=to.rows(self.logits), choices=to.rows(self.choices), routed=to.address(self.routed),
+            counts=to.counters(self, self.num_experts), num_experts=self.num_experts, top_k=self.top_k,
+            renormalise=self.renormalise,
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        return Cost(10 * step.num_tokens * self.num_experts)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class ExpertGemm(Instruction):
+    """The products of each row with its expert's part of a weight. Subclasses say what becomes of the results."""
+
+    weight: Any
+    bias: Any
+    format: WeightFormat
+    route: Route
+    x: Columns
+    routed: Buffer
+    out: Buffer
+
+    @property
+    def num_experts(self) -> int:
+        """X."""
+        return self.route.num_experts
+
+    @property
+    def num_active(self) -> int:
+        """Experts of each token."""
+        return self.route.top_k
+
+    def num_read(self, num_tokens: int) -> float:
+        """Experts that T tokens choose if each draws k of X evenly: X · (1 - (1 - k / X)^T). One token chooses k."""
+        return self.num_experts * (1 - (1 - self.num_active / self.num_experts) ** num_tokens)
+
+    def cost(self, step: StepShape) -> Cost:
+        """The expected cost: which experts are chosen is known when they are."""
+        return self._cost(step, self.num_read(step.num_tokens))
+
+    def measured(self, step: StepShape, counters: Any) -> Cost:
+        """The cost of the experts that the last step chose."""
+        return self._cost(step, int((counters(self.route) > 0).sum()))
+
+    def _cost(self, step: StepShape, num_read: float) -> Cost:
+        whole = product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
+        flops = whole.flops * self.num_active // self.num_experts
+        return replace(whole, flops=flops, bytes_read=round(num_read * whole.bytes_read / self.num_experts))
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class ExpertUp(ExpertGemm):
+    """Gates and ups of each row's experts, and the activated product of the two: k rows per token."""
+
+    activation: Activation
+    is_clamped: bool
+
+    def emit(self, to: Emitter) -> None:
+        to.push(
+            "expert_up", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x),
+            out=_rows_of_choices(to, self.out, self.route), routed=to.address(self.routed),
+            counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts,
+            activation=self.activation, alpha=ALPHA, limit=LIMIT if self.is_clamped else 0.0,
+        )  # fmt: skip
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class ExpertDown(ExpertGemm):
+    """The weighted sum of the products of each token's k rows, with `add` onto what is in `out`."""
+
+    add: bool
+
+    def emit(self, to: Emitter) -> None:
+        to.push(
+            "expert_down", weight=to.weight(self.weight), bias=to.vector(self.bias),
+            x=_rows_of_choices(to, self.x.buffer, self.route), out=to.rows(self.out), routed=to.address(self.routed),
+            counts=to.counters(self.route, self.num_experts), num_experts=self.num_experts, add=self.add,
+        )  # fmt: skip
+
+
+def _rows_of_choices(to: Emitter, buffer: Buffer, route: Route) -> Any:
+    """The `Rows` of a buffer that has k rows for each token, one after another."""
+    return to.rows(buffer, buffer.row_bytes // route.top_k)
+
+
+@lowers("route")
+def _lower_route(to: Lowering, call: Call) -> None:
+    """Only experts read the result, so that it is kept as a list and not as [T, X]."""
+    logits, top_k, renormalise = call.arguments
+    if any(user.operation != "experts" or user.arguments[1].call is not call for user in to.users(call)):
+        raise NotTraceableError("a use of routing weights by other operations than experts")
+    choices, routed = Buffer(2 * top_k), Buffer(2 * top_k)
+    to.notes[call] = Route(to.columns(logits), choices, routed, logits.sizes[0], top_k, renormalise)
+    to.append(to.notes[call])
+
+
+@lowers("experts")
+def _lower_experts(to: Lowering, call: Call) -> None:
+    """Fused: the sum that alone reads the result."""
+    x, weights, gate_up, down, name, gate_up_bias, down_bias = call.arguments
+    if weights.call not in to.notes or not weights.is_whole:
+        raise NotTraceableError("experts whose weights are not the result of route")
+    routing: Route = to.notes[weights.call]
+    up_format, down_format = to.format_of(gate_up), to.format_of(down)
+    source = to.typed(x, wanted_rows(up_format))
+    inner = Buffer(routing.top_k * (-(-down.shape[1] // ROW_MULTIPLE) * ROW_MULTIPLE), wanted_rows(down_format))
+    up = (gate_up, gate_up_bias, up_format, routing, source, routing.routed, inner)
+    is_clamped = name == CLAMPED
+    to.append(ExpertUp(*up, Activation.silu if is_clamped else Activation[name], is_clamped))
+    users = to.users(call)
+    sums = to.add_in_place(call, users[0], inner) if len(users) == 1 else None
+    out = to.result(call) if sums is None else sums
+    rows = Columns(inner, 0, inner.width)
+    to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
+
+
+def _route_sizes(logits: Symbol, top_k: int, renormalise: bool) -> tuple[int, ...]:
+    if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0]:
+        raise NotTraceableError(f"a choice of {top_k} of {logits}")
+    return logits.sizes
+
+
+def _sizes(x: Symbol, weights: Symbol, gate_up: Any, down: Any, name: str, *_: Any) -> tuple[int, ...]:
+    num_experts, num_inputs, inner = weights.sizes[0], x.sizes[-1], down.shape[1]
+    expected = (num_experts * 2 * inner, num_inputs)
+    if len(x.sizes) != 1 or tuple(gate_up.shape) != expected or down.shape[0] % num_experts:
+        raise NotTraceableError(f"{num_experts} experts {list(gate_up.shape)}, {list(down.shape)} of {x}")
+    return (down.shape[0] // num_experts,)
+
+
+SIZES.update(route=_route_sizes, experts=_sizes)
+
+
+def _route_formula(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch.Tensor:
+    """Experts before which fewer than k others come, which are larger or equal and of lower index."""
+    index = torch.arange(logits.shape[1])
+    other, this = logits[:, None, :], logits[:, :, None]
+    is_before = (other > this) | ((other == this) & (index[None, None] < index[None, :, None]))
+    is_chosen = is_before.sum(-1) < top_k
+    exponentials = torch.exp(logits)
+    total = torch.where(is_chosen, exponentials, 0) if renormalise else exponentials
+    return torch.where(is_chosen, exponentials / total.sum(-1, keepdim=True), 0)
+
+
+def _formula(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    name: str,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """All experts on all rows."""
+    num_experts, inner = weights.shape[1], down.shape[1]
+    gates, ups = (
+        (x @ gate_up.T + (0 if gate_up_bias is None else gate_up_bias)).view(-1, num_experts, 2, inner).unbind(2)
+    )
+    if name == CLAMPED:
+        gates, ups = torch.where(gates > LIMIT, LIMIT, gates), ups.clamp(-LIMIT, LIMIT)
+        gated = gates / (1 + torch.exp(-ALPHA * gates)) * (ups + 1)
+    else:
+        gated = FORMULAS[name](gates) * ups
+    results = torch.einsum("txf,xef->txe", gated, down.view(num_experts, -1, inner))
+    results = results + (0 if down_bias is None else down_bias.view(num_experts, -1))
+    return torch.einsum("tx,txe->te", weights, results)
+
+
+def _make_logits(num_tokens: int, num_experts: int, top_k: int, renormalise: bool, levels: float = 0) -> Arguments:
+    logits = random(num_tokens, num_experts, scale=2.0)
+    logits = torch.round(logits * levels) / levels if levels else logits
+    return {"logits": logits, "top_k": top_k, "renormalise": renormalise}
+
+
+def _make(num_tokens: int, width: int, inner: int, num_experts: int, top_k: int, name: str = "silu") -> Arguments:
+    weights = route.versions["reference"](random(num_tokens, num_experts, seed=3), top_k, True)
+    gate_up = random(num_experts * 2 * inner, width, seed=1, scale=width**-0.5)
+    down = random(num_experts * width, inner, seed=2, scale=inner**-0.5)
+    given = {"x": random(num_tokens, width), "weights": weights, "gate_up": gate_up, "down": down, "name": name}
+    if name == CLAMPED:
+        biases = random(num_experts * 2 * inner, seed=4, scale=4.0), random(num_experts * width, seed=5)
+        given |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=True))
+    return given
+
+
+CHECKS = (
+    Check(
+        route,
+        _route_formula,
+        {
+            "empty": partial(_make_logits, 0, 8, 2, True),
+            "eight of 128": partial(_make_logits, 5, 128, 8, False),
+            "equal logits": partial(_make_logits, 33, 9, 4, True, levels=1),
+            "all": partial(_make_logits, 3, 5, 5, True),
+        },
+    ),
+    Check(
+        experts,
+        _formula,
+        {
+            "empty": partial(_make, 0, 32, 16, 4, 2),
+            "one row": partial(_make, 1, 64, 32, 8, 2),
+            "odd sizes": partial(_make, 19, 35, 21, 5, 3, "gelu"),
+            "clamped, with biases": partial(_make, 9, 32, 16, 4, 2, CLAMPED),
+            "one expert": partial(_make, 3, 32, 16, 1, 1, "relu"),
+        },
+    ),
+)

@@ -1,0 +1,96 @@
+"""`SparseMLP`: a router and its experts, of which each token uses a few. Next to read: `kernels/experts.py`."""
+
+import torch
+from torch import nn
+
+from quire.kernels.experts import experts, route
+from quire.layers.group import Group, Partition, Share, share
+from quire.layers.linear import Linear
+
+
+class Router(Linear):
+    """The logit of each expert, the same on every rank.
+
+    Its weight is not quantised at load: a small error may choose another expert. Shapes: x [T, E] -> [T, X].
+    """
+
+    def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False) -> None:
+        super().__init__(hidden_size, num_experts, bias=bias)
+        self.weight.keeps_dtype = True  # type: ignore[attr-defined]
+
+
+class Experts(nn.Module):
+    """The gated MLPs of X experts, one below the other in each parameter. A rank has some inner columns of each.
+
+    Shapes: x [T, E], weights [T, X] -> [T, E]; gate_up_proj [X · 2F, E], per expert gates, then ups; down_proj
+    [X · E, F]; with `bias`, gate_up_proj_bias and down_proj_bias have a value per row.
+    """
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, num_experts: int, activation: str, group: Group, *, bias: bool
+    ) -> None:
+        super().__init__()
+        inner, whole = share("MLP columns of an expert", inner_size, group), Share(0, hidden_size, hidden_size)
+        self.activation, self.group = activation, group
+        gate_up, down = torch.empty(num_experts * 2 * inner.size, hidden_size), torch.empty(
+            num_experts * hidden_size, inner.size
+        )  # fmt: skip
+        self.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
+        self.down_proj = nn.Parameter(down, requires_grad=False)
+        biases = [
+            nn.Parameter(torch.empty(len(each)), requires_grad=False) if bias else None for each in (gate_up, down)
+        ]
+        self.gate_up_proj_bias, self.down_proj_bias = biases
+        rows = Partition(rows=(inner,) * (2 * num_experts))
+        self.partitions = {
+            "gate_up_proj": rows,
+            "gate_up_proj_bias": rows,
+            "down_proj": Partition(rows=(whole,) * num_experts, columns=inner),
+            "down_proj_bias": Partition(rows=(whole,) * num_experts),
+        }
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        # Rank 0 adds the bias of all.
+        down_bias = self.down_proj_bias if self.group.rank == 0 else None
+        weights_and_biases = (self.gate_up_proj, self.down_proj, self.activation, self.gate_up_proj_bias, down_bias)
+        results = experts(x, weights, *weights_and_biases)
+        return self.group.all_reduce(results)
+
+
+class SparseMLP(nn.Module):
+    """The weighted sum of the `top_k` experts of each token that its router chooses. Shapes: x [T, E] -> [T, E].
+
+    `inner_size`: MLP columns of an expert. `renormalise`: the weights of the chosen experts sum up to 1.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int,
+        num_experts: int,
+        group: Group,
+        *,
+        top_k: int,
+        renormalise: bool,
+        activation: str = "silu",
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gate = Router(hidden_size, num_experts, bias=bias)
+        self.experts = Experts(hidden_size, inner_size, num_experts, activation, group, bias=bias)
+        self.top_k, self.renormalise = top_k, renormalise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results: torch.Tensor = self.experts(x, route(self.gate(x), self.top_k, self.renormalise))
+        return results
+
+
+def stacked_experts(num_experts: int) -> dict[str, tuple[str, ...]]:
+    """Return the `stacked_params` of `Experts`: the stored names of each expert's matrices and biases."""
+    names = [f"experts.{index}" for index in range(num_experts)]
+    found = {}
+    for suffix, kind in (("", "weight"), ("_bias", "bias")):
+        gates_ups = tuple(f"{name}.{part}_proj.{kind}" for name in names for part in ("gate", "up"))
+        found[f"experts.gate_up_proj{suffix}"] = gates_ups
+        found[f"experts.down_proj{suffix}"] = tuple(f"{name}.down_proj.{kind}" for name in names)
+    return found

@@ -1,0 +1,100 @@
+"""gpt-oss: Llama with attention sinks, a window in every other layer, and a mixture of experts with clamped gates.
+
+Next to read: `llama.py`; `layers/experts.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.kernels.experts import ALPHA, CLAMPED, LIMIT
+from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import SINGLE, Group, Partition, share_heads
+from quire.layers.rotary import RopeConfig, Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_decoder import read_windows
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import read_experts
+from quire.models.hf_rope import read_rope
+from quire.models.llama import LlamaAttention, LlamaForCausalLM
+
+DEFAULT_THETA = 150000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOssConfig(LlamaConfig):
+    """Llama's fields, `intermediate_size` being an expert's, with windows and experts."""
+
+    num_experts: int
+    top_k: int
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        reader.require("mlp_bias", False)
+        reader.require("swiglu_alpha", ALPHA)
+        reader.require("swiglu_limit", LIMIT)
+        reader.raw("quantization_config")  # the tensors' names tell
+        reader.raw("initial_context_length")
+        reader.raw("experts_per_token")
+        fields = super().read(reader)
+        window = reader.optional_integer("sliding_window")
+        has_bias = reader.flag("attention_bias", True)
+        return fields | read_experts(reader) | {
+            "windows": read_windows(reader, fields["num_layers"], window, lambda index: index % 2 == 0),
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
+            "qkv_bias": has_bias,
+            "output_bias": has_bias,
+        }  # fmt: skip
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """See `LlamaConfig.read_rope`."""
+        return read_rope(reader, theta=DEFAULT_THETA)
+
+
+class GptOssAttention(LlamaAttention):
+    """Llama's, with a learned score per head that takes part in the softmax and has no value."""
+
+    def __init__(self, config: GptOssConfig, layer_index: int, group: Group = SINGLE) -> None:
+        super().__init__(config, layer_index, group)
+        heads, _ = share_heads(config.num_heads, config.num_kv_heads, group)
+        self.sinks = nn.Parameter(torch.empty(heads.size), requires_grad=False)
+        self.partitions = {"sinks": Partition(rows=(heads,))}
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
+        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_size)  # [T, H + 2K, D]
+        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)  # [T, H + K, D], [T, K, D]
+        q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
+        return self.o_proj(self.attention(q, k, v, batch, self.sinks).flatten(1))  # [T, H, D] -> [T, E]
+
+
+class GptOssForCausalLM(LlamaForCausalLM):
+    """Llama with sinks and experts, whose gates and ups are stored row by row in turns."""
+
+    Config = GptOssConfig
+    attention_class = GptOssAttention
+    renamed_segments: ClassVar[dict[str, str]] = {"router": "gate"}
+    transposed_stacks = ("gate_up_proj", "down_proj")
+
+    def __init__(self, config: GptOssConfig, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
+        order = np.arange(2 * config.intermediate_size).reshape(-1, 2).T.reshape(-1)
+        self.stack_orders = {"gate_up_proj": order, "gate_up_proj_bias": order}
+
+    def build_mlp(self, config: GptOssConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The experts of one layer."""
+        return SparseMLP(
+            config.hidden_size, config.intermediate_size, config.num_experts, self.group, top_k=config.top_k,
+            renormalise=True, activation=CLAMPED, bias=True,
+        )  # fmt: skip
+
+
+ARCHITECTURES = {"GptOssForCausalLM": GptOssForCausalLM}

@@ -1,0 +1,58 @@
+"""OLMoE: Llama with norms of whole queries and keys, and a mixture of experts in each layer.
+
+Next to read: `olmo2.py`; `layers/experts.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.group import SINGLE, Group
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import read_experts
+from quire.models.llama import LlamaForCausalLM
+from quire.models.olmo2 import OLMo2Attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class OLMoEConfig(LlamaConfig):
+    """Llama's fields, `intermediate_size` being an expert's, and experts."""
+
+    num_experts: int
+    top_k: int
+    renormalise: bool
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        reader.require("mlp_bias", False)
+        reader.require("clip_qkv", None)
+        return super().read(reader) | read_experts(reader) | {
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
+            "renormalise": reader.flag("norm_topk_prob", False),
+        }  # fmt: skip
+
+
+class OLMoEForCausalLM(LlamaForCausalLM):
+    """Llama with other norms and experts."""
+
+    Config = OLMoEConfig
+    attention_class = OLMo2Attention
+
+    def __init__(self, config: OLMoEConfig, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
+
+    def build_mlp(self, config: OLMoEConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The experts of one layer."""
+        return SparseMLP(
+            config.hidden_size, config.intermediate_size, config.num_experts, self.group, top_k=config.top_k,
+            renormalise=config.renormalise,
+        )  # fmt: skip
+
+
+ARCHITECTURES = {"OlmoeForCausalLM": OLMoEForCausalLM}

@@ -1,0 +1,70 @@
+"""Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts, in all layers or in some.
+
+Next to read: `qwen3.py`; `layers/experts.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from quire.errors import ModelFileError
+from quire.layers.experts import SparseMLP, stacked_experts
+from quire.layers.group import SINGLE, Group
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_moe import read_experts
+from quire.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(Qwen3Config):
+    """Qwen3's fields, and experts with `expert_size` MLP columns in the layers of `sparse_layers`."""
+
+    num_experts: int
+    top_k: int
+    renormalise: bool
+    expert_size: int
+    sparse_layers: tuple[bool, ...]
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        fields = super().read(reader)
+        num_layers, period = fields["num_layers"], reader.integer("decoder_sparse_step", 1)
+        dense = reader.raw("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < num_layers for index in dense):
+            raise ModelFileError(
+                f"the model's config has mlp_only_layers={str(dense)[:60]}, which is not a list of layers from 0 to "
+                f"{num_layers - 1}"
+            )
+        return fields | read_experts(reader) | {
+            "renormalise": reader.flag("norm_topk_prob", False),
+            "expert_size": reader.integer("moe_intermediate_size"),
+            "sparse_layers": tuple(
+                index not in dense and (index + 1) % period == 0 for index in range(num_layers)
+            ),
+        }  # fmt: skip
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """Qwen3 with experts."""
+
+    Config = Qwen3MoeConfig
+    config: Qwen3MoeConfig
+
+    def __init__(self, config: Qwen3MoeConfig, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
+
+    def build_mlp(self, config: Qwen3MoeConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The experts of one layer, or its MLP."""
+        if not config.sparse_layers[layer_index]:
+            return super().build_mlp(config, layer_index)
+        return SparseMLP(
+            config.hidden_size, config.expert_size, config.num_experts, self.group, top_k=config.top_k,
+            renormalise=config.renormalise,
+        )  # fmt: skip
+
+
+ARCHITECTURES = {"Qwen3MoeForCausalLM": Qwen3MoeForCausalLM}
