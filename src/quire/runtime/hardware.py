@@ -174,12 +174,25 @@ def count_threads(quota: float | None = None, topology: Path = Path("/sys/device
     chosen = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+    num_cores = len(_cores(topology))
+    return max(1, min(num_cores, math.floor(quota) if quota is not None else num_cores))
+
+
+def cpus_of_ranks(num_ranks: int, topology: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
+    """Return per rank the CPUs of its own cores, equally many and side by side; none if there are fewer cores."""
+    cores = _cores(topology)
+    share = len(cores) // num_ranks
+    return [sorted(sum(cores[rank * share : (rank + 1) * share], [])) for rank in range(num_ranks)]
+
+
+def _cores(topology: Path) -> list[list[int]]:
+    """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         folder = topology / f"cpu{cpu}" / "topology"
         core, package = _read_int(folder / "core_id"), _read_int(folder / "physical_package_id")
-        cores.add((package, core) if core is not None else (None, cpu))
-    return max(1, min(len(cores), math.floor(quota) if quota is not None else len(cores)))
+        cores.setdefault((-1, cpu) if core is None else (package or 0, core), []).append(cpu)
+    return [cores[key] for key in sorted(cores)]
 
 
 def _read_int(path: Path) -> int | None:

@@ -4,7 +4,7 @@ Next to read: `child.py`.
 """
 
 from quire.engine.output_processor import Output
-from quire.engine.process.messages import ChoiceUpdate, Failure, RequestUpdate
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.errors import EngineDeadError
 from quire.outputs import CompletionOutput, PoolingRequestOutput
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire._native import Activation, WeightFormat
+from quire.kernels.collective import AllGather
 from quire.kernels.instruction import Buffer, Columns, Convert, Cost, Emitter, Instruction, StepShape, product_cost
 from quire.kernels.linear import Gemm
 from quire.kernels.lowering import Lowering, lowers
@@ -37,9 +38,12 @@ class Program:
 
     @property
     def likeliest(self) -> "Likeliest | None":
-        """The instruction that finds the likeliest tokens without logits; None unless the head is one product."""
-        gemm = self.head[-1]
-        if len(self.head) != 2 or not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
+        """The instruction that finds the likeliest tokens without logits; None unless the head is one product, of which
+        each rank has a part."""
+        if len(self.head) not in (2, 3) or not all(isinstance(last, AllGather) for last in self.head[2:]):
+            return None
+        gemm = self.head[1]
+        if not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
             return None
         return Likeliest(gemm.weight, gemm.bias, gemm.format, gemm.x)
 
