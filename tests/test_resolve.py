@@ -280,7 +280,10 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
     [
         (CPU, {"max_model_len": 8193}, ConfigError, ["8193", "--max-model-len 8192"]),
         (CPU, {"max_num_seqs": 9, "max_num_batched_tokens": 8}, ConfigError, ["--max-num-seqs 8"]),
-        (CPU, {"tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--tensor-parallel-size 1"]),
+        (GPU, {"tensor_parallel_size": 2}, ConfigError, ["on a GPU", "--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),
         (

@@ -87,7 +87,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
 def _check_options(options: EngineOptions) -> None:
     if options.tensor_parallel_size > MAX_RANKS:
         raise ConfigError(
-            f"tensor_parallel_size={options.tensor_parallel_size} is above the limit of {MAX_RANKS} ranks on a machine"
+            f"tensor_parallel_size={options.tensor_parallel_size} is above the limit of {MAX_RANKS} ranks on a"
+            f" machine: --tensor-parallel-size {MAX_RANKS} or fewer"
         )
     if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
         raise ConfigError(
@@ -139,9 +140,9 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
     }
     option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)
     if against is not None and option is not None:
+        fitting = "--tensor-parallel-size 1 fits" if option == "tensor_parallel_size" else f"leave {option} unset"
         raise ConfigError(
-            f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; "
-            f"leave {option} unset"
+            f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
     reason = against or "the model's forward runs as one native call per step"
     decisions.append(Decision("execution", "eager" if against else "plan", reason))

@@ -1,4 +1,4 @@
-"""`TensorParallelExecutor`: the ranks of a model on one machine. Rank 0 computes in this process, each other in its own.
+"""`TensorParallelExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
 
 All ranks run the same steps; rank 0's results are the executor's. Any error of a step is the end of all ranks, since
 they may no longer agree. Next to read: `rank_processes.py` for the processes, `runtime/ranks.py` for the steps.
@@ -13,10 +13,9 @@ from dataclasses import replace
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
-from quire.layers.group import LocalGroup
 from quire.parallel.executor import Executor, InProcessExecutor
 from quire.parallel.rank_processes import RankProcesses
-from quire.runtime.loader import check_split
+from quire.runtime.ranks import check_ranks
 from quire.runtime.worker import Worker
 from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -58,7 +57,7 @@ class TensorParallelExecutor:
         Raises: ConfigError naming sizes that fit if the model cannot be split so; ModelFileError,
         UnsupportedModelError; EngineDeadError if a rank's process ends.
         """
-        check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
+        check_ranks(config, checkpoint)
         processes = RankProcesses(config, checkpoint.files)
         try:
             worker = Worker(config, checkpoint, progress, processes.exchange)

@@ -4,6 +4,7 @@ Limits of containers and shells count: a cgroup's memory and CPU quota, `ulimit 
 Next to read: `resolve.py`, which decides with what is found here.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -182,7 +183,8 @@ def cpus_of_ranks(num_ranks: int, topology: Path = Path("/sys/devices/system/cpu
     """Return per rank the CPUs of its own cores, equally many and side by side; none if there are fewer cores."""
     cores = _cores(topology)
     share = len(cores) // num_ranks
-    return [sorted(sum(cores[rank * share : (rank + 1) * share], [])) for rank in range(num_ranks)]
+    shares = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
+    return [sorted(itertools.chain.from_iterable(chosen)) for chosen in shares]
 
 
 def _cores(topology: Path) -> list[list[int]]:

@@ -1,8 +1,9 @@
-"""What the ranks of a model agree on during a step: tokens and the number of decode iterations. Rank 0 decides.
+"""Agreement of a model's ranks during a step: on tokens, and on the number of decode iterations. Rank 0 decides.
 
-Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are the plan's
-collectives. All that depends on more is rank 0's: only it samples, having the grammars, and only it looks at the clock
-and at messages. Next to read: `kernels/collective.py`; `parallel/tensor_parallel.py` for the processes.
+Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are
+collectives of the plan. Rank 0 alone samples, since it alone has the grammars, and alone decides when a step ends,
+since that depends on the clock and on messages.
+Next to read: `kernels/collective.py`; `parallel/tensor_parallel.py` for the processes.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,26 @@ import torch
 from numpy.typing import NDArray
 
 from quire import _native
+from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
-from quire.layers.group import SINGLE, Group
+from quire.layers.group import SINGLE, Group, LocalGroup
+from quire.runtime.loader import check_split
 from quire.runtime.plan.emit import RANK_LOST
 from quire.sampling.reference import Sampled
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import SamplingState
 from quire.types import NewRequest, TokenLogprobs
+from quire.weights.checkpoint import Checkpoint
 
 NO_TOKEN = -1
 """Sent for a row whose logits leave no choice."""
 VALUE_BYTES = 4
+
+
+def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Check that the ranks can share the model. Raises: ConfigError naming the nearest sizes that fit."""
+    check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
 
 
 def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:

@@ -22,7 +22,6 @@ from quire.engine.input_processor import PreparedRequest
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
-    Failure,
     FromEngine,
     Lines,
     Ping,

@@ -251,10 +251,11 @@ class PlannedModel:
         max_rows = self.limits.max_logit_rows
         values, ids = (self._allocate(4 * max_rows * self.native.num_threads) for _ in range(2))
         best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
-        num_rows, first, num_padding = likeliest.weight.shape[0], 0, 0
+        num_padding, of_ranks = 0, {}
         if (ranks := self._exchange) is not None:
-            first = ranks.rank * num_rows
-            num_padding = num_rows - min(max(self.program.logits.width - first, 0), num_rows)
+            num_rows = likeliest.weight.shape[0]
+            first_id = ranks.rank * num_rows
+            num_padding = num_rows - min(max(self.program.logits.width - first_id, 0), num_rows)
+            of_ranks = {"exchange": ranks.address, "first_id": first_id}
         self._emit([likeliest], GREEDY, **best, num_padding=num_padding)
-        of_ranks = {} if ranks is None else {"exchange": ranks.address, "first_id": first}
         self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data, **of_ranks)
