@@ -75,7 +75,8 @@ def measure_sums(num_ranks: int) -> None:
     module = ("-m", "benchmarks.tensor_parallel", "--sums")
     words = [[sys.executable, *module, *map(str, (rank, num_ranks, fd, num_bytes))] for rank in range(num_ranks)]
     ranks = [subprocess.Popen(line, pass_fds=[fd]) for line in words]
-    if any([rank.wait() for rank in ranks]):
+    statuses = [rank.wait() for rank in ranks]
+    if any(statuses):
         raise SystemExit("a rank failed")
 
 

@@ -145,13 +145,19 @@ _CHILD = """
 import mmap, sys
 import numpy as np
 from quire import _native
-from tests.kernels.native.test_collective import reduce_once, values_of
 
-rank, num_ranks, fd, num_bytes = map(int, sys.argv[1:])
+rank, num_ranks, fd, num_bytes, steps = map(int, sys.argv[1:])
 memory = np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8)
 exchange = _native.Exchange(memory.ctypes.data, rank, num_ranks, 1, 0)
-for step in range(50):
-    reduce_once(exchange, values_of(rank, 1 + step, 576))
+zero = np.zeros(1, np.int32)
+for step in range(1, steps):
+    x, out = np.full((step, 576), rank + 0.1, np.float32), np.empty((step, 576), np.float32)
+    plan = _native.Plan(1, step, 1)
+    sides = [_native.Rows(values.ctypes.data, 4 * 576, _native.RowType.f32) for values in (x, out)]
+    plan.all_reduce(*sides, 576, exchange.address)
+    count, ids = np.array([step], np.int32), np.zeros(step, np.int32)
+    step_of = (zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, step)
+    plan.run(1, 1, 0, *step_of, 0, 0, 0)
 """
 
 
@@ -160,17 +166,17 @@ def test_processes_share_sums_also_on_fewer_cores() -> None:
     num_bytes = _native.exchange_bytes(num_ranks, 1)
     fd = os.memfd_create("test")
     os.ftruncate(fd, num_bytes)
-    children = []
+    children, steps = [], 50
     for rank in range(1, num_ranks):
-        words = [sys.executable, "-c", _CHILD, *map(str, (rank, num_ranks, fd, num_bytes))]
+        words = [sys.executable, "-c", _CHILD, *map(str, (rank, num_ranks, fd, num_bytes, steps))]
         children.append(subprocess.Popen(words, pass_fds=[fd]))
     memory = np.frombuffer(mmap.mmap(fd, num_bytes), np.uint8)
     os.close(fd)
     exchange = _native.Exchange(memory.ctypes.data, 0, num_ranks, 1, 400)
+    expected = in_rank_order([np.float32(rank + 0.1) for rank in range(num_ranks)])
     try:
-        for step in range(50):
-            expected = in_rank_order([values_of(rank, 1 + step, 576) for rank in range(num_ranks)])
-            assert np.array_equal(reduce_once(exchange, values_of(0, 1 + step, 576)), expected)
+        for step in range(1, steps):
+            assert (reduce_once(exchange, np.full((step, 576), 0.1, np.float32)) == expected).all()
         assert [child.wait(60) for child in children] == [0] * 3
     finally:
         for child in children:
