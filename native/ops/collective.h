@@ -33,77 +33,84 @@ struct AllGatherOp {
 
 namespace {
 
-// [rows, width] values in chunks of columns, the unit that threads share: chunk `index` is in a row from `first` on.
-struct Chunks {
-  static constexpr int64_t kWidth = 64;
-  int64_t width, per_row;
-
-  explicit Chunks(int64_t columns) : width(columns), per_row((columns + kWidth - 1) / kWidth) {}
-  int64_t row(int64_t index) const { return index / per_row; }
-  int64_t first(int64_t index) const { return index % per_row * kWidth; }
-  int64_t columns(int64_t index) const {
-    const int64_t left = width - first(index);
-    return left < kWidth ? left : kWidth;
-  }
+// Part of a row of [rows, width] values: `count` columns from `first` on; `at` is its place in the slots.
+struct RowPart {
+  int64_t row, first, count, at;
 };
 
-// Each piece of this thread's chunks: copied into its slot, then read(slots, chunk, place in the slot) for each chunk
-// of it, when all ranks have theirs there.
+// Units of 16 columns, which threads share, as parts of rows: visit(part) for those from `begin` to `end`.
+template <typename Visit>
+void for_parts(int64_t begin, int64_t end, int64_t width, Visit visit) {
+  const int64_t per_row = (width + kLanes - 1) / kLanes;
+  RowPart part{begin / per_row, begin % per_row * kLanes, 0, 0};
+  for (int64_t left = end - begin; left > 0; ++part.row, part.first = 0) {
+    const int64_t units = left < per_row - part.first / kLanes ? left : per_row - part.first / kLanes;
+    const int64_t columns = width - part.first;
+    part.count = columns < units * kLanes ? columns : units * kLanes;
+    visit(part);
+    part.at += units * kLanes;
+    left -= units;
+  }
+}
+
+// Each piece of this thread's share of x: copied into its slot, then read(slots, part) for each part of it, when all
+// ranks have theirs there. Slots have no gaps but the ends of rows that are no whole vector.
 template <typename Read>
-void exchange_chunks(const Exchange& ranks, const Rows& x, const Chunks& chunks, int64_t num_rows,
-                     const Context& context, Read read) {
-  constexpr int64_t kChunksOfPiece = kSlotFloats / Chunks::kWidth;
-  const Range mine = share(num_rows * chunks.per_row, context);
+void exchange_rows(const Exchange& ranks, const Rows& x, int64_t width, int64_t num_rows, const Context& context,
+                   Read read) {
+  constexpr int64_t kUnitsOfPiece = kSlotFloats / kLanes;
+  const Range mine = share(num_rows * ((width + kLanes - 1) / kLanes), context);
   const float* slots[kMostRanks];
-  for (int64_t begin = mine.begin; begin < mine.end; begin += kChunksOfPiece) {
-    const int64_t end = mine.end - begin < kChunksOfPiece ? mine.end : begin + kChunksOfPiece;
+  for (int64_t begin = mine.begin; begin < mine.end; begin += kUnitsOfPiece) {
+    const int64_t end = mine.end - begin < kUnitsOfPiece ? mine.end : begin + kUnitsOfPiece;
     const uint32_t piece = next_piece(ranks, context.thread);
     auto* to = reinterpret_cast<float*>(slot_of(ranks, ranks.rank, context.thread, piece));
-    for (int64_t i = begin; i < end; ++i, to += Chunks::kWidth) {
-      const float* from = row<float>(x, chunks.row(i)) + chunks.first(i);
-      std::memcpy(to, from, static_cast<size_t>(4 * chunks.columns(i)));
-    }
+    for_parts(begin, end, width, [&](const RowPart& part) {
+      std::memcpy(to + part.at, row<float>(x, part.row) + part.first, static_cast<size_t>(4 * part.count));
+    });
     if (!meet(ranks, context.thread, piece)) return;
     for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {
       slots[rank] = reinterpret_cast<const float*>(slot_of(ranks, rank, context.thread, piece));
     }
-    for (int64_t i = begin; i < end; ++i) read(slots, i, (i - begin) * Chunks::kWidth);
+    for_parts(begin, end, width, [&](const RowPart& part) { read(slots, part); });
+  }
+}
+
+// out[i] = the sum of slots[…][i] in the order of the ranks, added to out[i] if kAdd.
+template <bool kAdd>
+void sum_part(const float* const* slots, int64_t num_ranks, const RowPart& part, float* out) {
+  const float *first = slots[0] + part.at, *second = slots[1] + part.at;
+  int64_t i = 0;
+  for (; i + kLanes <= part.count; i += kLanes) {
+    F32x16 total = load(first + i) + load(second + i);
+    for (int64_t rank = 2; rank < num_ranks; ++rank) total = total + load(slots[rank] + part.at + i);
+    store(out + i, kAdd ? load(out + i) + total : total);
+  }
+  for (; i < part.count; ++i) {
+    float total = first[i] + second[i];
+    for (int64_t rank = 2; rank < num_ranks; ++rank) total += slots[rank][part.at + i];
+    out[i] = kAdd ? out[i] + total : total;
   }
 }
 
 inline void all_reduce(const AllReduceOp& op, const Context& context) {
-  const Exchange& ranks = *op.exchange;
-  const Chunks chunks(op.width);
-  const auto sum = [&](const float* const* slots, int64_t chunk, int64_t at) {
-    float* out = row<float>(op.out, chunks.row(chunk)) + chunks.first(chunk);
-    const int64_t count = chunks.columns(chunk);
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      F32x16 total = load(slots[0] + at + i);
-      for (int64_t rank = 1; rank < ranks.num_ranks; ++rank) total = total + load(slots[rank] + at + i);
-      store(out + i, op.add ? load(out + i) + total : total);
-    }
-    for (; i < count; ++i) {
-      float total = slots[0][at + i];
-      for (int64_t rank = 1; rank < ranks.num_ranks; ++rank) total += slots[rank][at + i];
-      out[i] = op.add ? out[i] + total : total;
-    }
-  };
-  exchange_chunks(ranks, op.x, chunks, num_rows(context, op.of_logit_rows), context, sum);
+  const int64_t count = num_rows(context, op.of_logit_rows), num_ranks = op.exchange->num_ranks;
+  exchange_rows(*op.exchange, op.x, op.width, count, context, [&](const float* const* slots, const RowPart& part) {
+    float* out = row<float>(op.out, part.row) + part.first;
+    op.add ? sum_part<true>(slots, num_ranks, part, out) : sum_part<false>(slots, num_ranks, part, out);
+  });
 }
 
 inline void all_gather(const AllGatherOp& op, const Context& context) {
-  const Exchange& ranks = *op.exchange;
-  const Chunks chunks(op.width);
-  const auto copy = [&](const float* const* slots, int64_t chunk, int64_t at) {
-    float* out = row<float>(op.out, chunks.row(chunk));
-    for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {
-      const int64_t first = rank * op.width + chunks.first(chunk), left = op.out_width - first;
-      const int64_t count = left < chunks.columns(chunk) ? left : chunks.columns(chunk);
-      if (count > 0) std::memcpy(out + first, slots[rank] + at, static_cast<size_t>(4 * count));
+  const int64_t count = num_rows(context, op.of_logit_rows), num_ranks = op.exchange->num_ranks;
+  exchange_rows(*op.exchange, op.x, op.width, count, context, [&](const float* const* slots, const RowPart& part) {
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      const int64_t first = rank * op.width + part.first, left = op.out_width - first;
+      const int64_t columns = left < part.count ? left : part.count;
+      float* out = row<float>(op.out, part.row) + first;
+      if (columns > 0) std::memcpy(out, slots[rank] + part.at, static_cast<size_t>(4 * columns));
     }
-  };
-  exchange_chunks(ranks, op.x, chunks, num_rows(context, op.of_logit_rows), context, copy);
+  });
 }
 
 QUIRE_OP(all_reduce, AllReduceOp, x, out, width, exchange, add, of_logit_rows)

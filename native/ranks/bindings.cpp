@@ -14,7 +14,8 @@ void bind_ranks(nb::module_& m) {
           "__init__",
           [](Exchange* self, uintptr_t memory, int32_t rank, int32_t num_ranks, int32_t num_threads,
              int32_t num_spins) {
-            if (rank < 0 || rank >= num_ranks || num_threads < 1) throw nb::value_error("no such rank");
+            if (rank < 0 || rank >= num_ranks || num_ranks < 2 || num_threads < 1)
+              throw nb::value_error("no such rank");
             if (num_ranks > kMostRanks) throw nb::value_error("at most 64 ranks");
             new (self) Exchange{reinterpret_cast<std::byte*>(memory), rank, num_ranks, num_threads, num_spins};
           },

@@ -47,7 +47,7 @@ def work_of(case: BenchCase, config: EngineConfig) -> Work:
     in_layers = model.num_parameters - head * (1 if is_tied else 2)
     # An embedding that is not the head is looked up, not read.
     num_bytes = config.weight_bytes * (in_layers + head) / model.num_parameters
-    kv_bytes_per_token = sum(
+    kv_bytes_per_token = config.options.tensor_parallel_size * sum(  # the groups are those of a rank
         len(group.layer_indices) * group.spec.bytes_per_token for group in config.scheduler.kv_cache_groups
     )
     attention_width = model.num_layers * model.num_heads * model.head_size

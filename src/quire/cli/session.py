@@ -77,9 +77,11 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
     try:
         config = engine.config
         loaded = format_seconds(time.perf_counter() - start)
+        num_ranks = options.tensor_parallel_size
+        ranks = f"TP {num_ranks} · {config.threads_per_rank} threads per rank" if num_ranks > 1 else ""
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
-            f"{config.hardware.num_threads} threads · in-process · ready in {loaded}"
+            f"{ranks or f'{config.hardware.num_threads} threads · in-process'} · ready in {loaded}"
         )
         for phase, seconds in engine.startup_times.items():
             output.detail(f"  {phase}: {format_seconds(seconds)}")
