@@ -43,7 +43,7 @@ SUMS_PER_STEP, STEPS = 100, 60
 
 
 def reduce_often(rank: int, num_ranks: int, memory_fd: int, num_bytes: int) -> None:
-    """One rank's part of the measurement; rank 0 prints it."""
+    """Run the measurement on one rank; rank 0 prints it."""
     if cpus := cpus_of_ranks(num_ranks)[rank]:
         os.sched_setaffinity(0, cpus)
     memory = np.frombuffer(mmap.mmap(memory_fd, num_bytes), np.uint8)

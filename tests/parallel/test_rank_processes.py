@@ -12,8 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from quire.engine.driver import EngineDriver
+from quire.engine.llm import LLM
+from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, EngineDeadError, ModelFileError
 from quire.parallel.tensor_parallel import TensorParallelExecutor, create_executor
+from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.types import SchedulerOutput
 from tests.models.tiny_configs import LLAMA, full_config
@@ -155,3 +159,40 @@ def test_sizes_that_do_not_divide_name_the_nearest_and_start_no_process(monkeypa
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(ConfigError, match=r"divide 6 attention heads; the nearest that fits: .* 2$"):
         create_executor(*tiny_llama(block_size=16, tensor_parallel_size=4))
+
+
+# --- The engine -----------------------------------------------------------------------------------
+
+
+def test_idle_engine_dies_with_a_rank(executor: TensorParallelExecutor) -> None:
+    """A server then replaces it before a request comes."""
+    config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
+    engine = LLMEngine(config, executor)
+    driver = EngineDriver(engine, lambda outputs: None)
+    running = threading.Thread(target=driver.run)
+    running.start()
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGKILL)
+    running.join(LIMIT_S)
+    assert not running.is_alive()
+    with pytest.raises(EngineDeadError, match="rank 1 of 2 was killed by SIGKILL"):
+        engine.check_health()
+    told: list[EngineDeadError] = []
+    executor.watch(told.append)
+    assert "SIGKILL" in told[0].message
+
+
+@pytest.mark.model
+def test_three_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
+    """Nine query heads and three KV heads: three ranks fit and two do not. In bf16 the last bits may differ."""
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = []
+    for size in (1, 3):
+        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "tensor_parallel_size": size}
+        with LLM(str(smollm2_path), **options) as llm:
+            results = llm.generate(["The capital of France is", "1, 2, 3, 5,"], params, use_tqdm=False)
+        texts.append([result.outputs[0].text for result in results])
+    assert texts[0] == texts[1]
+    with pytest.raises(ConfigError, match=r"divide 9 attention heads; the nearest that fits: .* 1 or 3$"):
+        LLM(str(smollm2_path), tensor_parallel_size=2)
+    assert rank_pids() == []

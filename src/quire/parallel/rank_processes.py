@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -91,6 +92,7 @@ class RankProcesses:
         self.exchange = _native.Exchange(self._memory.ctypes.data, 0, self._num_ranks, num_threads, num_spins)
         self._ranks: list[_RankProcess] = []
         self._failure: QuireError | None = None
+        self._tell: Callable[[EngineDeadError], None] | None = None
         self._is_stopping = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
@@ -130,10 +132,20 @@ class RankProcesses:
     def fail(self, failure: QuireError) -> None:
         """Note the first failure; all ranks end, and calls that wait for them return."""
         with self._changed:
-            if self._failure is None:
+            is_first, tell = self._failure is None, self._tell
+            if is_first:
                 self._failure = failure
             self._changed.notify_all()
         self._end_all()
+        if is_first and tell is not None:
+            tell(EngineDeadError(failure.message))
+
+    def watch(self, tell: Callable[[EngineDeadError], None]) -> None:
+        """Call `tell` with the first failure, in any thread; at once if there was one."""
+        with self._changed:
+            self._tell, failure = tell, self._failure
+        if failure is not None:
+            tell(EngineDeadError(failure.message))
 
     def stop(self) -> None:
         """End the processes; returns when they have ended. A second call does nothing."""

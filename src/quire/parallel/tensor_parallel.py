@@ -7,7 +7,7 @@ they may no longer agree. Next to read: `rank_processes.py` for the processes, `
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from quire.config import EngineConfig
@@ -95,6 +95,10 @@ class TensorParallelExecutor:
         """See `Executor`."""
         if (worker := self._worker) is not None:
             worker.runner.ends_early = True
+
+    def watch(self, tell: Callable[[EngineDeadError], None]) -> None:
+        """Call `tell`, in any thread, when a rank is lost, also between steps; at once if one is lost already."""
+        self._processes.watch(tell)
 
     def shutdown(self) -> None:
         """End the other ranks and let go of rank 0."""
