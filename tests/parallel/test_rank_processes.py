@@ -1,6 +1,7 @@
 """Ranks in processes: the same tokens, and no process is left over, however one of them ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from quire.errors import ConfigError, EngineDeadError, ModelFileError
 from quire.parallel.tensor_parallel import TensorParallelExecutor, create_executor
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.types import SchedulerOutput
+from quire.structured_outputs import StructuredOutputsParams
+from quire.types import ScheduledRequest, SchedulerOutput
 from tests.models.tiny_configs import LLAMA, full_config
 from tests.parallel.test_executor import generate, make_request, prompt
 from tests.runtime.plan.harness import make_config
@@ -121,6 +123,14 @@ def test_error_in_a_step_ends_all_ranks(executor: TensorParallelExecutor, monkey
     wait_for_end(pid)
 
 
+def test_error_in_another_rank_ends_the_engine(executor: TensorParallelExecutor) -> None:
+    item = ScheduledRequest("stranger", 0, 1, 1, (), ())
+    executor._processes.send(SchedulerOutput(0, (), (item,), (), (), ()))
+    step_of(executor)
+    with pytest.raises(EngineDeadError, match="request 'stranger' was scheduled, but"):
+        executor.collect()
+
+
 _ENGINE = """
 import sys, time
 from quire.parallel.tensor_parallel import create_executor
@@ -191,8 +201,12 @@ def test_three_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
         options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "tensor_parallel_size": size}
         with LLM(str(smollm2_path), **options) as llm:
             results = llm.generate(["The capital of France is", "1, 2, 3, 5,"], params, use_tqdm=False)
+            form = StructuredOutputsParams(regex="(red|green|blue), [0-9]{3}")
+            shaped = SamplingParams(temperature=1, seed=3, max_tokens=16, structured_outputs=form)
+            results += llm.generate(["A colour and a number:"], shaped, use_tqdm=False)
         texts.append([result.outputs[0].text for result in results])
     assert texts[0] == texts[1]
+    assert re.fullmatch("(red|green|blue), [0-9]{3}", texts[1][-1])
     with pytest.raises(ConfigError, match=r"divide 9 attention heads; the nearest that fits: .* 1 or 3$"):
         LLM(str(smollm2_path), tensor_parallel_size=2)
     assert rank_pids() == []

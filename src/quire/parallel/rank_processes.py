@@ -110,7 +110,8 @@ class RankProcesses:
         """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or all(item.is_loaded for item in self._ranks))
-        self.check()
+        if self._failure is not None:
+            raise self._failure
 
     def send(self, output: SchedulerOutput) -> None:
         """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
@@ -120,12 +121,9 @@ class RankProcesses:
             self._send_to(item, data)
 
     def check(self) -> None:
-        """Raises: the first failure of a rank; EngineDeadError after `stop`."""
+        """Raises: EngineDeadError, with the first failure of a rank, or after `stop`."""
         if self._failure is not None:
-            kind = type(self._failure)
-            error = kind.__new__(kind)
-            Exception.__init__(error, self._failure.message)  # each caller's traceback is its own
-            raise error
+            raise EngineDeadError(self._failure.message)
         if self._is_stopping:
             raise EngineDeadError("the executor was shut down; build a new engine")
 

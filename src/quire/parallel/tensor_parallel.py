@@ -84,7 +84,8 @@ class TensorParallelExecutor:
             with _bound_to(self._processes.cpus):
                 return runner.run(output)
         except BaseException as error:
-            self._processes.fail(EngineDeadError(f"rank 0 failed with {type(error).__name__}: {error}"))
+            reason = f"rank 0 failed with {type(error).__name__}: {error}"
+            self._processes.fail(EngineDeadError(reason.removesuffix(": ")))
             if isinstance(error, Exception):
                 self._processes.check()  # raises the first failure, of any rank
             raise
