@@ -219,6 +219,21 @@ def test_layers_become_groups_in_the_kv_format() -> None:
     assert {group.spec for group in config.scheduler.kv_cache_groups[1:]} == {window.stored_as(2, 0)}
 
 
+def test_each_rank_has_its_share_of_heads_weights_and_memory() -> None:
+    options = {"max_num_seqs": 4, "max_model_len": 512, "dtype": "bfloat16"}
+    whole, shared = (resolved(tensor_parallel_size=size, **options) for size in (1, 3))
+    assert [group.spec.num_kv_heads for group in shared.scheduler.kv_cache_groups] == [1]
+    assert shared.scheduler.num_blocks == whole.scheduler.num_blocks
+    assert (whole.threads_per_rank, shared.threads_per_rank) == (8, 2)
+    assert reason(shared, "tensor_parallel_size") == "chosen; each rank is a process with 2 of 8 threads"
+    assert not any(decision.name == "tensor_parallel_size" for decision in whole.decisions)
+    crowded = resolved(tensor_parallel_size=9, **options)
+    assert crowded.threads_per_rank == 1
+    assert "take turns on 8 cores" in reason(crowded, "tensor_parallel_size")
+    with pytest.raises(MemoryCapacityError, match=r"85\.8 MiB in bfloat16 .* available on cpu for each of 3 ranks"):
+        resolved(replace(CPU, available_memory_bytes=2 * GIB), tensor_parallel_size=3, max_num_batched_tokens=65536)
+
+
 def test_models_with_states_get_larger_blocks() -> None:
     model = replace(MODEL, cache_specs=(*FULL[:8], *[RecurrentState(2**20)] * 24))
     config = resolved(model=model)

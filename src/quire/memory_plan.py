@@ -13,8 +13,8 @@ from quire.errors import MemoryCapacityError
 
 CPU_RESERVE_BYTES = 64 * 2**20
 """Tokenizers here and in the server, threads, and what libraries allocate with the first step; measured: 50 MiB."""
-RANK_RESERVE_BYTES = 320 * 2**20
-"""Python and libraries of a further rank's process."""
+RANK_RESERVE_BYTES = 192 * 2**20
+"""Python and libraries of a further rank's process; measured: 150 MiB."""
 GPU_RESERVE_BYTES = 512 * 2**20
 """CUDA context, cuBLAS workspaces and allocator fragmentation."""
 

@@ -252,7 +252,7 @@ def _check_weights_fit(
     if memory.left > 0:
         return
     needed = memory.weights + memory.activations
-    is_plain = memory.weights == model.num_parameters * DTYPES[dtype]
+    is_plain = memory.weights == -(-model.num_parameters * DTYPES[dtype] // memory.num_ranks)
     raise MemoryCapacityError(
         f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
         f" and a step {format_bytes(memory.activations)}, {format_bytes(needed)} together; that is"
