@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "isa/simd.h"
+#include "ops/rows.h"
 #include "plan/op.h"
 #include "ranks/exchange.h"
 
@@ -27,6 +28,17 @@ struct AllGatherOp {
   Rows out;  // f32
   int64_t width;
   int64_t out_width;
+  const Exchange* exchange;
+  bool of_logit_rows;
+};
+// RMS norm of vectors that the ranks hold in parts of equal width: out = x * rsqrt(the mean of all parts' means of
+// squares + epsilon) * weight.
+struct SharedNormOp {
+  Rows x;    // f32
+  Rows out;  // any type
+  const float* weight;
+  int64_t width;  // of this rank's part
+  float epsilon;
   const Exchange* exchange;
   bool of_logit_rows;
 };
@@ -93,6 +105,22 @@ void sum_part(const float* const* slots, int64_t num_ranks, const RowPart& part,
   }
 }
 
+inline float mean_of_squares(const float* x, int64_t width) {
+  F32x16 squares = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  float tail[kLanes] = {};
+  std::memcpy(tail, x + i, static_cast<size_t>(width - i) * sizeof(float));
+  return sum(fma(load(tail), load(tail), squares)) / static_cast<float>(width);
+}
+
+// out[i] = x[i] * scale * weight[i]
+inline void scale_row(const float* x, const float* weight, float scale, int64_t width, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(out + i, load(x + i) * broadcast(scale) * load(weight + i));
+  for (; i < width; ++i) out[i] = x[i] * scale * weight[i];
+}
+
 inline void all_reduce(const AllReduceOp& op, const Context& context) {
   const int64_t count = num_rows(context, op.of_logit_rows), num_ranks = op.exchange->num_ranks;
   exchange_rows(*op.exchange, op.x, op.width, count, context, [&](const float* const* slots, const RowPart& part) {
@@ -113,8 +141,34 @@ inline void all_gather(const AllGatherOp& op, const Context& context) {
   });
 }
 
+inline void shared_norm(const SharedNormOp& op, const Context& context) {
+  const Exchange& ranks = *op.exchange;
+  const Range mine = share(num_rows(context, op.of_logit_rows), context);
+  float* values = reinterpret_cast<float*>(context.scratch);
+  for (int64_t begin = mine.begin; begin < mine.end; begin += kSlotFloats) {
+    const int64_t end = mine.end - begin < kSlotFloats ? mine.end : begin + kSlotFloats;
+    const uint32_t piece = next_piece(ranks, context.thread);
+    auto* means = reinterpret_cast<float*>(slot_of(ranks, ranks.rank, context.thread, piece));
+    for (int64_t t = begin; t < end; ++t) {
+      means[t - begin] = mean_of_squares(row<float>(op.x, t), op.width);
+    }
+    if (!meet(ranks, context.thread, piece)) return;
+    for (int64_t t = begin; t < end; ++t) {
+      float total = 0.0f;
+      for (int64_t rank = 0; rank < ranks.num_ranks; ++rank) {
+        total += reinterpret_cast<const float*>(slot_of(ranks, rank, context.thread, piece))[t - begin];
+      }
+      const float scale = 1.0f / __builtin_sqrtf(total / static_cast<float>(ranks.num_ranks) + op.epsilon);
+      scale_row(row<float>(op.x, t), op.weight, scale, op.width, values);
+      write_columns(op.out, t, 0, op.width, values);
+      finish_row(op.out, t, op.width);
+    }
+  }
+}
+
 QUIRE_OP(all_reduce, AllReduceOp, x, out, width, exchange, add, of_logit_rows)
 QUIRE_OP(all_gather, AllGatherOp, x, out, width, out_width, exchange, of_logit_rows)
+QUIRE_OP(shared_norm, SharedNormOp, x, out, weight, width, epsilon, exchange, of_logit_rows)
 
 }  // namespace
 }  // namespace quire

@@ -1,12 +1,14 @@
 // The head of a step in which every row wants the likeliest token: logits are compared, not written.
 #pragma once
 #include "ops/gemm.h"
+#include "ops/soft_cap.h"
 #include "ranks/exchange.h"
 
 namespace quire {
 
 // The largest logit of each of the S rows without writing logits: per thread, then merged by `ArgmaxOp`. A row without
-// a largest finite value (NaN, +inf, all -inf) gets id -1; of equal values the lowest id wins.
+// a largest finite value (NaN, +inf, all -inf) gets id -1; of equal values the lowest id wins. Logits are capped before
+// they are compared if `soft_cap` is above 0: different ones may become equal.
 struct HeadOp {
   Weight weight;
   const float* bias;
@@ -14,6 +16,7 @@ struct HeadOp {
   float* best_values;  // [threads, max rows]
   int32_t* best_ids;
   int64_t max_rows;
+  float soft_cap;
   int64_t num_padding;  // outputs at the end of the weight that are no tokens
 };
 struct ArgmaxOp {
@@ -58,6 +61,7 @@ inline void head(const HeadOp& op, const Context& context) {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       float* logits = scratch + (r - rows.begin) * kPanelWidth;
       if (op.bias != nullptr) add_values(op.bias + column, count, logits);
+      if (op.soft_cap > 0.0f) cap_values(logits, kPanelWidth, op.soft_cap);
       // All 32 at once, since a new largest is rare: columns past the last only cause a look at the others.
       const bool news = any_above(load(logits), values[r]) || any_above(load(logits + kTile), values[r]);
       if (news) keep_largest(logits, column, count, &values[r], &ids[r]);
@@ -123,7 +127,7 @@ inline void argmax(const ArgmaxOp& op, const Context& context) {
   }
 }
 
-QUIRE_OP(head, HeadOp, weight, bias, x, best_values, best_ids, max_rows, num_padding)
+QUIRE_OP(head, HeadOp, weight, bias, x, best_values, best_ids, max_rows, soft_cap, num_padding)
 QUIRE_OP(argmax, ArgmaxOp, best_values, best_ids, max_rows, token_ids, exchange, first_id)
 
 }  // namespace

@@ -4,12 +4,16 @@
 
 namespace quire {
 
-// Angles of the step's positions: cos, sin [T, half], each position in fp32 times frequencies[half].
+// Angles of the step's positions: cos, sin [T, half], each position in fp32 times frequencies[half]. Both are
+// multiplied by scales[position / scale_period], by the last of the scales past their end, and by 1 if there are none.
 struct RotaryOp {
   const float* frequencies;
   float* cos;
   float* sin;
   int64_t half;
+  const float* scales;  // [num_scales] or null
+  int64_t num_scales;
+  int64_t scale_period;
 };
 
 namespace {
@@ -36,14 +40,22 @@ inline void rotary(const RotaryOp& op, const Context& context) {
   const Range mine = share(context.step->num_tokens, context);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float position = static_cast<float>(context.step->positions[t]);
+    float *cos = op.cos + t * op.half, *sin = op.sin + t * op.half;
     for (int64_t i = 0; i < op.half; ++i) {
       const float angle = position * op.frequencies[i];  // rounded to fp32, as Transformers does
-      cos_sin(static_cast<double>(angle), op.cos + t * op.half + i, op.sin + t * op.half + i);
+      cos_sin(static_cast<double>(angle), cos + i, sin + i);
+    }
+    if (op.scales == nullptr) continue;
+    const int64_t period = context.step->positions[t] / op.scale_period;
+    const float scale = op.scales[period < op.num_scales ? period : op.num_scales - 1];
+    for (int64_t i = 0; i < op.half; ++i) {
+      cos[i] *= scale;
+      sin[i] *= scale;
     }
   }
 }
 
-QUIRE_OP(rotary, RotaryOp, frequencies, cos, sin, half)
+QUIRE_OP(rotary, RotaryOp, frequencies, cos, sin, half, scales, num_scales, scale_period)
 
 }  // namespace
 }  // namespace quire

@@ -24,6 +24,8 @@ struct WriteKvOp {
   const float* sin;
   int64_t half;
   KvLayer kv;
+  const float* q_cos;  // [T, half]: of queries, where they turn by other values than keys; else null
+  const float* q_sin;
 };
 
 namespace {
@@ -161,13 +163,15 @@ inline void write_kv(const WriteKvOp& op, const Context& context) {
                         : op.k + token * op.k_stride + head * width;
     const float* weight = is_query ? op.q_norm : op.k_norm;
     if (weight != nullptr) normalise(x, weight, nullptr, x, width, op.epsilon, false);
-    if (op.cos != nullptr) rotate(x, op.cos + token * op.half, op.sin + token * op.half, op.half);
+    const float* cos = is_query && op.q_cos != nullptr ? op.q_cos : op.cos;
+    const float* sin = is_query && op.q_cos != nullptr ? op.q_sin : op.sin;
+    if (cos != nullptr) rotate(x, cos + token * op.half, sin + token * op.half, op.half);
     if (!is_query) write_key(kv, slot_of(kv, step, token, head), x, rows);
   }
 }
 
 QUIRE_OP(write_kv, WriteKvOp, q, k, v, q_stride, k_stride, v_stride, num_heads, q_norm, k_norm, epsilon, cos, sin, half,
-         kv)
+         kv, q_cos, q_sin)
 
 }  // namespace
 }  // namespace quire

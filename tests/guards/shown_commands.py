@@ -1,6 +1,6 @@
 """Runs the commands and Python blocks of a Markdown page and compares their output with the output shown there.
 
-`python -m tests.guards.shown_commands PAGE…` writes the output into the pages and their figures beside them.
+`python -m tests.guards.shown_commands PAGE…` writes the output into the pages and their translations, and the figures.
 
 - A block fenced as `console` has commands after `$ `, each followed by what it prints on stdout.
 - A block fenced as `python` runs in the scope of its page; a `text` block right behind it is what it prints.
@@ -15,11 +15,9 @@ import io
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from click.testing import CliRunner
 from quire.cli.main import cli
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FIGURES = "figures"
 TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
 
@@ -87,7 +86,7 @@ class Page:
 
     def blocks(self) -> list[str]:
         """Return every fenced block, fences included: a translation has the same ones."""
-        return [fence[0] for fence in re.finditer(r"^```.*?^```$", self.text, re.MULTILINE | re.DOTALL)]
+        return BLOCK.findall(self.text)
 
     def figures(self) -> list[str]:
         """Return the names of the figures that the page shows."""
@@ -142,22 +141,35 @@ def _shell(line: str, stdin: str) -> str:
     return run.stdout
 
 
-@contextlib.contextmanager
-def empty_folder() -> Iterator[Path]:
-    """Run the body in an empty folder with a folder for figures."""
+@dataclass(frozen=True)
+class Figure:
+    """A file that a page has drawn. `is_measured`: it has numbers that differ from run to run."""
+
+    data: bytes
+    is_measured: bool
+
+
+def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
+    """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
+    printed, figures = [], dict[str, Figure]()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         Path(FIGURES).mkdir()
-        yield Path(name)
+        for shown in page.shown():
+            printed.append((shown, page.run(shown)))
+            for file in Path(FIGURES).iterdir():
+                figures.setdefault(file.name, Figure(file.read_bytes(), shown.is_measured))
+    return printed, figures
 
 
 def write(path: Path) -> None:
-    """Write what differs into a page, and its figures beside it."""
+    """Write what differs into a page, its translation, and the figures beside it."""
     page = Page.read(path)
-    with empty_folder() as folder:
-        printed = [(shown, page.run(shown)) for shown in page.shown()]
-        for figure in (folder / FIGURES).iterdir():
-            (path.parent / FIGURES).mkdir(exist_ok=True)
-            shutil.copy(figure, path.parent / FIGURES / figure.name)
+    printed, figures = run_page(page)
+    (path.parent / FIGURES).mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        kept = path.parent / FIGURES / name
+        if not (figure.is_measured and kept.exists()):
+            kept.write_bytes(figure.data)
     text = page.text
     for shown, output in reversed(printed):
         if shown.start >= 0 and not shown.equals(output):
@@ -165,6 +177,10 @@ def write(path: Path) -> None:
             text = text[: shown.start] + (output + "\n" if output else "") + text[shown.end :]
             print(f"{path.name}: {shown.source.splitlines()[0]}")
     path.write_text(text)
+    translation, blocks = path.parent / "zh" / path.name, Page(path, text).blocks()
+    if translation.exists() and len(blocks) == len(Page.read(translation).blocks()):
+        given = iter(blocks)
+        translation.write_text(BLOCK.sub(lambda _: next(given), translation.read_text()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.shown_commands import FIGURES, Page, Shown, empty_folder
+from tests.guards.shown_commands import FIGURES, Page, Shown, run_page
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
 PAGES = sorted(LEARN.glob("*.md"))
@@ -15,16 +15,13 @@ TRANSLATIONS = sorted((LEARN / "zh").glob("*.md"))
 @pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
 def test_page_shows_what_its_commands_print(path: Path, smollm2_path: Path) -> None:
     page = Page.read(path)
-    drawn: dict[str, bool] = {}
-    with empty_folder() as folder:
-        for shown in page.shown():
-            printed = page.run(shown)
-            assert shown.start < 0 or shown.equals(printed), f"{shown.source}\nprints\n{printed}"
-            drawn |= {file.name: drawn.get(file.name, shown.is_measured) for file in (folder / FIGURES).iterdir()}
-        for name, is_measured in drawn.items():
-            kept = (LEARN / FIGURES / name).read_bytes()
-            assert is_measured or kept == (folder / FIGURES / name).read_bytes(), f"run `make docs`: {name} is stale"
-    assert sorted(drawn) == sorted(set(page.figures()))
+    all_printed, figures = run_page(page)
+    for shown, printed in all_printed:
+        assert shown.start < 0 or shown.equals(printed), f"{shown.source}\nprints\n{printed}"
+    for name, figure in figures.items():
+        kept = (LEARN / FIGURES / name).read_bytes()
+        assert figure.is_measured or figure.data == kept, f"{name} is stale: run `make docs`"
+    assert sorted(figures) == sorted(set(page.figures()))
 
 
 def test_every_figure_is_shown_on_a_page() -> None:

@@ -30,9 +30,11 @@ def stored(name: str, values: torch.Tensor, format_name: str = "F32") -> WeightT
     return WeightTensor(name, tuple(values.shape), format_name, raw)
 
 
-def build_model(hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Module:
+def build_model(
+    hf_config: Mapping[str, Any], state: Mapping[str, torch.Tensor], max_model_len: int | None = None
+) -> nn.Module:
     """Our model for a config, in fp32, with a checkpoint's tensors loaded."""
-    model = make_model(hf_config).eval()
+    model = make_model(hf_config, max_model_len=max_model_len).eval()
     tensors = {name: stored(name, values.detach()) for name, values in state.items()}
     parameters = dict(model.named_parameters())
     for placement in plan_placements(model, tensors):

@@ -1,15 +1,13 @@
 """Every architecture on tiny random weights, planned and op by op: Transformers' logits, in all steps and blocks."""
 
-from typing import Any
-
 import pytest
 import torch
-import transformers
 
 from quire.models.registry import model_types
-from tests.models.harness import Runner, build_model, random_tokens
-from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
-from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
+from tests.models.harness import Runner, random_tokens
+from tests.models.oracle import Pair
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
+from tests.runtime.plan.harness import PlanRunner
 
 TOLERANCE = 1e-4
 """Largest difference from Transformers' logits, relative to the largest logit, in fp32."""
@@ -23,38 +21,11 @@ CONFIGS = {
     "llama: whole tiles": ("llama", {**LLAMA, **WIDE}),
     "mistral: whole tiles": ("mistral", {**LLAMA, **WIDE, "sliding_window": 20}),
     "qwen3: whole tiles": ("qwen3", {**LLAMA, **WIDE, "head_dim": 32, "tie_word_embeddings": True}),
+    "olmo2: whole tiles": ("olmo2", {**LLAMA, **WIDE}),
+    "granite: whole tiles": ("granite", {**TINY_CONFIGS["granite"]["multiples"], **WIDE}),
+    "gemma3_text: whole tiles": ("gemma3_text", {**TINY_CONFIGS["gemma3_text"]["two bases"], **WIDE}),
     "opt: whole tiles": ("opt", {**TINY_CONFIGS["opt"]["norm before"], "hidden_size": 64, "ffn_dim": 96}),
 }
-
-
-class Pair:
-    """Transformers' model and its weights as a checkpoint."""
-
-    def __init__(self, name: str) -> None:
-        model_type, fields = CONFIGS[name]
-        config = transformers.CONFIG_MAPPING[model_type](**fields)
-        self.oracle = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        generator = torch.Generator().manual_seed(11)
-        for parameter in self.oracle.parameters():
-            scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
-            parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
-        self.hf_config = full_config(model_type, fields)
-        self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
-
-    def runner(self, **options: Any) -> PlanRunner:
-        scatter = options.pop("scatter", 0)
-        return PlanRunner(make_config(self.hf_config, **options), self.checkpoint, scatter=scatter)
-
-    def expected(self, token_ids: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
-
-    def eager(self, dtype: torch.dtype = torch.float32, **options: Any) -> Runner:
-        """Our own model, op by op."""
-        return Runner(build_model(self.hf_config, self.oracle.state_dict()).to(dtype), num_blocks=300, **options)
-
-    def runners(self, **options: Any) -> list[PlanRunner | Runner]:
-        return [self.runner(**options), self.eager(block_size=options.get("block_size", 4))]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +36,7 @@ def pairs() -> dict[str, Pair]:
 @pytest.fixture(params=CONFIGS)
 def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
     if request.param not in pairs:
-        pairs[request.param] = Pair(request.param)
+        pairs[request.param] = Pair(*CONFIGS[request.param])
     return pairs[request.param]
 
 
@@ -145,7 +116,7 @@ def test_the_plan_is_no_further_from_the_truth_than_op_by_op(pair: Pair) -> None
 
 def test_runners_notice_reads_of_memory_never_written() -> None:
     """The harness itself: its pool is NaN, so that the tests above would fail."""
-    for runner in Pair("llama: groups of 2").runners():
+    for runner in Pair(*CONFIGS["llama: groups of 2"]).runners():
         stream = runner.add(random_tokens(20, 53))
         stream.num_computed = 4
         assert runner.run(stream).isnan().any()

@@ -15,7 +15,8 @@ from quire.kernels.elementwise import soft_cap
 from quire.layers.group import Group
 from quire.layers.linear import Linear, pack_weights
 from quire.layers.rotary import RotaryEmbedding
-from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM, LlamaMLP
+from quire.models.hf_llama import LlamaConfig
+from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
 from quire.runtime.forward import EagerForward, PlannedForward
 from quire.sampling_params import SamplingParams

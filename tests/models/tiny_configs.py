@@ -21,6 +21,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN = {**LLAMA, "tie_word_embeddings": True}
 OPT = {
     "vocab_size": 53,
@@ -30,6 +31,50 @@ OPT = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
     "word_embed_proj_dim": 48,
+}
+MULTIPLES = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+GRANITE4 = {
+    **LLAMA,
+    **MULTIPLES,
+    "num_local_experts": 0,
+    "mamba_n_heads": 4,
+    "shared_intermediate_size": 40,
+    "layer_types": ["full_attention"] * 2,
+}
+GEMMA = {
+    **BASE,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 9,
+    "sliding_window": 5,
+}
+LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+STARCODER = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
 }
 GPT2 = {"vocab_size": 53, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 NEOX = {**BASE, "num_attention_heads": 4, "rotary_pct": 0.5}
@@ -45,6 +90,7 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "linear rope scaling": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
         "llama3 rope scaling": {**LLAMA, "rope_theta": 10000.0, "rope_scaling": LLAMA3_ROPE},
         "rope parameters of transformers 5": {**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 700.0}},
+        "yarn rope scaling": {**LLAMA, "rope_theta": 10000.0, "rope_scaling": YARN},
     },
     "mistral": {
         "short window": {**LLAMA, "sliding_window": 5},
@@ -77,6 +123,119 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "max_window_layers": 0,
+        },
+    },
+    "phi3": {
+        "groups of 2": {**LLAMA, "pad_token_id": None},
+        "part of each head, window, one KV head, tied": {
+            **LLAMA, "pad_token_id": None, "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "hidden_size": 64,
+            "sliding_window": 7, "tie_word_embeddings": True,
+        },
+        "short factors": {
+            **LLAMA, "pad_token_id": None, "partial_rotary_factor": 0.67, "original_max_position_embeddings": 128,
+            "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 128, **LONGROPE},
+        },
+        "long factors": {
+            **LLAMA, "pad_token_id": None, "partial_rotary_factor": 0.67, "original_max_position_embeddings": 1,
+            "rope_scaling": {
+                "type": "longrope", "original_max_position_embeddings": 1, "attention_factor": 1.2, **LONGROPE,
+            },
+        },
+    },
+    "smollm3": {
+        "one layer of four without positions": {**LLAMA, "num_hidden_layers": 4, "pad_token_id": None},
+        "layers listed, window, odd sizes": {
+            **LLAMA, "pad_token_id": None, "num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 10,
+            "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 6, "tie_word_embeddings": False,
+        },
+    },
+    "olmo2": {
+        "groups of 2": LLAMA,
+        "one KV head, biases, tied": {
+            **LLAMA, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True,
+        },
+        "three heads, odd sizes": {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 42},
+    },
+    "olmo3": {
+        "scaled where there is no window": {
+            **LLAMA, "num_hidden_layers": 4, "sliding_window": 6, "rope_theta": 500000.0,
+            "rope_scaling": {**YARN, "attention_factor": 1.2},
+        },
+        "layer types, rope parameters of transformers 5": {
+            **LLAMA, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {**YARN, "rope_theta": 700.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    },
+    "granite": {
+        "multiples": {**LLAMA, **MULTIPLES},
+        "one KV head, biases, tied": {
+            **LLAMA, **MULTIPLES, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+        "no multiples": {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3},
+    },
+    "granitemoehybrid": {
+        "with positions": {**GRANITE4, "position_embedding_type": "rope"},
+        "without positions, one KV head, tied": {
+            **GRANITE4, "shared_intermediate_size": 36, "num_key_value_heads": 1, "tie_word_embeddings": True,
+        },
+    },
+    "gemma2": {
+        "window in the lower layer": GEMMA,
+        "one KV head, untied, odd sizes": {
+            **GEMMA, "num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": False, "num_hidden_layers": 3,
+        },
+        "no caps, no window, biases": {
+            **GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+            "layer_types": ["full_attention"] * 2,
+        },
+        "strong caps": {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0},
+    },
+    "gemma3_text": {
+        "two bases": {**GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3, "rope_theta": 5000.0},
+        "linear scaling, logits capped, one KV head": {
+            **GEMMA, "num_key_value_heads": 1, "final_logit_softcapping": 5.0, "rope_local_base_freq": 300.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 2,
+        },
+    },
+    "gemma3": {
+        "language model of a model with images": {
+            "text_config": {**GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3},
+            "vision_config": {**VISION, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4,
+        },
+    },
+    "mistral3": {
+        "language model of a model with images": {
+            "text_config": {**LLAMA, "model_type": "ministral3", "head_dim": 12, "rope_parameters": MINISTRAL_ROPE},
+            "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
+        },
+    },
+    "glm4": {
+        "neighbouring pairs": {**LLAMA, "head_dim": 16, "pad_token_id": None},
+        "a quarter of each head, one KV head, no biases": {
+            **LLAMA, "head_dim": 16, "pad_token_id": None, "num_key_value_heads": 1, "partial_rotary_factor": 0.25,
+            "attention_bias": False, "tie_word_embeddings": True,
+        },
+        "whole heads, odd sizes": {
+            **LLAMA, "head_dim": 10, "pad_token_id": None, "num_attention_heads": 6, "partial_rotary_factor": 1.0,
+        },
+    },
+    "starcoder2": {
+        "biases, window": {**STARCODER, "sliding_window": 6},
+        "one KV head, no biases, untied, relu": {
+            **STARCODER, "num_key_value_heads": 1, "use_bias": False, "tie_word_embeddings": False,
+            "hidden_act": "relu",
+        },
+    },
+    "ministral3": {
+        "queries grow": {**LLAMA, "head_dim": 12, "pad_token_id": None, "rope_parameters": MINISTRAL_ROPE},
+        "window, one KV head, tied, odd sizes": {
+            **LLAMA, "head_dim": 10, "pad_token_id": None, "num_key_value_heads": 1, "sliding_window": 7,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**MINISTRAL_ROPE, "llama_4_scaling_beta": 0.8, "mscale_all_dim": 0.5},
         },
     },
     "opt": {

@@ -101,7 +101,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
         config = make_config(kv_cache_groups=ONE_GROUP, dtype=dtype, options=EngineOptions(**options))
         return load_model(config, files, progress)
 
-    monkeypatch.setattr(loader, "make_model", lambda hf_config, group: Stored())
+    monkeypatch.setattr(loader, "make_model", lambda hf_config, group, max_model_len: Stored())
     return load
 
 

@@ -9,8 +9,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelFileError, UnsupportedModelError
-from quire.weights.gguf_config import llama3_factors, translate_config, translate_generation_config
+from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import read_gguf
+from quire.weights.gguf_rope import llama3_factors
 from tests.weights.gguf_builder import MLP_WIDTH, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, VOCAB_SIZE, WIDTH, TinyModel
 
 

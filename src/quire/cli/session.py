@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
@@ -24,7 +25,8 @@ from quire.weights.sources import resolve_source
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
-_REQUEST_IDS = itertools.count()
+_REQUEST_IDS: "WeakKeyDictionary[LLMEngine, Iterator[int]]" = WeakKeyDictionary()
+"""Numbers of an engine's requests: equal runs have equal recordings."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,13 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
         engine = build_engine(options, progress=progress)
     try:
-        config = engine.config
+        config, num_threads = engine.config, engine.config.threads_per_rank
         loaded = format_seconds(time.perf_counter() - start)
-        num_ranks = options.tensor_parallel_size
-        ranks = f"TP {num_ranks} · {config.threads_per_rank} threads per rank" if num_ranks > 1 else ""
+        num_ranks, threads = options.tensor_parallel_size, f"{num_threads} thread{'s' * (num_threads != 1)}"
+        where = f"TP {num_ranks}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
-            f"{ranks or f'{config.hardware.num_threads} threads · in-process'} · ready in {loaded}"
+            f"{where} · ready in {loaded}"
         )
         for phase, seconds in engine.startup_times.items():
             output.detail(f"  {phase}: {format_seconds(seconds)}")
@@ -113,7 +115,7 @@ def generate(
 
     Raises: RequestError when the engine refuses the request, EngineError when it fails.
     """
-    request_id = f"cli-{next(_REQUEST_IDS)}"
+    request_id = f"cli-{next(_REQUEST_IDS.setdefault(engine, itertools.count()))}"
     start = time.perf_counter()
     engine.add_request(request_id, prompt, params)
     latest: RequestOutput | None = None

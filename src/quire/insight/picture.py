@@ -64,9 +64,7 @@ class Picture:
             cells = "".join(self.kinds[cell].character for cell in row.cells)
             lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
         legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
-        return "\n".join(
-            [*lines, "", *([legend] if legend else []), self.caption, self.formula, f"code: {self.source}"]
-        )
+        return "\n".join([*lines, "", *filter(None, (legend, self.caption, self.formula)), f"code: {self.source}"])
 
     def to_svg(self) -> str:
         """Return the picture as one SVG element; characters beside colours tell the kinds apart."""
@@ -102,6 +100,11 @@ class Picture:
             f' height="{y + 16}" font-family="ui-monospace, monospace" font-size="{FONT}" style="background:#fff">'
             f"{''.join(shapes)}</svg>"
         )
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 token", "2 tokens"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def to_html(title: str, bodies: Sequence[str]) -> str:

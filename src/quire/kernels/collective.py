@@ -72,6 +72,33 @@ class AllGather(AllReduce):
         return Cost(bytes_sent=(self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class SharedNorm(Instruction):
+    """RMS norm of vectors that the ranks hold in parts of equal width; x and out are this rank's part."""
+
+    x: Columns
+    out: Buffer
+    weight: Any
+    epsilon: float
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        to.push(
+            "shared_norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), width=self.x.width,
+            epsilon=self.epsilon, exchange=to.exchange(),
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`. Ranks exchange one fp32 value per token."""
+        return Cost(4 * step.num_tokens * self.out.width, 4 * self.out.width, bytes_sent=4 * step.num_tokens)
+
+
+@lowers("shared_norm")
+def _lower_norm(to: Lowering, call: Call) -> None:
+    x, weight, epsilon = call.arguments
+    to.append(SharedNorm(to.columns(x), to.result(call, takes_type=True), weight, epsilon))
+
+
 @lowers("all_reduce")
 def _lower_sum(to: Lowering, call: Call) -> None:
     """Fused with the sum: its addition to a residual that nothing else reads."""

@@ -34,15 +34,25 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Rotary(Instruction):
-    """Cosines and sines [T, C/2] of the step's positions. A pair of them counts as 40 operations."""
+    """Cosines and sines [T, C/2] of the step's positions, times scales[position // period] if there are scales.
+
+    A pair of them counts as 40 operations.
+    """
 
     frequencies: Any
     cos: Buffer
     sin: Buffer
+    scales: Any = None
+    period: int = 1
 
     def emit(self, to: Emitter) -> None:
         frequencies, half = to.constant(self.frequencies), self.cos.width
-        to.push("rotary", frequencies=frequencies, cos=to.address(self.cos), sin=to.address(self.sin), half=half)
+        options = {}
+        if self.scales is not None:
+            scales, num_scales = to.constant(self.scales), len(self.scales)
+            options = {"scales": scales, "num_scales": num_scales, "scale_period": self.period}
+        cos, sin = to.address(self.cos), to.address(self.sin)
+        to.push("rotary", frequencies=frequencies, cos=cos, sin=sin, half=half, **options)
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(40 * step.num_tokens * self.cos.width)
@@ -79,12 +89,12 @@ def rotation_of(to: Lowering, call: Call) -> tuple[Buffer, Buffer]:
 
 @lowers("rotation")
 def _lower_rotation(to: Lowering, call: Call) -> None:
-    positions, frequencies = call.arguments
+    positions, frequencies, scales, period = call.arguments
     if positions.call.operation != "positions":
         raise NotTraceableError("a rotation by other things than positions")
     half = frequencies.shape[0]
-    to.notes[call] = Buffer(half), Buffer(half)
-    to.append(Rotary(frequencies, *to.notes[call]))
+    cos, sin = to.notes[call] = Buffer(half), Buffer(half)
+    to.append(Rotary(frequencies, cos, sin, scales, period))
 
 
 @lowers("rope")

@@ -128,10 +128,10 @@ class Symbol:
             raise NotTraceableError(f"{self} in {chunks} chunks")
         return self.split(self.sizes[0] // chunks, dim)
 
-    def rotation(self, frequencies: Any) -> tuple["Symbol", "Symbol"]:
+    def rotation(self, frequencies: Any, scales: Any, period: int) -> tuple["Symbol", "Symbol"]:
         """Cosines and sines [T, D] of positions times frequencies [D/2]: what `layers.rotary` returns."""
         head_size = 2 * frequencies.shape[0]
-        angles = self.trace.record("rotation", (self, frequencies), (2 * head_size,))
+        angles = self.trace.record("rotation", (self, frequencies, scales, period), (2 * head_size,))
         cos, sin = angles.split(head_size, dim=1)
         return cos, sin
 

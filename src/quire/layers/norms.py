@@ -1,6 +1,6 @@
-"""`RMSNorm` and `LayerNorm`: parameters for the kernels of the same names.
+"""`RMSNorm`, `SharedRMSNorm` and `LayerNorm`: parameters for the kernels of the same names.
 
-Next to read: `kernels/rms_norm/__init__.py` for the formulas.
+Next to read: `kernels/rms_norm.py` for the formulas.
 """
 
 import torch
@@ -8,6 +8,8 @@ from torch import nn
 
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
+from quire.kernels.tracing import Symbol
+from quire.layers.group import Group, Partition, Share
 
 
 class RMSNorm(nn.Module):
@@ -20,6 +22,27 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.epsilon)
+
+
+class SharedRMSNorm(RMSNorm):
+    """RMS norm of a vector that the ranks hold in parts, as all queries of a token.
+
+    Several ranks may hold the same part, if all parts are held by equally many.
+    Shapes: x [T, size of this rank's part] -> the same.
+    """
+
+    def __init__(self, part: Share, epsilon: float, group: Group) -> None:
+        super().__init__(part.size, epsilon)
+        self.group = group
+        self.partitions = {"weight": Partition(rows=(part,))}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group.size == 1:
+            return super().forward(x)
+        if isinstance(x, Symbol):
+            return x.trace.record("shared_norm", (x, self.weight, self.epsilon), x.sizes)
+        mean = self.group.all_reduce(x.float().square().mean(-1, keepdim=True)) / self.group.size  # [T, 1]
+        return (x.float() * torch.rsqrt(mean + self.epsilon)).to(x.dtype) * self.weight
 
 
 class LayerNorm(nn.Module):

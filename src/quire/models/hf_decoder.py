@@ -3,12 +3,16 @@
 Next to read: `LlamaConfig` in `llama.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from quire.cache_spec import CacheSpec, PagedKV
+from quire.errors import UnsupportedModelError
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Hugging Face's names of layers without and with a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,10 @@ class DecoderConfig:
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """Read the fields; a variant of a model changes or adds some."""
         raise NotImplementedError
+
+    def for_length(self, max_len: int) -> Self:
+        """Return the config for sequences of at most `max_len` tokens; some models choose rotary frequencies by it."""
+        return self
 
     def kv_specs(self) -> list[CacheSpec]:
         """The KV cache of each layer. `dtype_bytes` is 1: `resolve` fills in the real one."""
@@ -75,3 +83,16 @@ def read_sizes(
         "tie_word_embeddings": reader.flag("tie_word_embeddings", ties),
         "windows": (None,) * num_layers,
     }
+
+
+def read_windows(
+    reader: HFConfigReader, num_layers: int, window: int | None, is_sliding: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """The window of each layer: `window` in those that `layer_types`, or else `is_sliding`, makes sliding."""
+    types = reader.strings("layer_types", num_layers)
+    if types is None:
+        types = [SLIDING if is_sliding(index) else FULL for index in range(num_layers)]
+    for layer_type in types:
+        if layer_type not in (FULL, SLIDING):
+            raise UnsupportedModelError(f"layer type {layer_type!r} is not supported; supported are {FULL}, {SLIDING}")
+    return tuple(window if layer_type == SLIDING else None for layer_type in types)

@@ -1,12 +1,12 @@
 """Llama 1, 2, 3 and models of its shape (SmolLM2, TinyLlama): RMS norm, rotary attention, grouped KV heads, SwiGLU.
 
-To vary it, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `norm_class` or `Config`, or override a
-`build_…` method; `mistral.py`, `qwen2.py` and `qwen3.py` do just that. Next to read: `layers/attention.py`.
+To vary it, subclass `LlamaForCausalLM` and set `attention_class`, `mlp_class`, `layer_class`, `norm_class` or `Config`,
+or override a `build_…` method, `embed`, `rotations` or `compute_logits`; most other models here do just that. Next to
+read: `layers/attention.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,39 +19,8 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group, share, share_heads
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.norms import RMSNorm
-from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
-from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import DecoderConfig, read_sizes
-from quire.models.hf_rope import read_rope
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaConfig(DecoderConfig):
-    """Llama's variants."""
-
-    rms_norm_epsilon: float
-    rope: RopeConfig
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-
-    @classmethod
-    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
-        """See `DecoderConfig.read`."""
-        fields = read_sizes(reader, head_size=reader.optional_integer("head_dim"))
-        num_kv_heads = reader.integer("num_key_value_heads", fields["num_heads"])
-        check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", fields["num_heads"])
-        check_divides("2, the size of a rotated pair", 2, "head_dim", fields["head_size"])
-        reader.choice("hidden_act", "silu", ["silu", "swish"])
-        return fields | {
-            "intermediate_size": reader.integer("intermediate_size"),
-            "num_kv_heads": num_kv_heads,
-            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
-            "rope": read_rope(reader),
-            "qkv_bias": reader.flag("attention_bias", False),
-            "output_bias": reader.flag("attention_bias", False),
-            "mlp_bias": reader.flag("mlp_bias", False),
-        }
+from quire.layers.rotary import RotaryEmbedding, Rotation
+from quire.models.hf_llama import LlamaConfig
 
 
 class LlamaAttention(nn.Module):
@@ -64,7 +33,10 @@ class LlamaAttention(nn.Module):
         q, k = heads * config.head_size, kv_heads * config.head_size
         self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, k, k), bias=config.qkv_bias)
         self.o_proj = RowParallelLinear(q, config.hidden_size, group, bias=config.output_bias)
-        self.attention = Attention(layer_index, self.head_size, window=config.windows[layer_index])
+        self.attention = Attention(
+            layer_index, self.head_size, scale=config.score_scale, window=config.windows[layer_index],
+            soft_cap=config.score_cap,
+        )  # fmt: skip
 
     def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
@@ -96,19 +68,34 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Attention, then MLP, each behind a norm and beside a residual."""
+    """Attention, then MLP, each behind a norm and beside a residual.
+
+    A subclass may set other `norm_names`, the checkpoint's, and say by `attend` and `transform` where they apply.
+    """
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
 
     def __init__(self, model: "LlamaForCausalLM", config: LlamaConfig, layer_index: int) -> None:
         super().__init__()
-        self.input_layernorm = model.build_norm(config)
         self.self_attn = model.build_attention(config, layer_index)
-        self.post_attention_layernorm = model.build_norm(config)
         self.mlp = model.build_mlp(config, layer_index)
+        for name in self.norm_names:
+            self.add_module(name, model.build_norm(config))
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, batch)  # [T, E]
-        return x + self.mlp(self.post_attention_layernorm(x))  # [T, E]
+        x = x + self.attend(x, rotation, batch)  # [T, E]
+        return x + self.transform(x)  # [T, E]
+
+    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+        """Attention and its norms. Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""
+        return self.self_attn(self.input_layernorm(x), rotation, batch)
+
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP and its norms. Shapes: x [T, E] -> [T, E]."""
+        return self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaForCausalLM(nn.Module):
@@ -117,6 +104,7 @@ class LlamaForCausalLM(nn.Module):
     Config: ClassVar[type[LlamaConfig]] = LlamaConfig
     attention_class: ClassVar[type[nn.Module]] = LlamaAttention
     mlp_class: ClassVar[type[nn.Module]] = LlamaMLP
+    layer_class: ClassVar[type[LlamaLayer]] = LlamaLayer
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -131,13 +119,13 @@ class LlamaForCausalLM(nn.Module):
         table_size = config.vocab_size, config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(*table_size, group)
         self.rotary = self.build_rotary(config)
-        self.layers = nn.ModuleList(LlamaLayer(self, config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer_class(self, config, index) for index in range(config.num_layers))
         self.norm = self.build_norm(config)
         self.lm_head = None if config.tie_word_embeddings else VocabParallelHead(*table_size, group)
 
     def build_rotary(self, config: LlamaConfig) -> nn.Module:
         """Positions [T] to the `rotation` that attention gets."""
-        return RotaryEmbedding(config.rope.frequencies(config.head_size))
+        return RotaryEmbedding.of(config.rope, config.head_size)
 
     def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
         """The attention of one layer."""
@@ -153,11 +141,18 @@ class LlamaForCausalLM(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states after the last norm. Shapes: token_ids [T] -> [T, E]."""
-        x = self.embed_tokens(token_ids)  # [T, E]
-        rotation = self.rotary(batch.positions)  # cos, sin [T, D]
-        for layer in self.layers:
+        x = self.embed(token_ids)  # [T, E]
+        for layer, rotation in zip(self.layers, self.rotations(batch.positions), strict=True):
             x = layer(x, rotation, batch)  # [T, E]
         return self.norm(x)  # [T, E]
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The layers' input. Shapes: token_ids [T] -> [T, E]."""
+        return self.embed_tokens(token_ids)
+
+    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+        """The rotation of each layer, None for none. Shapes: positions [T] -> per layer cos, sin [T, D]."""
+        return [self.rotary(positions)] * len(self.layers)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shapes: hidden [S, E] -> [S, V]."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.models.hf_config import HFConfigReader
-from quire.models.llama import LlamaConfig, LlamaForCausalLM
+from quire.models.hf_llama import LlamaConfig
+from quire.models.llama import LlamaForCausalLM
 
 DEFAULT_WINDOW = 4096
 """The window of a config without `sliding_window`; null, as in later releases, means none."""

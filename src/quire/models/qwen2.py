@@ -6,11 +6,11 @@ Next to read: `llama.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import UnsupportedModelError
+from quire.models import hf_decoder
 from quire.models.hf_config import HFConfigReader
-from quire.models.llama import LlamaConfig, LlamaForCausalLM
+from quire.models.hf_llama import LlamaConfig
+from quire.models.llama import LlamaForCausalLM
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 """The number of lower layers without a window, for a config that sets `use_sliding_window` and not this number."""
@@ -40,13 +40,7 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
     window = reader.optional_integer("sliding_window") or DEFAULT_WINDOW
     first = reader.optional_integer("max_window_layers", minimum=0)
     first = DEFAULT_MAX_WINDOW_LAYERS if first is None else first
-    types = reader.strings("layer_types", num_layers)
-    if types is None:
-        types = [SLIDING if index >= first else FULL for index in range(num_layers)]
-    for layer_type in types:
-        if layer_type not in (FULL, SLIDING):
-            raise UnsupportedModelError(f"layer type {layer_type!r} is not supported; supported are {FULL}, {SLIDING}")
-    return tuple(window if uses_windows and layer_type == SLIDING else None for layer_type in types)
+    return hf_decoder.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):

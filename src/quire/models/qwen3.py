@@ -13,7 +13,8 @@ from quire.layers.group import SINGLE, Group
 from quire.layers.norms import RMSNorm
 from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
-from quire.models.llama import LlamaAttention, LlamaConfig, LlamaForCausalLM
+from quire.models.hf_llama import LlamaConfig
+from quire.models.llama import LlamaAttention, LlamaForCausalLM
 from quire.models.qwen2 import read_windows
 
 DEFAULT_HEAD_SIZE = 128

@@ -148,7 +148,7 @@ async function send(text) {
   if (!text.trim() || app.answering) return;
   app.turns.push({ role: "user", content: text });
   const body = requestBody(app.turns);
-  const turn = { role: "assistant", content: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
+  const turn = { role: "assistant", content: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
   app.turns.push(turn);
   Object.assign(app, { draft: "", token: null, answering: new AbortController() });
   changed();
@@ -163,6 +163,7 @@ async function send(text) {
       const [choice] = chunk.choices;
       if (!choice) continue;
       turn.content += choice.delta.content ?? "";
+      turn.shown += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
       turn.reason = choice.finish_reason ?? turn.reason;
       (choice.logprobs?.content ?? []).forEach((entry, i) => {
         turn.firstToken ||= performance.now();
@@ -226,7 +227,7 @@ function Answer({ turn }) {
   let length = 0;
   return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>
     ${turn.tokens.map((token, i) => {
-      const isText = length < turn.content.length;
+      const isText = length < turn.shown.length;
       length += token.text.length;
       return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} class=${`token ${isText ? "" : "special"} ${app.token?.token === token ? "on" : ""}`}
         onMouseEnter=${() => select(token)} onFocus=${() => select(token)} onClick=${() => select(token, true)}
@@ -339,7 +340,7 @@ function shown(value, unit) {
 function Comparison({ result }) {
   const { title, settings, columns, rows, explanation, charts, outputs_equal } = result;
   return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
-    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
+    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${typeof value === "number" ? +value.toPrecision(4) : value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
     <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${columns.map(([name, unit]) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
       <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, columns[i][1])}</td>`)}</tr>`)}</tbody></table></div>
     <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>

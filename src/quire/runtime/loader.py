@@ -19,6 +19,7 @@ from quire.errors import ConfigError, ModelFileError
 from quire.kernels.registry import check_environment
 from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplitError
 from quire.layers.linear import pack_weights
+from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -51,7 +52,7 @@ def load_model(
     check_environment()
     check_split(config, checkpoint, group)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    model = build_empty_model(config.model.hf_config, dtype, device, group)
+    model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
     parameters = dict(model.named_parameters())
     if config.options.load_format == "dummy":
         for name, values in random_weights(parameters, config.options.seed, partitions_of(model)):
@@ -67,10 +68,14 @@ def load_model(
 
 
 def build_empty_model(
-    hf_config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, group: Group = SINGLE
+    hf_config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group = SINGLE,
+    max_model_len: int | None = None,
 ) -> nn.Module:
     """The model with parameters of `dtype` on `device` that are to be filled; buffers keep their types."""
-    model = make_model(hf_config, group)
+    model = make_model(hf_config, group, max_model_len)
     # Only a slice of a vocabulary has rows that are never filled.
     allocate = torch.empty if group.size == 1 else torch.zeros
     # By identity, so that parameters which the model ties stay tied.
@@ -85,13 +90,18 @@ def build_empty_model(
     return model.eval()
 
 
-def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE) -> nn.Module:
+def make_model(hf_config: Mapping[str, Any], group: Group = SINGLE, max_model_len: int | None = None) -> nn.Module:
     """Instantiate the class registered for `hf_config["architectures"]`.
 
+    `max_model_len`: tokens of the longest sequence, for models that choose rotary frequencies by it; None: the
+    model's context.
     Raises: UnsupportedModelError; UnevenSplitError if the group's size does not divide the model.
     """
     model_class = ModelRegistry.resolve(hf_config)
-    model: nn.Module = model_class(model_class.Config.from_hf(hf_config), group)
+    config = model_class.Config.from_hf(hf_config)
+    if max_model_len is not None and isinstance(config, DecoderConfig):
+        config = config.for_length(max_model_len)
+    model: nn.Module = model_class(config, group)
     return model
 
 
@@ -167,12 +177,15 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
 
 
 def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
-    """A stored tensor with the rows of its parameter, where the model says that they are stored otherwise.
+    """A stored tensor with the rows and values of its parameter, where the model says that they are stored otherwise.
 
     `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
-    layer the stored position of each row.
+    layer the stored position of each row. `offset_params`: per name of a layer what is added to its values.
     """
     segments = name.split(".")
+    offsets = getattr(model, "offset_params", {})
+    for segment in segments:
+        tensor = tensor.plus(offsets[segment]) if segment in offsets else tensor
     if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})

@@ -16,7 +16,6 @@ from quire.errors import DuplicateRequestError, EngineError, QueueFullError
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import OwnedBlocks
 from quire.scheduler.blocks import BlockManager
-from quire.scheduler.integrity import check_blocks
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.scheduler.step_plan import StepPlanner
 from quire.types import (
@@ -157,12 +156,6 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, without any effect, while blocks are in use."""
         return self.blocks.reset_prefix_cache()
-
-    def check_integrity(self) -> None:
-        """Raise EngineError, naming the contradictions, unless all blocks and requests are where they should be."""
-        check_blocks(self.blocks, [owned for step in self._in_flight for owned in step.detached])
-        in_flight = [request for step in self._in_flight for request in step.requests.values()]
-        self.requests.check(set(self.blocks.owned), in_flight)
 
     # --- Schedule -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
@@ -74,14 +75,15 @@ def _open_gguf(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
 
 
 def _named_tensors(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, WeightTensor]:
-    # Qwen's converters keep Hugging Face's order of rows; only "llama" reorders.
-    reorders = file.metadata["general.architecture"] == "llama"
+    architecture = ARCHITECTURES[file.metadata["general.architecture"]]
     tensors = {}
     for stored in file.tensors.values():
-        if name := huggingface_name(stored.name):
-            is_reordered = reorders and is_rotary_projection(stored.name)
+        if name := huggingface_name(stored.name, architecture.names):
+            is_reordered = architecture.reorders_pairs and is_rotary_projection(stored.name)
             row_order = rotary_row_order(stored.shape[0], config["head_dim"]) if is_reordered else None
-            tensors[name] = WeightTensor(name, stored.shape, stored.format.name, file.rows(stored), row_order)
+            offset = -architecture.norm_offset if name.endswith("norm.weight") else 0.0
+            values = file.rows(stored)
+            tensors[name] = WeightTensor(name, stored.shape, stored.format.name, values, row_order, offset=offset)
     return tensors
 
 

@@ -1,12 +1,13 @@
 """Hugging Face names for the tensors of a GGUF file, and which of them are stored with their rows in another order.
 
 llama.cpp rotates neighbouring pairs (0, 1), (2, 3), … of a head where Hugging Face rotates (0, D/2), (1, D/2 + 1), …;
-its converter therefore reorders the rows of q and k of the "llama" architecture, and `rotary_row_order` undoes that.
-Must not know metadata or number formats. Next to read: `gguf_config.py`.
+its converter therefore reorders the rows of q and k of some architectures, and `rotary_row_order` undoes that.
+Must not know metadata or number formats. Next to read: `gguf_architectures.py`.
 """
 
 import functools
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,16 +26,22 @@ LAYER_PARTS = {
 }
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-"""No weight: divisors of the rotary frequencies, which `gguf_config.py` turns into `rope_scaling`."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Divisors of the rotary frequencies, which `gguf_rope.py` turns into `rope_scaling`."""
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)", re.ASCII)
 
 
-def huggingface_name(gguf_name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
+def huggingface_name(gguf_name: str, others: Mapping[str, str] | None = None) -> str | None:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known.
+
+    `others`: parts of a layer that the architecture names differently.
+    """
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{LAYER_PARTS[part]}.{kind}" if part in LAYER_PARTS else None
+        name = (others or {}).get(part, LAYER_PARTS.get(part))
+        return None if name is None else f"model.layers.{layer}.{name}.{kind}"
     if match := _TOP_TENSOR.fullmatch(gguf_name):
         part, kind = match.groups()
         return f"{TOP_PARTS[part]}.{kind}" if part in TOP_PARTS else None
@@ -49,7 +56,7 @@ def is_rotary_projection(gguf_name: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def rotary_row_order(num_rows: int, head_size: int) -> np.ndarray:
-    """The stored position of each row of q or k, in Hugging Face's order, in a "llama" GGUF.
+    """The stored position of each row of q or k, in Hugging Face's order, in such a file.
 
     Row h D + s D/2 + j (head h, half s, pair j) is stored at h D + 2 j + s. Shapes: int64 `[num_rows]`.
     """

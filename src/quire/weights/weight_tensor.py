@@ -26,6 +26,7 @@ class WeightTensor:
         stored: uint8 `[rows, row_bytes]`; a vector is one row.
         row_order: stored position of each row (of each element of a vector); None when they are stored in order.
         is_transposed: the matrix is stored with inputs as rows.
+        offset: added to each value when it is decoded.
     """
 
     name: str
@@ -34,6 +35,7 @@ class WeightTensor:
     stored: np.ndarray
     row_order: np.ndarray | None = None
     is_transposed: bool = False
+    offset: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +67,8 @@ class WeightTensor:
         block = self._block_format()
         if len(self.shape) == 1:
             elements = self.raw.reshape(-1, block.block_bytes)[rows]
-            return WeightTensor(self.name, (len(elements) * block.block_len,), self.format, elements.reshape(1, -1))
+            shape = (len(elements) * block.block_len,)
+            return replace(self, shape=shape, stored=elements.reshape(1, -1), row_order=None)
         if self.is_transposed:
             top, bottom, _ = rows.indices(self.shape[0])
             stored = self.stored[columns, row_bytes(block, top) : row_bytes(block, bottom)]
@@ -88,7 +91,11 @@ class WeightTensor:
 
     def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
         """The rows, or elements of a vector, in another order; nothing is read."""
-        return replace(self, row_order=row_order)
+        return replace(self, row_order=row_order if self.row_order is None else self.row_order[row_order])
+
+    def plus(self, offset: float) -> "WeightTensor":
+        """The same values plus a constant; nothing is read."""
+        return replace(self, offset=self.offset + offset)
 
     def to_torch(self, dtype: "torch.dtype") -> "torch.Tensor":
         """Decode to fp32, then round to `dtype`. Copy before writing: memory may be shared with the file's mapping.
@@ -96,8 +103,13 @@ class WeightTensor:
         Raises: UnsupportedModelError for a format that no supported model has as weights.
         """
         self._block_format()
+        import torch
+
         from quire.weights.dequantize import dequantize
 
+        if self.offset:
+            values = dequantize(self.raw, self.format, torch.float32) + self.offset
+            return values.to(dtype).view(self.shape)
         return dequantize(self.raw, self.format, dtype).view(self.shape)
 
     def _block_format(self) -> BlockFormat:

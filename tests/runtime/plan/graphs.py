@@ -159,8 +159,8 @@ def run_prompt(plan: PlannedModel, token_ids: Sequence[int]) -> torch.Tensor:
     return plan.hidden[: len(token_ids)].clone()
 
 
-def logits_of(plan: PlannedModel, rows: Sequence[int]) -> torch.Tensor:
-    """Of rows of the last step."""
+def logits_of(plan: PlannedModel, rows: Sequence[int], part: int = LOGITS) -> torch.Tensor:
+    """Of rows of the last step; with GREEDY only the likeliest of them is computed."""
     none, table = np.zeros(0, np.int32), np.zeros((1, 1, 1), np.int32)
-    plan.run(LOGITS, none, none, none, np.array(rows, np.int32), np.zeros((1, 1), np.int32), table)
+    plan.run(part, none, none, none, np.array(rows, np.int32), np.zeros((1, 1), np.int32), table)
     return plan.logits[: len(rows)].clone()

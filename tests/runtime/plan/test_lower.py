@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from quire import _native
 from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
-from quire.kernels.elementwise import soft_cap
+from quire.kernels.elementwise import Scale, SoftCap, soft_cap
 from quire.kernels.embedding import Embed
 from quire.kernels.instruction import Columns, Convert
 from quire.kernels.linear import Gemm, linear
@@ -27,6 +28,7 @@ from quire.layers.attention import Attention
 from quire.layers.linear import Linear
 from quire.layers.norms import LayerNorm, RMSNorm
 from quire.layers.rotary import RotaryEmbedding
+from quire.runtime.plan.emit import GREEDY
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.trace import trace_model
 from tests.models.harness import Runner
@@ -406,23 +408,49 @@ def test_what_has_no_instruction_is_refused(body: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "compute_logits",
+    ("compute_logits", "has_likeliest"),
     [
-        lambda self, hidden: relu(self.head(hidden)),
-        lambda self, hidden: self.head(gelu(hidden)),
-        lambda self, hidden: self.head(self.others["norm"](hidden)),
-        lambda self, hidden: soft_cap(self.head(hidden) / 0.1, 3.0),
-        lambda self, hidden: self.head(hidden) * 2.0,
+        (lambda self, hidden: relu(self.head(hidden)), False),
+        (lambda self, hidden: soft_cap(self.head(hidden) / 0.1, 3.0), False),
+        (lambda self, hidden: soft_cap(soft_cap(self.head(hidden), 3.0), 2.0), False),
+        (lambda self, hidden: self.head(hidden) * 2.0, False),
+        (lambda self, hidden: self.head(gelu(hidden)), True),
+        (lambda self, hidden: self.head(self.others["norm"](hidden)), True),
+        (lambda self, hidden: self.head(hidden / 0.3), True),
+        (lambda self, hidden: soft_cap(self.head(hidden), 0.5), True),
+        (lambda self, hidden: soft_cap(self.head(hidden), 1e-3), True),
     ],
 )
-def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any) -> None:
+def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_likeliest: bool) -> None:
+    """And the likeliest of them where these need no logits; where a cap makes several equal, the first."""
     model = custom(lambda self, x, batch: x, compute_logits=compute_logits)
     model.others["norm"] = RMSNorm(WIDTH, 1e-5)
     plan = planned(model)
-    assert plan.program.likeliest is None
+    assert (plan.program.likeliest is not None) == has_likeliest
     hidden = run_prompt(plan, TOKENS)
     found = logits_of(plan, [3, 16, 3])
     torch.testing.assert_close(found, model.compute_logits(hidden[[3, 16, 3]]))
+    if has_likeliest:
+        best = np.argmax(found.numpy(), -1).tolist()
+        logits_of(plan, [3, 16, 3], part=GREEDY)
+        assert plan.best_ids[:3].tolist() == best
+
+
+def test_caps_and_multiples_are_written_over_what_nothing_else_reads() -> None:
+    """So that capped logits take no second matrix of the vocabulary's width."""
+    program = program_of(
+        custom(
+            lambda self, x, batch: x * 2.0 + (x * 3.0) * 4.0,
+            compute_logits=lambda self, hidden: soft_cap(self.head(hidden), 3.0),
+        )
+    )
+    cap = program.head[-1]
+    assert isinstance(cap, SoftCap)
+    assert cap.x.buffer is cap.out is program.logits
+    twice, thrice, again = (item for item in program.body if isinstance(item, Scale))
+    assert twice.out is not twice.x.buffer
+    assert thrice.out is not thrice.x.buffer
+    assert again.out is again.x.buffer
 
 
 def test_a_head_without_a_linear_layer_is_refused() -> None:

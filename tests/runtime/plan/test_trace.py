@@ -28,14 +28,16 @@ def test_every_architecture_is_traced_with_one_call_per_kernel(model_type: str) 
     fields = next(iter(TINY_CONFIGS[model_type].values()))
     with torch.device("meta"):
         model = make_model(full_config(model_type, fields))
-    traced = trace_model(model, (0, 0))
+    num_layers = model.config.num_layers
+    traced = trace_model(model, (0,) * num_layers)
     called = [call.operation for call in traced.forward.calls]
-    assert called.count("paged_attention") == called.count("write_kv") == 2
+    assert called.count("paged_attention") == called.count("write_kv") == num_layers
     assert called.count("linear") == sum(
         isinstance(module, Linear) and name != "lm_head" for name, module in model.named_modules()
     )
     assert traced.hidden.call is traced.forward.calls[-1]
-    assert [call.operation for call in traced.head.calls] == ["hidden", "linear"]
+    in_head = [call.operation for call in traced.head.calls]
+    assert [operation for operation in in_head if operation not in ("scale", "soft_cap")] == ["hidden", "linear"]
     assert traced.logits.sizes == (53,)
 
 

@@ -16,6 +16,7 @@ from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
+from quire.insight.picture import counted
 from quire.kernels.instruction import StepShape
 from quire.memory_plan import split_memory
 from quire.models.registry import ModelRegistry
@@ -105,7 +106,7 @@ def steps(settings: Settings, kv_format: object) -> dict[str, StepShape]:
     if settings.chunk is not None:
         batch = max(settings.batches)
         requests = (*(decode,) * batch, (ctx - settings.chunk, settings.chunk))
-        name = f"chunk of {settings.chunk} tokens beside {batch} decodes"
+        name = f"chunk of {settings.chunk} tokens beside {counted(batch, 'decode')}"
         found[name] = StepShape(requests, batch + 1, kv_format)  # type: ignore[arg-type]
     return found
 

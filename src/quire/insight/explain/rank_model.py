@@ -110,7 +110,7 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     group: Group = SINGLE if tp == 1 else RecordingGroup(0, tp, DTYPES[config.dtype], model_config.vocab_size)
     check_split(config, checkpoint, group)
     with torch.device("meta"):
-        model = make_model(model_config.hf_config, group)
+        model = make_model(model_config.hf_config, group, config.scheduler.max_model_len)
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     names = {id(parameter): name for name, parameter in parameters.items()}
     placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []

@@ -31,17 +31,22 @@ class WriteKv(Instruction):
     rotation: tuple[Buffer, Buffer] | None
     layer_index: int
     num_kv_heads: int
+    query_rotation: tuple[Buffer, Buffer] | None = None
+    """Of queries, if it is another than that of keys."""
 
     def emit(self, to: Emitter) -> None:
         cos, sin, half = 0, 0, 0
         if self.rotation is not None:
             cos, sin, half = *map(to.address, self.rotation), self.rotation[0].width
+        options = {}
+        if self.query_rotation is not None:
+            options = dict(zip(("q_cos", "q_sin"), map(to.address, self.query_rotation), strict=True))
         q_stride, k_stride, v_stride = (part.buffer.row_bytes // 4 for part in (self.q, self.k, self.v))
         to.push(
             "write_kv", q=to.address(self.q), k=to.address(self.k), v=to.address(self.v), q_stride=q_stride,
             k_stride=k_stride, v_stride=v_stride, num_heads=self.num_heads, q_norm=to.vector(self.q_norm),
             k_norm=to.vector(self.k_norm), epsilon=self.epsilon, cos=cos, sin=sin, half=half,
-            kv=to.kv_layer(self.layer_index),
+            kv=to.kv_layer(self.layer_index), **options,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -132,7 +137,8 @@ def _lower(to: Lowering, call: Call) -> None:
     to.append(
         WriteKv(
             queries.columns, keys.columns, values.columns, num_heads, queries.norm, keys.norm, queries.epsilon,
-            queries.rotation, cache.layer_index, num_kv_heads,
+            keys.rotation, cache.layer_index, num_kv_heads,
+            None if queries.rotation == keys.rotation else queries.rotation,
         )
     )  # fmt: skip
     attend = Attend(queries.columns, out, num_heads, scale, window or 0, cache.layer_index, num_kv_heads, soft_cap or 0)
@@ -143,7 +149,7 @@ def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]
     """Queries, keys and values before their norms and rotation; None where these cannot be done in place."""
     parts = [_unprepared(to, symbol) for symbol in symbols]
     queries, keys, values = parts
-    if values.norm is not None or values.rotation is not None or queries.rotation != keys.rotation:
+    if values.norm is not None or values.rotation is not None or not _match(queries.rotation, keys.rotation):
         return None
     if (queries.norm is None) != (keys.norm is None) or queries.epsilon != keys.epsilon:
         return None
@@ -155,6 +161,11 @@ def _prepared_in_place(to: Lowering, symbols: Sequence[Symbol], users: set[Call]
     if any(a[0] == b[0] and a[1] + a[2] > b[1] for a, b in itertools.pairwise(spans)):
         return None
     return parts
+
+
+def _match(a: tuple[Buffer, Buffer] | None, b: tuple[Buffer, Buffer] | None) -> bool:
+    """True if both rotate the same dimensions, perhaps by other values, or neither rotates."""
+    return a is b if a is None or b is None else a[0].width == b[0].width
 
 
 def _unprepared(to: Lowering, symbol: Symbol) -> _Heads:

@@ -242,10 +242,9 @@ class PlannedModel:
 
     def _emit_head(self) -> None:
         """Rows of the hidden states in the head's type, then either the logits or the likeliest tokens."""
-        likeliest = self.program.likeliest
-        first, *others = self.program.head
-        self._emit([first], LOGITS | GREEDY if likeliest else LOGITS, of_logit_rows=True)
-        self._emit(others, LOGITS, of_logit_rows=True)
+        likeliest, num_shared = self.program.likeliest, self.program.num_before_logits
+        self._emit(self.program.head[:num_shared], LOGITS | GREEDY if likeliest else LOGITS, of_logit_rows=True)
+        self._emit(self.program.head[num_shared:], LOGITS, of_logit_rows=True)
         if likeliest is None:
             return
         max_rows = self.limits.max_logit_rows

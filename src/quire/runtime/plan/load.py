@@ -46,7 +46,7 @@ def plan_model(
     if os.environ.get("QUIRE_KERNELS"):
         raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
     with torch.device("meta"):
-        model = make_model(config.model.hf_config, group)
+        model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
     program = lower(traced, weights.format_of)

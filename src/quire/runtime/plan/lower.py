@@ -9,6 +9,7 @@ from typing import Any
 
 from quire._native import Activation, WeightFormat
 from quire.kernels.collective import AllGather
+from quire.kernels.elementwise import SoftCap
 from quire.kernels.instruction import Buffer, Columns, Convert, Cost, Emitter, Instruction, StepShape, product_cost
 from quire.kernels.linear import Gemm
 from quire.kernels.lowering import Lowering, lowers
@@ -37,29 +38,44 @@ class Program:
     num_fused: dict[str, int] = field(default_factory=dict)
 
     @property
+    def num_before_logits(self) -> int:
+        """Instructions of the head before the product that makes the logits."""
+        return max(index for index, instruction in enumerate(self.head) if isinstance(instruction, Gemm))
+
+    @property
     def likeliest(self) -> "Likeliest | None":
-        """The instruction that finds the likeliest tokens without logits; None unless the head is one product, of which
-        each rank has a part."""
-        if len(self.head) not in (2, 3) or not all(isinstance(last, AllGather) for last in self.head[2:]):
+        """The instruction that finds the likeliest tokens without logits.
+
+        It replaces the head's last product, a cap of the logits, and their way to other ranks; None if the head ends
+        otherwise.
+        """
+        gemm, *after = self.head[self.num_before_logits :]
+        after = [instruction for instruction in after if not isinstance(instruction, AllGather)]
+        caps = [instruction.cap for instruction in after if isinstance(instruction, SoftCap)]
+        if not isinstance(gemm, Gemm) or gemm.activation != Activation.none or gemm.add:
             return None
-        gemm = self.head[1]
-        if not isinstance(gemm, Gemm) or gemm.activation != Activation.none:
+        if len(caps) < len(after) or len(caps) > 1:
             return None
-        return Likeliest(gemm.weight, gemm.bias, gemm.format, gemm.x)
+        return Likeliest(gemm.weight, gemm.bias, gemm.format, gemm.x, *caps)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Likeliest(Instruction):
-    """The column of the largest logit of each row, of a product whose results are compared and not written."""
+    """The column of the largest logit of each row, of a product whose results are compared and not written.
+
+    `soft_cap` 0: logits are compared as they are.
+    """
 
     weight: Any
     bias: Any
     format: WeightFormat
     x: Columns
+    soft_cap: float = 0.0
 
     def emit(self, to: Emitter) -> None:
         """See `Instruction`. Needs the memory that `PlannedModel` gives it."""
-        to.push("head", weight=to.weight(self.weight), bias=to.vector(self.bias), x=to.rows(self.x))
+        weight, bias = to.weight(self.weight), to.vector(self.bias)
+        to.push("head", weight=weight, bias=bias, x=to.rows(self.x), soft_cap=self.soft_cap)
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`."""

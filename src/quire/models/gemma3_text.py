@@ -1,0 +1,68 @@
+"""Gemma 3, its language model: Gemma 2 with norms of heads, five windows in six layers, and angles of two bases.
+
+Next to read: `gemma2.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_decoder import FULL, SLIDING
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_rope import read_rope_of_type
+from quire.models.qwen3 import Qwen3Attention
+
+DEFAULT_PATTERN = 6
+DEFAULT_THETA, DEFAULT_LOCAL_THETA = 1e6, 1e4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """Gemma 2's fields. `rope` is that of layers without a window, `local_rope` of those with one."""
+
+    local_rope: RopeConfig
+    default_caps = (None, None)
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        reader.require("attn_logit_softcapping", None)
+        local = read_rope_of_type(reader, SLIDING, theta_name="rope_local_base_freq", theta=DEFAULT_LOCAL_THETA)
+        return super().read(reader) | {"local_rope": local}
+
+    @classmethod
+    def read_pattern(cls, reader: HFConfigReader) -> Pattern:
+        """See `Gemma2Config.read_pattern`."""
+        reader.raw("_sliding_window_pattern")
+        pattern = reader.integer("sliding_window_pattern", DEFAULT_PATTERN)
+        return lambda index: (index + 1) % pattern != 0
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of layers without a window."""
+        return read_rope_of_type(reader, FULL, theta=DEFAULT_THETA)
+
+
+class Gemma3ForCausalLM(Gemma2ForCausalLM):
+    """Gemma 2 with norms of heads and two rotations."""
+
+    Config: ClassVar[type[LlamaConfig]] = Gemma3Config
+    attention_class = Qwen3Attention
+    offset_params: ClassVar[dict[str, float]] = Gemma2ForCausalLM.offset_params | {"q_norm": 1.0, "k_norm": 1.0}
+
+    def __init__(self, config: Gemma3Config, *args: Any) -> None:
+        super().__init__(config, *args)
+        self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
+
+    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+        """See `LlamaForCausalLM.rotations`."""
+        local, full = self.local_rotary(positions), self.rotary(positions)
+        return [full if window is None else local for window in self.config.windows]
+
+
+ARCHITECTURES = {"Gemma3ForCausalLM": Gemma3ForCausalLM}

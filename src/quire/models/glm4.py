@@ -1,0 +1,87 @@
+"""GLM-4 (0414, dense): Llama with norms around each block and a rotation of neighbouring pairs in half of each head.
+
+Pairs (2j, 2j + 1) are brought to (j, j + C/2), which `rope` rotates, by the order in which the rows of queries and keys
+are loaded: their scalar products stay the same. Next to read: `llama.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.rotary import RopeConfig, Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_rope import read_rope
+from quire.models.llama import LlamaForCausalLM, LlamaLayer
+
+DEFAULT_HEAD_SIZE = 128
+DEFAULT_ROTATED_SHARE = 0.5
+DEFAULT_EPSILON = 1.5625e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLM4Config(LlamaConfig):
+    """Llama's fields."""
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        reader.require("mlp_bias", False)
+        return super().read(reader) | {
+            "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
+            "rms_norm_epsilon": reader.number("rms_norm_eps", DEFAULT_EPSILON),
+            "qkv_bias": reader.flag("attention_bias", True),
+            "output_bias": False,
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of the first half of each head, or of another share."""
+        return read_rope(reader, share=DEFAULT_ROTATED_SHARE)
+
+
+class GLM4Layer(LlamaLayer):
+    """Attention, then MLP, each between two norms and beside a residual."""
+
+    norm_names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    post_self_attn_layernorm: nn.Module
+    post_mlp_layernorm: nn.Module
+
+    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
+        return self.post_self_attn_layernorm(super().attend(x, rotation, batch))
+
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        return self.post_mlp_layernorm(super().transform(x))
+
+
+def halves_from_neighbours(num_heads: int, head_size: int, rotated_size: int) -> np.ndarray:
+    """The stored position of each row of queries or keys. Shapes: int64 `[num_heads * head_size]`."""
+    rows = np.arange(num_heads * head_size).reshape(num_heads, head_size)
+    rotated = rows[:, :rotated_size].reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(num_heads, -1)
+    return np.concatenate((rotated, rows[:, rotated_size:]), 1).reshape(-1)
+
+
+class GLM4ForCausalLM(LlamaForCausalLM):
+    """Llama with other norms, whose checkpoints have `gate_up_proj` in one piece."""
+
+    Config = GLM4Config
+    layer_class = GLM4Layer
+    stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
+    def __init__(self, config: GLM4Config, *args: Any) -> None:
+        super().__init__(config, *args)
+        sizes = config.head_size, config.rope.rotated_size(config.head_size)
+        self.row_orders = {
+            "q_proj": halves_from_neighbours(config.num_heads, *sizes),
+            "k_proj": halves_from_neighbours(config.num_kv_heads, *sizes),
+        }
+
+
+ARCHITECTURES = {"Glm4ForCausalLM": GLM4ForCausalLM}

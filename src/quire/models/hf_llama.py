@@ -1,0 +1,63 @@
+"""`LlamaConfig`: the fields of Llama and of the models that vary it, read from a `config.json`.
+
+Next to read: `llama.py`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from quire.layers.rotary import RopeConfig
+from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_decoder import DecoderConfig, read_sizes
+from quire.models.hf_rope import check_pairs, read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
+    """Llama's variants. `score_scale`: of attention scores, None for 1 / sqrt(head_size); `score_cap`: None for none.
+
+    A variant of Llama overrides `read`, `read_rope` or `check_activation`.
+    """
+
+    rms_norm_epsilon: float
+    rope: RopeConfig
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    score_scale: float | None = None
+    score_cap: float | None = None
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `DecoderConfig.read`."""
+        fields = read_sizes(reader, head_size=reader.optional_integer("head_dim"))
+        num_kv_heads = reader.integer("num_key_value_heads", fields["num_heads"])
+        check_divides("num_key_value_heads", num_kv_heads, "num_attention_heads", fields["num_heads"])
+        check_divides("2, the size of a rotated pair", 2, "head_dim", fields["head_size"])
+        rope_config = cls.read_rope(reader)
+        check_pairs(rope_config, fields["head_size"])
+        cls.check_activation(reader)
+        return fields | {
+            "context_len": rope_config.stretched(fields["context_len"]),
+            "intermediate_size": reader.integer("intermediate_size"),
+            "num_kv_heads": num_kv_heads,
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
+            "rope": rope_config,
+            "qkv_bias": reader.flag("attention_bias", False),
+            "output_bias": reader.flag("attention_bias", False),
+            "mlp_bias": reader.flag("mlp_bias", False),
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of whole heads."""
+        return read_rope(reader)
+
+    @classmethod
+    def check_activation(cls, reader: HFConfigReader) -> None:
+        """Raises: UnsupportedModelError for another activation than that of `mlp_class`."""
+        reader.choice("hidden_act", "silu", ["silu", "swish"])
+
+    def for_length(self, max_len: int) -> Self:
+        """See `DecoderConfig.for_length`."""
+        return replace(self, rope=self.rope.for_length(max_len))

@@ -1,0 +1,99 @@
+"""Ministral 3, its language model: Mistral with YaRN, and queries that grow with the logarithm of their position.
+
+A query at position t is multiplied by 1 + beta · ln(1 + floor(t / original context)). Queries turn by cosines and sines
+that have this factor, keys by plain ones. Next to read: `llama.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quire.errors import ModelFileError
+from quire.kernels.rope import rope
+from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_rope import ORIGINAL, parameters_of, read_rope
+from quire.models.llama import LlamaAttention, LlamaForCausalLM
+
+BETA = "llama_4_scaling_beta"
+DEFAULT_HEAD_SIZE = 128
+RotationOfBoth = tuple[Rotation, Rotation]
+"""Of queries and of keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ministral3Config(LlamaConfig):
+    """Llama's fields, with one window. `query_growth`: beta; `query_period`: tokens of the original context."""
+
+    query_growth: float
+    query_period: int
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        for name in ("attention_bias", "mlp_bias"):
+            reader.require(name, False)
+        parameters = parameters_of(reader, "rope_scaling") | parameters_of(reader, "rope_parameters")
+        if BETA not in parameters:
+            raise ModelFileError(f"the model's config lacks {BETA} among its rope parameters")
+        fields = super().read(reader)
+        return fields | {
+            "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
+            "query_growth": _check_growth(parameters[BETA]),
+            "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
+            "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of whole heads."""
+        return read_rope(reader, ignored=(BETA, "max_position_embeddings"))
+
+
+def _check_growth(value: Any) -> float:
+    return 0.0 if value == 0 else check_positive(BETA, value)
+
+
+class QueryAndKeyRotary(torch.nn.Module):
+    """Positions [T] to the rotations of queries and of keys."""
+
+    def __init__(self, config: Ministral3Config) -> None:
+        super().__init__()
+        num_periods = -(-config.context_len // config.query_period)
+        periods = torch.arange(num_periods, dtype=torch.float32, device="cpu")
+        scales = config.rope.attention_factor * (1 + config.query_growth * torch.log(1 + periods))
+        frequencies = config.rope.frequencies(config.head_size)
+        self.of_queries = RotaryEmbedding(frequencies, scales, config.query_period)
+        self.of_keys = RotaryEmbedding.of(config.rope, config.head_size)
+
+    def forward(self, positions: torch.Tensor) -> RotationOfBoth:
+        """Shapes: positions [T] -> cos, sin [T, D], twice."""
+        return self.of_queries(positions), self.of_keys(positions)
+
+
+class Ministral3Attention(LlamaAttention):
+    """Llama's, with queries and keys rotated by different values."""
+
+    def rotate(self, qk: torch.Tensor, rotation: RotationOfBoth) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)  # [T, H, D], [T, K, D]
+        of_queries, of_keys = rotation
+        return rope(q, *of_queries), rope(k, *of_keys)
+
+
+class Ministral3ForCausalLM(LlamaForCausalLM):
+    """Llama with scaled queries."""
+
+    Config: ClassVar[type[LlamaConfig]] = Ministral3Config
+    attention_class = Ministral3Attention
+
+    def build_rotary(self, config: LlamaConfig) -> torch.nn.Module:
+        """See `LlamaForCausalLM.build_rotary`."""
+        assert isinstance(config, Ministral3Config)
+        return QueryAndKeyRotary(config)
+
+
+ARCHITECTURES = {"Ministral3ForCausalLM": Ministral3ForCausalLM}

@@ -1,0 +1,60 @@
+"""OLMo 3: OLMo 2 with a window in three of four layers, whose angles are not scaled.
+
+Next to read: `olmo2.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_decoder import FULL, SLIDING, read_windows
+from quire.models.hf_rope import read_rope_of_type
+from quire.models.olmo2 import OLMo2Config, OLMo2ForCausalLM
+
+DEFAULT_WINDOW = 4096
+DEFAULT_THETA = 500000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OLMo3Config(OLMo2Config):
+    """OLMo 2's fields, with windows. `rope` is that of layers without a window, `local_rope` of those with one."""
+
+    local_rope: RopeConfig
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        fields = super().read(reader)
+        window = reader.optional_integer("sliding_window")
+        window = window if reader.has("sliding_window") else DEFAULT_WINDOW
+        return fields | {
+            "local_rope": read_rope_of_type(reader, SLIDING, theta=DEFAULT_THETA),
+            "windows": read_windows(reader, fields["num_layers"], window, lambda index: (index + 1) % 4 != 0),
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of layers without a window."""
+        return read_rope_of_type(reader, FULL, theta=DEFAULT_THETA)
+
+
+class OLMo3ForCausalLM(OLMo2ForCausalLM):
+    """OLMo 2 with windows."""
+
+    Config = OLMo3Config
+
+    def __init__(self, config: OLMo3Config, *args: Any) -> None:
+        super().__init__(config, *args)
+        self.local_rotary = RotaryEmbedding.of(config.local_rope, config.head_size)
+
+    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+        """See `LlamaForCausalLM.rotations`."""
+        local, full = self.local_rotary(positions), self.rotary(positions)
+        return [full if window is None else local for window in self.config.windows]
+
+
+ARCHITECTURES = {"Olmo3ForCausalLM": OLMo3ForCausalLM}

@@ -1,0 +1,88 @@
+"""SmolLM3: Llama in which every fourth layer has no positions, by default.
+
+Next to read: `llama.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.errors import ModelFileError
+from quire.layers.rotary import RopeConfig, Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_decoder import read_windows
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_rope import read_rope
+from quire.models.llama import LlamaAttention, LlamaForCausalLM
+
+DEFAULT_INTERVAL = 4
+DEFAULT_THETA = 2000000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmolLM3Config(LlamaConfig):
+    """Llama's fields. `rotates`: for each layer whether it has positions."""
+
+    rotates: tuple[bool, ...]
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        fields = super().read(reader)
+        num_layers = fields["num_layers"]
+        reader.raw("max_window_layers")
+        rotates = _read_rotates(reader, num_layers)
+        window = reader.optional_integer("sliding_window") if reader.flag("use_sliding_window", False) else None
+        return fields | {
+            "rotates": rotates,
+            "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
+            "windows": read_windows(reader, num_layers, window, lambda index: not rotates[index]),
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of whole heads."""
+        return read_rope(reader, theta=DEFAULT_THETA)
+
+
+def _read_rotates(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """`no_rope_layers`, in which 0 stands for a layer without positions."""
+    interval = reader.integer("no_rope_layer_interval", DEFAULT_INTERVAL)
+    given = reader.raw("no_rope_layers")
+    if given is None:
+        return tuple((index + 1) % interval != 0 for index in range(num_layers))
+    if not isinstance(given, list) or len(given) < num_layers or any(item not in (0, 1) for item in given):
+        raise ModelFileError(
+            f"the model's config has no_rope_layers={str(given)[:60]}, which is not a list of {num_layers} numbers,"
+            " each 0 or 1"
+        )
+    return tuple(item == 1 for item in given[:num_layers])
+
+
+class SmolLM3Attention(LlamaAttention):
+    """Llama's, which a layer without positions calls without a rotation."""
+
+    def rotate(self, qk: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shapes: qk [T, H + K, D] -> [T, H, D], [T, K, D]."""
+        if rotation is not None:
+            return super().rotate(qk, rotation)
+        q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
+        return q, k
+
+
+class SmolLM3ForCausalLM(LlamaForCausalLM):
+    """Llama with some layers without positions."""
+
+    Config = SmolLM3Config
+    config: SmolLM3Config
+    attention_class = SmolLM3Attention
+
+    def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
+        """See `LlamaForCausalLM.rotations`."""
+        rotation = self.rotary(positions)
+        return [rotation if rotates else None for rotates in self.config.rotates]
+
+
+ARCHITECTURES = {"SmolLM3ForCausalLM": SmolLM3ForCausalLM}

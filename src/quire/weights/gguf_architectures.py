@@ -1,0 +1,150 @@
+"""`ARCHITECTURES`: what the GGUF architectures store, and as which Hugging Face models.
+
+Sources of the names and keys: the tables of the gguf package. Next to read: `gguf_config.py`, which adds the fields.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+MLP = ("ffn_gate", "ffn_up", "ffn_down")
+LLAMA_PARTS = ("attn_norm", *ATTENTION, "ffn_norm", *MLP)
+NORMS_AROUND = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Tensors, names and keys of one architecture.
+
+    Fields:
+        hf_class, model_type: of the Hugging Face config.
+        parts: the tensors of a layer.
+        names: parts whose Hugging Face names are not those of `gguf_names.LAYER_PARTS`.
+        keys: keys that `gguf_config` or `gguf_rope` understand, beside those of all architectures.
+        biases: parts that have biases.
+        optional_biases: groups of parts that have biases together or not at all.
+        reorders_pairs: rows of queries and keys are stored for a rotation of neighbouring pairs.
+        rotates_part: the first dimensions of a head may be rotated alone.
+        fuses_gate: `ffn_up` has the rows of gates, then those of ups.
+        norms_whole: norms of queries and keys are over all heads.
+        norm_offset: stored weights of norms are Hugging Face's plus this.
+        epsilon_key: of the norms.
+        factor_tensors: tensors of rotary divisors that may be there.
+    """
+
+    hf_class: str
+    model_type: str
+    parts: tuple[str, ...] = LLAMA_PARTS
+    names: Mapping[str, str] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+    biases: tuple[str, ...] = ()
+    optional_biases: tuple[tuple[str, ...], ...] = ()
+    reorders_pairs: bool = False
+    rotates_part: bool = False
+    fuses_gate: bool = False
+    norms_whole: bool = False
+    norm_offset: float = 0.0
+    epsilon_key: str = "attention.layer_norm_rms_epsilon"
+    factor_tensors: tuple[str, ...] = (ROPE_FACTORS,)
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        hf_class="LlamaForCausalLM",
+        model_type="llama",
+        optional_biases=(ATTENTION, MLP),
+        reorders_pairs=True,
+    ),
+    "qwen2": Architecture(hf_class="Qwen2ForCausalLM", model_type="qwen2", biases=ATTENTION[:3]),
+    "qwen3": Architecture(
+        hf_class="Qwen3ForCausalLM",
+        model_type="qwen3",
+        parts=(*LLAMA_PARTS, "attn_q_norm", "attn_k_norm"),
+        optional_biases=(ATTENTION,),
+    ),
+    "phi3": Architecture(
+        hf_class="Phi3ForCausalLM",
+        model_type="phi3",
+        parts=("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
+        names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        rotates_part=True,
+        fuses_gate=True,
+        factor_tensors=(LONG_FACTORS, SHORT_FACTORS),
+    ),
+    "smollm3": Architecture(
+        hf_class="SmolLM3ForCausalLM",
+        model_type="smollm3",
+        optional_biases=(ATTENTION, MLP),
+        reorders_pairs=True,
+    ),
+    "olmo2": Architecture(
+        hf_class="Olmo2ForCausalLM",
+        model_type="olmo2",
+        parts=(*ATTENTION, "attn_q_norm", "attn_k_norm", "post_attention_norm", *MLP, "post_ffw_norm"),
+        names=NORMS_AROUND,
+        keys=WINDOW_KEYS,
+        norms_whole=True,
+    ),
+    "granite": Architecture(
+        hf_class="GraniteForCausalLM",
+        model_type="granite",
+        keys=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        optional_biases=(ATTENTION, MLP),
+        reorders_pairs=True,
+    ),
+    "gemma2": Architecture(
+        hf_class="Gemma2ForCausalLM",
+        model_type="gemma2",
+        parts=(*LLAMA_PARTS, "post_attention_norm", "post_ffw_norm"),
+        names=NORMS_AROUND,
+        keys=frozenset({
+            "attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window_pattern",
+        }),
+        norm_offset=1.0,
+    ),
+    "gemma3": Architecture(
+        hf_class="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        parts=(*LLAMA_PARTS, "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"),
+        names=NORMS_AROUND,
+        keys=WINDOW_KEYS | {"final_logit_softcapping"},
+        norm_offset=1.0,
+    ),
+    "glm4": Architecture(
+        hf_class="Glm4ForCausalLM",
+        model_type="glm4",
+        parts=("attn_norm", *ATTENTION, "post_attention_norm", "ffn_norm", "ffn_up", "ffn_down", "post_ffw_norm"),
+        names={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        optional_biases=(ATTENTION[:3],),
+        rotates_part=True,
+        fuses_gate=True,
+    ),
+    "starcoder2": Architecture(
+        hf_class="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        parts=("attn_norm", *ATTENTION, "ffn_norm", "ffn_up", "ffn_down"),
+        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        keys=frozenset({"attention.layer_norm_epsilon"}),
+        biases=("attn_norm", "ffn_norm"),
+        optional_biases=((*ATTENTION, "ffn_up", "ffn_down"),),
+        epsilon_key="attention.layer_norm_epsilon",
+    ),
+    "mistral3": Architecture(
+        hf_class="Ministral3ForCausalLM",
+        model_type="ministral3",
+        keys=frozenset({"rope.scaling.yarn_log_multiplier", "attention.temperature_scale"}),
+        reorders_pairs=True,
+    ),
+}  # fmt: skip
+"""By GGUF's name. The final norm has a bias if those of the layers have one."""

@@ -1,0 +1,181 @@
+"""`add_fields`: the fields of a config.json that one architecture has beside those of Llama.
+
+What a file does not say and llama.cpp takes for granted is written out here. Next to read: `gguf_config.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.weights.gguf_file import GGUFFile
+from quire.weights.gguf_metadata import Metadata
+from quire.weights.gguf_rope import LOG_MULTIPLIER, rotated_share
+
+Config = dict[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+GEMMA2_WINDOW, GEMMA2_CAPS = 4096, (50.0, 30.0)
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models of 27 B parameters, whose scores are scaled by hidden size / heads instead of the head size."""
+NO_POSITIONS_EVERY = 4
+"""SmolLM3: files do not say in which layers."""
+
+
+def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    """Add to `config`, or replace in it, what the architecture needs. Raises: ModelFileError, UnsupportedModelError."""
+    FIELDS[metadata.architecture](file, metadata, config)
+
+
+def _window(metadata: Metadata) -> int | None:
+    has_window = metadata.values.get(metadata.key("attention.sliding_window"), 0) != 0
+    return metadata.integer("attention.sliding_window") if has_window else None
+
+
+def _layer_types(metadata: Metadata, default_period: int, num_layers: int) -> list[str]:
+    pattern = metadata.pattern("attention.sliding_window_pattern", default_period, num_layers)
+    return [SLIDING if is_sliding else FULL for is_sliding in pattern]
+
+
+def _llama(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    window = _window(metadata)
+    if window is not None:
+        # Llama with a sliding window is what Mistral is; its converter writes "llama" too.
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+
+
+def _qwen2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
+        del config["head_dim"]
+    _qwen_window(metadata, config)
+
+
+def _qwen3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    _qwen_window(metadata, config)
+
+
+def _qwen_window(metadata: Metadata, config: Config) -> None:
+    window = _window(metadata)
+    config |= {"use_sliding_window": window is not None, "sliding_window": window}
+    if window is not None:
+        config["max_window_layers"] = 0
+
+
+def _phi3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "partial_rotary_factor": rotated_share(metadata, config["head_dim"]),
+        "sliding_window": _window(metadata),
+    }
+
+
+def _smollm3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "no_rope_layer_interval": NO_POSITIONS_EVERY,
+    }
+
+
+def _olmo2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config["attention_bias"] = False
+    window = _window(metadata)
+    if window is None:
+        return
+    # OLMo 3 is OLMo 2 with windows to llama.cpp.
+    theta = config["rope_theta"]
+    config |= {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": _layer_types(metadata, 4, config["num_hidden_layers"]),
+        "rope_parameters": {
+            FULL: {"rope_theta": theta, **(config["rope_scaling"] or {"rope_type": "default"})},
+            SLIDING: {"rope_theta": metadata.number("rope.freq_base_swa", theta), "rope_type": "default"},
+        },
+        "rope_scaling": None,
+    }
+
+
+def _granite(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "attention_multiplier": metadata.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
+
+
+def _gemma(metadata: Metadata, config: Config) -> None:
+    is_largest = config["num_hidden_layers"] == LARGEST_GEMMAS[metadata.architecture]
+    by_heads = config["hidden_size"] // config["num_attention_heads"]
+    del config["hidden_act"]
+    config |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": by_heads if is_largest else config["head_dim"],
+    }
+
+
+def _gemma2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    _gemma(metadata, config)
+    scores, logits = GEMMA2_CAPS
+    config |= {
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", scores),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", logits),
+        "sliding_window": metadata.integer("attention.sliding_window", GEMMA2_WINDOW),
+        "layer_types": _layer_types(metadata, 2, config["num_hidden_layers"]),
+    }
+
+
+def _gemma3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    _gemma(metadata, config)
+    window, num_layers = _window(metadata), config["num_hidden_layers"]
+    config |= {
+        "sliding_window": window,
+        "layer_types": [FULL] * num_layers if window is None else _layer_types(metadata, 6, num_layers),
+        "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0),
+    }
+    if metadata.has("final_logit_softcapping"):
+        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+
+
+def _glm4(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config |= {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "partial_rotary_factor": rotated_share(metadata, config["head_dim"]),
+    }
+
+
+def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config["norm_epsilon"] = config.pop("rms_norm_eps")
+    config |= {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": _window(metadata),
+    }
+
+
+def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    config["sliding_window"] = _window(metadata)
+    if metadata.value("attention.temperature_scale", 0.0) == 0:
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+        return
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    original = metadata.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["rope_scaling"] = {
+        **scaling,
+        "original_max_position_embeddings": original,
+        "llama_4_scaling_beta": metadata.number("attention.temperature_scale"),
+    }
+    if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER) and "attention_factor" not in scaling:
+        # llama.cpp then divides by the factor that YaRN has.
+        config["rope_scaling"]["attention_factor"] = 1.0
+
+
+FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
+    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
+    "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
+    "mistral3": _mistral3,
+}  # fmt: skip
+"""By GGUF's name of the architecture."""

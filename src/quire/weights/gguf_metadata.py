@@ -1,0 +1,76 @@
+"""`Metadata`: typed access to the keys of a GGUF file. Next to read: `gguf_config.py`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelFileError, UnsupportedModelError, printable
+
+NULL_TOKEN_ID = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Typed access to the metadata; a value of the wrong type is a `ModelFileError`."""
+
+    path: Path
+    values: Mapping[str, Any]
+    architecture: str
+
+    def key(self, name: str) -> str:
+        """The whole name of a key, which begins with the architecture."""
+        return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
+
+    def has(self, name: str) -> bool:
+        """True if the file has the key."""
+        return self.key(name) in self.values
+
+    def value(self, name: str, default: Any) -> Any:
+        """The value of a key, which must be there if `default` is None."""
+        value = self.values.get(self.key(name), default)
+        if value is None:
+            raise ModelFileError(f"{self.path}: the metadata key {self.key(name)} is missing")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A count of at least 1; an array of equal counts, one per layer, is one count."""
+        value = self.value(name, default)
+        if isinstance(value, list) and value:
+            if any(item != value[0] for item in value):
+                raise UnsupportedModelError(f"{self.path}: {self.key(name)} differs between layers")
+            value = value[0]
+        if type(value) is not int or value < 1:
+            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0. float32 values get their shortest decimal form: 1e-05, not 9.99999974e-06."""
+        value = self.value(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ModelFileError(f"{self.path}: {self.key(name)} is {printable(repr(value))}, not a positive number")
+        return float(str(np.float32(value)))
+
+    def pattern(self, name: str, default_period: int, num_layers: int) -> list[bool]:
+        """A flag per layer: an array of them, or a period whose last layer alone has none."""
+        value = self.value(name, default_period)
+        if type(value) is int and value > 0:
+            return [(index + 1) % value != 0 for index in range(num_layers)]
+        if isinstance(value, list) and len(value) == num_layers and all(item in (False, True) for item in value):
+            return [bool(item) for item in value]
+        raise ModelFileError(
+            f"{self.path}: {self.key(name)} is {printable(repr(value), limit=80)}, not a number or {num_layers} flags"
+        )
+
+    def token_id(self, name: str, vocab_size: int) -> int | None:
+        """A token id of the tokenizer, or None when the model has no such token."""
+        key = f"tokenizer.ggml.{name}"
+        value = self.values.get(key)
+        if value is None or value in (-1, NULL_TOKEN_ID):
+            return None
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise ModelFileError(f"{self.path}: {key} is {printable(repr(value))}, outside the {vocab_size:,} tokens")
+        return value

@@ -1,0 +1,55 @@
+"""`Pair`: a tiny random model of Transformers, and the same weights in our model, planned and op by op."""
+
+from typing import Any
+
+import torch
+import transformers
+
+from tests.models.harness import Runner, build_model
+from tests.models.tiny_configs import full_config
+from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
+
+
+def make_oracle(model_type: str, fields: dict[str, Any], **options: Any) -> Any:
+    """Transformers' model of these fields, with its vision tower if it has one."""
+    config = transformers.CONFIG_MAPPING[model_type](**fields)
+    auto = transformers.AutoModelForImageTextToText if model_type == "mistral3" else transformers.AutoModelForCausalLM
+    return auto.from_config(config, **options)
+
+
+def num_language_parameters(oracle: Any) -> int:
+    """Parameters that text depends on."""
+    vision = [
+        part for name, part in oracle.named_modules() if name in ("model.vision_tower", "model.multi_modal_projector")
+    ]
+    return oracle.num_parameters() - sum(parameter.numel() for part in vision for parameter in part.parameters())
+
+
+class Pair:
+    """Transformers' model and its weights as a checkpoint."""
+
+    def __init__(self, model_type: str, fields: dict[str, Any]) -> None:
+        self.oracle = make_oracle(model_type, fields, attn_implementation="eager").eval()
+        generator = torch.Generator().manual_seed(11)
+        for parameter in self.oracle.parameters():
+            scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
+        self.hf_config = full_config(model_type, fields)
+        self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
+
+    def runner(self, **options: Any) -> PlanRunner:
+        scatter = options.pop("scatter", 0)
+        return PlanRunner(make_config(self.hf_config, **options), self.checkpoint, scatter=scatter)
+
+    def expected(self, token_ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+    def eager(self, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **options: Any) -> Runner:
+        """Our own model, op by op."""
+        model = build_model(self.hf_config, self.oracle.state_dict(), max_model_len)
+        return Runner(model.to(dtype), num_blocks=300, **options)
+
+    def runners(self, **options: Any) -> list[PlanRunner | Runner]:
+        eager = {"max_model_len": options.get("max_model_len"), "block_size": options.get("block_size", 4)}
+        return [self.runner(**options), self.eager(**eager)]

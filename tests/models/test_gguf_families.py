@@ -1,0 +1,179 @@
+"""GGUF files of tiny models, written with the gguf package's names and keys: configs and logits as of safetensors.
+
+Transformations are those of llama.cpp's converter: pairs of rotated rows side by side, 1 added to Gemma's norms.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import MODEL_ARCH, RopeScalingType
+
+from quire.models.registry import ModelRegistry
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.sources import ModelFiles
+from tests.models.harness import random_tokens
+from tests.models.oracle import Pair
+from tests.models.test_conformance import assert_close
+from tests.models.tiny_configs import GEMMA, LLAMA, LONGROPE, MINISTRAL_ROPE, MULTIPLES, TINY_CONFIGS, YARN
+from tests.runtime.plan.harness import PlanRunner, make_config
+
+Write = Callable[[gguf.GGUFWriter], Any]
+PHI = {
+    **LLAMA, "pad_token_id": None, "partial_rotary_factor": 8 / 12, "sliding_window": 7,
+    "original_max_position_embeddings": 1,
+    "rope_scaling": {
+        "type": "longrope", "original_max_position_embeddings": 1, "attention_factor": 1.25, **LONGROPE,
+    },
+}  # fmt: skip
+GEMMA = {**GEMMA, "query_pre_attn_scalar": GEMMA["head_dim"], "num_hidden_layers": 3}
+MINISTRAL = {**LLAMA, "head_dim": 12, "pad_token_id": None, "rope_parameters": MINISTRAL_ROPE}
+
+
+def _yarn(writer: gguf.GGUFWriter, **parameters: float) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(parameters["factor"])
+    writer.add_rope_scaling_orig_ctx_len(int(parameters["original"]))
+
+
+def _phi3(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(7)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_scaling_orig_ctx_len(1)
+    writer.add_rope_scaling_attn_factors(1.25)
+    for name, factors in (("long", LONGROPE["long_factor"]), ("short", LONGROPE["short_factor"])):
+        writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
+
+
+def _olmo3(writer: gguf.GGUFWriter) -> None:
+    _yarn(writer, factor=4.0, original=32)
+    writer.add_rope_scaling_attn_factors(1.2)
+    writer.add_sliding_window(6)
+    writer.add_sliding_window_pattern([True, True, True, False])
+
+
+def _granite(writer: gguf.GGUFWriter) -> None:
+    writer.add_embedding_scale(MULTIPLES["embedding_multiplier"])
+    writer.add_attention_scale(MULTIPLES["attention_multiplier"])
+    writer.add_residual_scale(MULTIPLES["residual_multiplier"])
+    writer.add_logit_scale(MULTIPLES["logits_scaling"])
+
+
+def _gemma2(writer: gguf.GGUFWriter) -> None:
+    writer.add_attn_logit_softcapping(40.0)
+    writer.add_final_logit_softcapping(20.0)
+    writer.add_sliding_window(5)
+
+
+def _gemma3(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(5)
+    writer.add_sliding_window_pattern(3)
+    writer.add_rope_freq_base_swa(300.0)
+    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def _ministral3(writer: gguf.GGUFWriter) -> None:
+    _yarn(writer, factor=8.0, original=16)
+    writer.add_rope_scaling_yarn_beta_fast(32.0)
+    writer.add_rope_scaling_yarn_beta_slow(1.0)
+    writer.add_rope_scaling_yarn_log_mul(1.0)
+    writer.add_attn_temperature_scale(0.1)
+
+
+def nothing(writer: gguf.GGUFWriter) -> None:
+    """The common keys say it all."""
+
+
+CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
+    "llama": ("llama", TINY_CONFIGS["llama"]["all biases"], MODEL_ARCH.LLAMA, nothing),
+    "llama, yarn": ("llama", {**LLAMA, "rope_scaling": YARN}, MODEL_ARCH.LLAMA,
+                    lambda writer: _yarn(writer, factor=4.0, original=32)),
+    "mistral": ("mistral", {**LLAMA, "sliding_window": 5}, MODEL_ARCH.LLAMA,
+                lambda writer: writer.add_sliding_window(5)),
+    "qwen2": ("qwen2", TINY_CONFIGS["qwen2"]["plain"], MODEL_ARCH.QWEN2, nothing),
+    "qwen3": ("qwen3", TINY_CONFIGS["qwen3"]["head size of its own"], MODEL_ARCH.QWEN3, nothing),
+    "phi3": ("phi3", PHI, MODEL_ARCH.PHI3, _phi3),
+    "phi3, whole heads": ("phi3", {**LLAMA, "pad_token_id": None}, MODEL_ARCH.PHI3,
+                          lambda writer: writer.add_sliding_window(0)),
+    "smollm3": ("smollm3", {**LLAMA, "num_hidden_layers": 4, "pad_token_id": None}, MODEL_ARCH.SMOLLM3, nothing),
+    "olmo2": ("olmo2", TINY_CONFIGS["olmo2"]["three heads, odd sizes"], MODEL_ARCH.OLMO2, nothing),
+    "olmo3": ("olmo3", TINY_CONFIGS["olmo3"]["scaled where there is no window"], MODEL_ARCH.OLMO2, _olmo3),
+    "granite": ("granite", TINY_CONFIGS["granite"]["multiples"], MODEL_ARCH.GRANITE, _granite),
+    "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
+               MODEL_ARCH.GEMMA2, _gemma2),
+    "gemma3": ("gemma3_text", {
+        **GEMMA, "sliding_window_pattern": 3, "rope_local_base_freq": 300.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }, MODEL_ARCH.GEMMA3, _gemma3),
+    "glm4": ("glm4", TINY_CONFIGS["glm4"]["neighbouring pairs"], MODEL_ARCH.GLM4,
+             lambda writer: writer.add_rope_dimension_count(8)),
+    "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
+                   lambda writer: writer.add_sliding_window(6)),
+    "ministral3": ("ministral3", MINISTRAL, MODEL_ARCH.MISTRAL3, _ministral3),
+}  # fmt: skip
+SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_ARCH.MISTRAL3)
+"""llama.cpp rotates neighbouring pairs of these, which Transformers does not."""
+
+
+def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
+    """Write the pair's weights under the names of llama.cpp."""
+    config = pair.oracle.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    if arch == MODEL_ARCH.STARCODER2:
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    write(writer)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, tensor in pair.oracle.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        if arch in SIDE_BY_SIDE and ("q_proj" in name or "k_proj" in name):
+            halves = values.reshape(len(values) // head_size, 2, head_size // 2, -1)
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        if arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gguf_gives_the_config_and_logits_of_safetensors(tmp_path: Path, name: str) -> None:
+    model_type, fields, arch, write = CASES[name]
+    pair = Pair(model_type, fields)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, pair, arch, write)
+    checkpoint = open_checkpoint(ModelFiles(name="tiny", path=path, kind="gguf", origin="test"))
+    config_class = ModelRegistry.resolve(checkpoint.hf_config).Config
+    assert config_class is ModelRegistry.resolve(pair.hf_config).Config
+    assert config_class.from_hf(checkpoint.hf_config) == config_class.from_hf(pair.hf_config)
+    token_ids = random_tokens(33, 53)
+    runner, other = PlanRunner(make_config(checkpoint.hf_config), checkpoint), pair.runner()
+    found, expected = (each.run(each.add(token_ids)) for each in (runner, other))
+    assert torch.equal(found, expected)
+    assert_close(found, pair.expected(token_ids))
+
+
+def test_every_gguf_architecture_is_written_here() -> None:
+    assert {gguf.MODEL_ARCH_NAMES[arch] for _, _, arch, _ in CASES.values()} == set(ARCHITECTURES)
