@@ -52,6 +52,15 @@ def gather_once(views: list[_native.Exchange], parts: list[FLOATS], out_width: i
     return out
 
 
+def norm_once(views: list[_native.Exchange], parts: list[FLOATS], weights: list[FLOATS], rank: int) -> FLOATS:
+    x, weight = parts[rank], weights[rank]
+    out = np.full_like(x, np.nan)
+    plan = _native.Plan(2, len(x), 1)
+    plan.shared_norm(rows_of(x), rows_of(out), weight.ctypes.data, x.shape[1], 1e-5, views[rank].address)
+    run_plan(plan, len(x))
+    return out
+
+
 def reduce_on_ranks(views: list[_native.Exchange], parts: list[FLOATS], into: FLOATS | None = None) -> list[FLOATS]:
     return on_ranks(len(views), lambda rank: reduce_once(views[rank], parts[rank], into))
 
@@ -86,6 +95,18 @@ def test_gathered_columns_stand_in_rank_order_without_padding(num_ranks: int) ->
             gather = partial(gather_once, views, parts, out_width)
             for found in on_ranks(num_ranks, gather):
                 assert np.array_equal(found, np.concatenate(parts, 1)[:, :out_width])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_norms_of_parts_equal_the_norm_of_the_whole(num_ranks: int) -> None:
+    views = exchanges(num_ranks, 2)
+    for rows, width in SIZES:
+        parts = [values_of(rank, rows, width) for rank in range(num_ranks)]
+        weights = [values_of(rank, 1, width, seed=1)[0] for rank in range(num_ranks)]
+        whole = np.concatenate(parts, 1).astype(np.float64)
+        scales = 1 / np.sqrt((whole**2).mean(1, keepdims=True) + 1e-5)
+        for rank, found in enumerate(on_ranks(num_ranks, partial(norm_once, views, parts, weights))):
+            assert np.allclose(found, parts[rank] * scales * weights[rank], rtol=1e-5, atol=1e-6)
 
 
 def test_many_collectives_in_one_plan_do_not_mix_their_values() -> None:
