@@ -3,7 +3,8 @@
     python -m benchmarks.tensor_parallel --ranks 2
 
 Both engines have the same number of threads in all. The model is a Llama with random weights in bf16, 151 million of
-them; the two take turns. Prints one JSON line per measurement.
+them; the two take turns. Prints one JSON line per measurement. An all-reduce takes three times as long
+where the ranks' cores share no cache; a virtual machine may change that from run to run.
 """
 
 import argparse
