@@ -54,7 +54,8 @@ class AllReduce(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each value 2 (N - 1) / N times per rank (Patarasuk & Yuan 2009)."""
-        return Cost(bytes_sent=2 * (self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
+        num_added = step.num_tokens * self.out.width if self.add else 0
+        return Cost(num_added, bytes_sent=2 * (self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
 
 
 class AllGather(AllReduce):
