@@ -17,6 +17,7 @@ namespace nb = nanobind;
 
 namespace quire {
 void bind_plan(nb::module_& m);      // plan/bindings.cpp
+void bind_ranks(nb::module_& m);     // ranks/bindings.cpp
 void bind_sampling(nb::module_& m);  // sampling/bindings.cpp
 void bind_weights(nb::module_& m);   // weights/bindings.cpp
 }  // namespace quire
@@ -67,6 +68,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Quire's native CPU ops. Addresses are `tensor.data_ptr()` of contiguous tensors.";
   bind_choice(m);
   quire::bind_plan(m);
+  quire::bind_ranks(m);
   quire::bind_sampling(m);
   quire::bind_weights(m);
 }

@@ -26,6 +26,13 @@ DELTA_NET = RecurrentState(32 * 128 * 128 * 4 + 3 * 8192 * 2)
 QWEN3_NEXT: list[CacheSpec] = [PagedKV(2, 256, 2) if layer % 4 == 3 else DELTA_NET for layer in range(48)]
 
 
+def test_ranks_share_heads_and_hold_one_at_least() -> None:
+    whole = PagedKV(num_kv_heads=4, head_size=8, dtype_bytes=2, window=5)
+    assert [whole.on_rank(size).num_kv_heads for size in (1, 2, 4, 8)] == [4, 2, 1, 1]
+    assert whole.on_rank(2).window == 5
+    assert DELTA_NET.on_rank(2) == DELTA_NET
+
+
 def test_bytes_per_token_of_known_models() -> None:
     # Llama-2-7B in fp16: 512 KiB over 32 layers. SmolLM2 in bf16: 23,040 bytes over 30. DeepSeek-V3: 1,152 a layer.
     assert 32 * PagedKV(32, 128, 2).bytes_per_token == 512 * 1024

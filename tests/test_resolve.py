@@ -219,6 +219,21 @@ def test_layers_become_groups_in_the_kv_format() -> None:
     assert {group.spec for group in config.scheduler.kv_cache_groups[1:]} == {window.stored_as(2, 0)}
 
 
+def test_each_rank_has_its_share_of_heads_weights_and_memory() -> None:
+    options = {"max_num_seqs": 4, "max_model_len": 512, "dtype": "bfloat16"}
+    whole, shared = (resolved(tensor_parallel_size=size, **options) for size in (1, 3))
+    assert [group.spec.num_kv_heads for group in shared.scheduler.kv_cache_groups] == [1]
+    assert shared.scheduler.num_blocks == whole.scheduler.num_blocks
+    assert (whole.threads_per_rank, shared.threads_per_rank) == (8, 2)
+    assert reason(shared, "tensor_parallel_size") == "chosen; each rank is a process with 2 of 8 threads"
+    assert not any(decision.name == "tensor_parallel_size" for decision in whole.decisions)
+    crowded = resolved(tensor_parallel_size=9, **options)
+    assert crowded.threads_per_rank == 1
+    assert "take turns on 8 cores" in reason(crowded, "tensor_parallel_size")
+    with pytest.raises(MemoryCapacityError, match=r"85\.8 MiB in bfloat16 .* available on cpu for each of 3 ranks"):
+        resolved(replace(CPU, available_memory_bytes=2 * GIB), tensor_parallel_size=3, max_num_batched_tokens=65536)
+
+
 def test_models_with_states_get_larger_blocks() -> None:
     model = replace(MODEL, cache_specs=(*FULL[:8], *[RecurrentState(2**20)] * 24))
     config = resolved(model=model)
@@ -280,7 +295,10 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
     [
         (CPU, {"max_model_len": 8193}, ConfigError, ["8193", "--max-model-len 8192"]),
         (CPU, {"max_num_seqs": 9, "max_num_batched_tokens": 8}, ConfigError, ["--max-num-seqs 8"]),
-        (CPU, {"tensor_parallel_size": 2}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--tensor-parallel-size 1"]),
+        (GPU, {"tensor_parallel_size": 2}, ConfigError, ["on a GPU", "--tensor-parallel-size 1"]),
+        (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),
         (

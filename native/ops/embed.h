@@ -6,7 +6,8 @@
 
 namespace quire {
 
-// out[t] = table[id[t] + offset], or += ; ids are the step's token ids or its positions.
+// out[t] = table[id[t] + offset], or += ; ids are the step's token ids or its positions. Rows that the table does not
+// have, since other ranks hold them, are zeros.
 struct EmbedOp {
   Weight table;
   Rows out;  // f32
@@ -96,11 +97,12 @@ inline void embed(const EmbedOp& op, const Context& context) {
   const Range mine = share(step.num_tokens, context);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const int64_t id = (op.of_positions ? step.positions[t] : step.token_ids[t]) + op.offset;
+    const bool is_here = id >= 0 && id < op.table.num_outputs;
     float* out = row<float>(op.out, t);
     for (int64_t i = 0; i < width; i += kBlock) {
       const int64_t count = width - i < kBlock ? width - i : kBlock;
-      float values[kBlock];
-      decode(op.table, op.table.data + id / kTile * bytes, id % kTile, i, count, values);
+      float values[kBlock] = {};
+      if (is_here) decode(op.table, op.table.data + id / kTile * bytes, id % kTile, i, count, values);
       if (op.add) {
         add_values(values, count, out + i);
       } else {

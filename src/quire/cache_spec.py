@@ -54,6 +54,10 @@ class CacheKind(msgspec.Struct, frozen=True):
         """Return the same cache with values of another type."""
         return msgspec.structs.replace(self, dtype_bytes=dtype_bytes, scale_bytes=scale_bytes)
 
+    def on_rank(self, num_ranks: int) -> Self:
+        """Return the cache of one of `num_ranks` ranks that share the model's heads."""
+        return self
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block in one layer."""
         return block_size * self.bytes_per_token
@@ -101,6 +105,10 @@ class PagedKV(CacheKind, frozen=True, tag=True):
     def bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token in one layer."""
         return 2 * self.num_kv_heads * (self.head_size * self.dtype_bytes + self.scale_bytes)
+
+    def on_rank(self, num_ranks: int) -> Self:
+        """See `CacheKind`. Where there are fewer heads than ranks, several ranks hold the same one."""
+        return msgspec.structs.replace(self, num_kv_heads=max(1, self.num_kv_heads // num_ranks))
 
     def view_shape(self, block_size: int) -> tuple[int, ...]:
         """Shape of one layer's values in one block: [2, B, K, D], plane 0 keys, plane 1 values."""

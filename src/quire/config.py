@@ -222,8 +222,13 @@ class EngineConfig:
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
 
     @property
+    def threads_per_rank(self) -> int:
+        """Threads that compute in each rank."""
+        return max(1, self.hardware.num_threads // self.options.tensor_parallel_size)
+
+    @property
     def weight_bytes(self) -> int:
-        """Size of the weights in memory."""
+        """Size of the weights in memory, of all ranks together."""
         return weight_bytes(
             self.model, self.dtype, quantization=self.options.quantization, keeps_stored=self.keeps_stored_weights
         )

@@ -13,6 +13,8 @@ from quire.errors import MemoryCapacityError
 
 CPU_RESERVE_BYTES = 64 * 2**20
 """Tokenizers here and in the server, threads, and what libraries allocate with the first step; measured: 50 MiB."""
+RANK_RESERVE_BYTES = 192 * 2**20
+"""Python and libraries of a further rank's process; measured: 150 MiB."""
 GPU_RESERVE_BYTES = 512 * 2**20
 """CUDA context, cuBLAS workspaces and allocator fragmentation."""
 
@@ -39,12 +41,13 @@ class WantedLen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: what Quire may use in all, of that for weights and for a step, and what is left for KV."""
+    """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV."""
 
     hardware: Hardware
     usable: int
     weights: int
     activations: int
+    num_ranks: int = 1
 
     @property
     def left(self) -> int:
@@ -54,18 +57,21 @@ class Memory:
     @property
     def where(self) -> str:
         """The device, and which limit its memory has."""
-        limit = self.hardware.memory_limit
-        return f"{self.hardware.device} ({limit})" if limit else self.hardware.device
+        limit, device = self.hardware.memory_limit, self.hardware.device
+        where = f"{device} ({limit})" if limit else device
+        return where if self.num_ranks == 1 else f"{where} for each of {self.num_ranks} ranks"
 
 
 def split_memory(
     options: EngineOptions, hardware: Hardware, model: ModelConfig, dtype: str, weights: int, num_tokens: int
 ) -> Memory:
-    """Divide the device's memory. `num_tokens`: of the largest step."""
-    usable = hardware.available_memory_bytes
+    """Divide the device's memory. `num_tokens`: of the largest step; `weights`: bytes of those of all ranks."""
+    usable, num_ranks = hardware.available_memory_bytes, options.tensor_parallel_size
     if hardware.device != "cpu":
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
-    return Memory(hardware, usable, weights, bytes_beside(options, model, hardware.device, dtype, num_tokens))
+    usable = max(0, usable - (num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
+    beside = bytes_beside(options, model, hardware.device, dtype, num_tokens)
+    return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
 
 
 def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype: str, num_tokens: int) -> int:

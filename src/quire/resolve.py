@@ -31,6 +31,7 @@ PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads the keys of this many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
+MAX_RANKS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
@@ -52,10 +53,11 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
     wanted_len = _wanted_model_len(options, model)
     specs = [spec.stored_as(KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]) for spec in model.cache_specs]
-    groups = make_groups(specs, block_size)
+    groups = make_groups([spec.on_rank(options.tensor_parallel_size) for spec in specs], block_size)
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
+    _explain_ranks(options, hardware, decisions)
     _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
     num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
     max_model_len = fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
@@ -83,9 +85,10 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
 
 
 def _check_options(options: EngineOptions) -> None:
-    if options.tensor_parallel_size > 1:
+    if options.tensor_parallel_size > MAX_RANKS:
         raise ConfigError(
-            f"tensor_parallel_size={options.tensor_parallel_size} is not available yet: --tensor-parallel-size 1 works"
+            f"tensor_parallel_size={options.tensor_parallel_size} is above the limit of {MAX_RANKS} ranks on a"
+            f" machine: --tensor-parallel-size {MAX_RANKS} or fewer"
         )
     if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
         raise ConfigError(
@@ -130,15 +133,31 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
         f"a plan needs blocks of a multiple of {PLAN_BLOCK_MULTIPLE} tokens": block_size % PLAN_BLOCK_MULTIPLE != 0,
     }
     against = next((reason for reason, holds in reasons.items() if holds), None)
-    if against is not None and (options.quantization is not None or options.kv_cache_dtype == "int8"):
-        option = "quantization" if options.quantization is not None else "kv_cache_dtype"
+    needs_plan = {
+        "quantization": options.quantization is not None,
+        "kv_cache_dtype": options.kv_cache_dtype == "int8",
+        "tensor_parallel_size": options.tensor_parallel_size > 1,
+    }
+    option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)
+    if against is not None and option is not None:
+        fitting = "--tensor-parallel-size 1 fits" if option == "tensor_parallel_size" else f"leave {option} unset"
         raise ConfigError(
-            f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; "
-            f"leave {option} unset"
+            f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
     reason = against or "the model's forward runs as one native call per step"
     decisions.append(Decision("execution", "eager" if against else "plan", reason))
     return against is None
+
+
+def _explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
+    num_ranks = options.tensor_parallel_size
+    if num_ranks == 1:
+        return
+    num_threads = max(1, hardware.num_threads // num_ranks)
+    reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
+    if num_ranks > hardware.num_threads:
+        reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
+    decisions.append(Decision("tensor_parallel_size", str(num_ranks), reason))
 
 
 def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, decisions: list[Decision]) -> str:
@@ -233,7 +252,7 @@ def _check_weights_fit(
     if memory.left > 0:
         return
     needed = memory.weights + memory.activations
-    is_plain = memory.weights == model.num_parameters * DTYPES[dtype]
+    is_plain = memory.weights == -(-model.num_parameters * DTYPES[dtype] // memory.num_ranks)
     raise MemoryCapacityError(
         f"the weights need {format_bytes(memory.weights)} in {dtype if is_plain else options.quantization or 'all'}"
         f" and a step {format_bytes(memory.activations)}, {format_bytes(needed)} together; that is"
@@ -260,7 +279,7 @@ def _what_fits(options: EngineOptions, model: ModelConfig, memory: Memory, *, us
         ((name, value),) = change.items()
         return f"--{name} {value} fits ({format_bytes(config.weight_bytes)})"
     smallest = min(QUANTIZED_BITS, key=QUANTIZED_BITS.__getitem__) if uses_plan else "16 bit"
-    most = max(0, memory.usable - memory.activations) * 8 / QUANTIZED_BITS.get(smallest, 16)
+    most = memory.num_ranks * max(0, memory.usable - memory.activations) * 8 / QUANTIZED_BITS.get(smallest, 16)
     return (
         f"a model of at most {most / 1e9:.2f} billion parameters fits in {smallest}, this one has"
         f" {model.num_parameters / 1e9:.2f}"

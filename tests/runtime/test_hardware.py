@@ -9,7 +9,14 @@ import torch
 
 from quire.errors import ConfigError
 from quire.runtime import hardware
-from quire.runtime.hardware import CgroupLimits, cgroup_limits, count_threads, detect_hardware, read_cpu_info
+from quire.runtime.hardware import (
+    CgroupLimits,
+    cgroup_limits,
+    count_threads,
+    cpus_of_ranks,
+    detect_hardware,
+    read_cpu_info,
+)
 
 NO_CUDA = not torch.cuda.is_available()
 
@@ -86,6 +93,10 @@ def test_threads_are_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert count_threads(quota=2.5, topology=tmp_path) == 2
     assert count_threads(quota=0.5, topology=tmp_path) == 1
     assert count_threads(topology=tmp_path / "absent") == 6
+    # Ranks share no core, though its two threads are two CPUs.
+    assert cpus_of_ranks(3, tmp_path) == [[0, 1], [2, 3], [4, 5]]
+    assert cpus_of_ranks(1, tmp_path) == [[0, 1, 2, 3, 4, 5]]
+    assert cpus_of_ranks(4, tmp_path) == [[], [], [], []]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert count_threads(topology=tmp_path) == 5
 

@@ -19,9 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config import EngineOptions
 from quire.engine.process.deltas import DeltaEncoder
-from quire.engine.process.messages import Failure, RequestUpdate, Statistics, Submit
+from quire.engine.process.messages import RequestUpdate, Statistics, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import EngineDeadError, QuireError
+from quire.parallel.frames import Failure
 from quire.server.front_end import FrontEnd
 from quire.server.options import ServerOptions
 from quire.server.request_record import RECORD_KEY, Caller, RequestRecord

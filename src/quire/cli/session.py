@@ -77,11 +77,14 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
         engine = build_engine(options, progress=progress)
     try:
-        config, num_threads = engine.config, engine.config.hardware.num_threads
+        config, num_ranks = engine.config, options.tensor_parallel_size
+        num_threads = max(1, config.hardware.num_threads // num_ranks)
         loaded = format_seconds(time.perf_counter() - start)
+        threads = f"{num_threads} thread{'s' * (num_threads != 1)}"
+        where = f"TP {num_ranks}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
-            f"{num_threads} thread{'s' * (num_threads != 1)} · in-process · ready in {loaded}"
+            f"{where} · ready in {loaded}"
         )
         for phase, seconds in engine.startup_times.items():
             output.detail(f"  {phase}: {format_seconds(seconds)}")

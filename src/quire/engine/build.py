@@ -19,7 +19,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.grammar.compiler import GrammarCompiler
 from quire.models.registry import ModelRegistry
-from quire.parallel.executor import InProcessExecutor
+from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
@@ -63,7 +63,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, config.model.vocab_size)
         grammars = GrammarCompiler(lambda: make_vocabulary(config.model, tokenizer_loading.result()[0]))
         with times.phase("weights and cache"):
-            executor = InProcessExecutor.create(config, checkpoint, progress, grammars)
+            executor = create_executor(config, checkpoint, progress, grammars)
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
     engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)

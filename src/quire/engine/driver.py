@@ -69,6 +69,7 @@ class EngineDriver:
     def run(self) -> None:
         """Run commands and steps until `stop`, or until the engine is dead."""
         engine = self.engine
+        engine.watch_executor(self._lose)
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -82,6 +83,16 @@ class EngineDriver:
                 return
             if engine.has_unfinished_requests():
                 self._deliver(engine.step())
+
+    def _lose(self, error: EngineDeadError) -> None:
+        """End the engine because its executor died, maybe while there is no step."""
+
+        def command() -> None:
+            if not self.engine.errored:
+                self._deliver(self.engine.fail(error))
+
+        with suppress(EngineDeadError):  # it ends anyway
+            self.post(command)
 
     def close(self) -> None:
         """Refuse further commands and run those that wait: the engine, shut down or dead, refuses their requests."""

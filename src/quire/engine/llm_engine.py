@@ -1,8 +1,7 @@
 """The engine: requests in, one step at a time, outputs out.
 
-`LLMEngine.step` = schedule → submit → collect → update → outputs. The other methods add requests, end them, or handle a
-step that fails. One thread drives an engine; `AsyncLLM` has such a thread.
-Knows no tensors and no model: an executor computes. Next to read: `output_processor.py`, `scheduler/scheduler.py`.
+`LLMEngine.step` = schedule → submit → collect → update → outputs. One thread drives an engine; `AsyncLLM` has such a
+thread. Knows no tensors and no model: an executor computes. Next to read: `output_processor.py`, `scheduler.py`.
 """
 
 import time
@@ -38,7 +37,8 @@ class LLMEngine:
 
     Drive it with `add_request`, then `step` while `has_unfinished_requests()`. Each accepted request gets exactly
     one output with `finished`, also when it is aborted or the engine fails. Attributes for readers: `config`,
-    `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own).
+    `scheduler`, `events`, `tokenizer`, `startup_times` (phase → seconds), `chat_template` (None: the tokenizer's own);
+    `watch_executor(tell)`: from then on any thread calls `tell` with the error if the executor dies between steps.
     Set by others: `observers` get the updates of requests that were given to `scheduler` directly (beam search);
     `watcher` gets each step, before its STEP event; one step in `op_period` times its instructions (0: none).
     """
@@ -69,6 +69,7 @@ class LLMEngine:
         self.dead_error: EngineDeadError | None = None
         self.tokenizer = tokenizer
         self._executor = executor
+        self.watch_executor: Callable[[Any], None] = getattr(executor, "watch", lambda tell: None)
         self._output_processor = OutputProcessor(tokenizer)
         self._isolation = Isolation(self.scheduler, self.events, self._output_processor.caller_of)
         self.observers: dict[str, Observer] = {}
@@ -176,8 +177,7 @@ class LLMEngine:
             self.abort_all()
             self._give_up_steps()
             raise
-        ended = self._clock()
-        num_tokens = schedule.num_tokens * result.num_iterations
+        ended, num_tokens = self._clock(), schedule.num_tokens * result.num_iterations
         has_prompts = any(item.num_tokens - len(item.draft_token_ids) > 1 for item in schedule.scheduled)
         self._pace.note(num_tokens, ended - started, num_iterations=result.num_iterations, has_prompts=has_prompts)
         if self.watcher is not None:

@@ -146,9 +146,8 @@ class Recorder:
                 "uses_plan": config.uses_plan,
                 "caches_prefixes": settings.enable_prefix_caching,
                 "windows": [group.spec.window for group in settings.kv_cache_groups],
-                "kv_bytes_per_token": sum(
-                    len(group.layer_indices) * group.spec.bytes_per_token for group in settings.kv_cache_groups
-                ),
+                "kv_bytes_per_token": config.options.tensor_parallel_size
+                * sum(len(group.layer_indices) * group.spec.bytes_per_token for group in settings.kv_cache_groups),
             },
             "requests": [
                 {

@@ -1,28 +1,52 @@
 """Sums and concatenations over the ranks of a tensor-parallel group, as instructions.
 
-No native op computes them: a program that has them tells the cost of a rank's step (`explain/`) and is never emitted.
+The native ops work in memory that the ranks of one machine share (`native/ranks/exchange.h`).
 Next to read: `layers/group.py`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
-from quire.kernels.tracing import Call, NotTraceableError
+from quire.kernels.tracing import Call, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingGroup:
+    """A rank whose collectives record themselves in a trace. `value_bytes`: size of the values that are sent."""
+
+    rank: int
+    size: int
+    value_bytes: int
+    vocab_size: int
+
+    def all_reduce(self, x: Any) -> Any:
+        """Record a sum over all ranks."""
+        return self._record("all_reduce", x, x.sizes)
+
+    def all_gather(self, x: Any) -> Any:
+        """Record a concatenation. Only logits are gathered: columns beyond the vocabulary are padding."""
+        return self._record("all_gather", x, (min(self.size * x.num_columns, self.vocab_size),))
+
+    def _record(self, operation: str, x: Symbol, sizes: tuple[int, ...]) -> Symbol:
+        return x.trace.record(operation, (x, self.size, self.value_bytes), sizes)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class AllReduce(Instruction):
-    """out = the sum of x over `num_ranks` ranks, sent as values of `value_bytes` bytes."""
+    """out = the sum of x over `num_ranks` ranks, sent as values of `value_bytes` bytes; or with `add` out += it."""
 
     x: Columns
     out: Buffer
     num_ranks: int
     value_bytes: int
+    add: bool = False
 
     def emit(self, to: Emitter) -> None:
         """See `Instruction`."""
-        raise NotTraceableError("a collective of several ranks")
+        x, out = to.rows(self.x), to.rows(self.out)
+        to.push("all_reduce", x=x, out=out, width=self.x.width, exchange=to.exchange(), add=self.add)
 
     def num_bytes(self, step: StepShape) -> int:
         """Bytes of the result: T · width · bytes."""
@@ -30,7 +54,8 @@ class AllReduce(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each value 2 (N - 1) / N times per rank (Patarasuk & Yuan 2009)."""
-        return Cost(bytes_sent=2 * (self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
+        num_added = step.num_tokens * self.out.width if self.add else 0
+        return Cost(num_added, bytes_sent=2 * (self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
 
 
 class AllGather(AllReduce):
@@ -38,15 +63,55 @@ class AllGather(AllReduce):
 
     __slots__ = ()
 
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        x, out = to.rows(self.x), to.rows(self.out)
+        to.push("all_gather", x=x, out=out, width=self.x.width, out_width=self.out.width, exchange=to.exchange())
+
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`. A ring sends each value but the rank's own once."""
         return Cost(bytes_sent=(self.num_ranks - 1) * self.num_bytes(step) // self.num_ranks)
 
 
-CLASSES = {"all_reduce": AllReduce, "all_gather": AllGather}
+@dataclass(eq=False, frozen=True, slots=True)
+class SharedNorm(Instruction):
+    """RMS norm of vectors that the ranks hold in parts of equal width; x and out are this rank's part."""
+
+    x: Columns
+    out: Buffer
+    weight: Any
+    epsilon: float
+
+    def emit(self, to: Emitter) -> None:
+        """See `Instruction`."""
+        to.push(
+            "shared_norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), width=self.x.width,
+            epsilon=self.epsilon, exchange=to.exchange(),
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        """See `Instruction`. Ranks exchange one fp32 value per token."""
+        return Cost(4 * step.num_tokens * self.out.width, 4 * self.out.width, bytes_sent=4 * step.num_tokens)
 
 
-@lowers(*CLASSES)
-def _lower(to: Lowering, call: Call) -> None:
+@lowers("shared_norm")
+def _lower_norm(to: Lowering, call: Call) -> None:
+    x, weight, epsilon = call.arguments
+    to.append(SharedNorm(to.columns(x), to.result(call, takes_type=True), weight, epsilon))
+
+
+@lowers("all_reduce")
+def _lower_sum(to: Lowering, call: Call) -> None:
+    """Fused with the sum: its addition to a residual that nothing else reads."""
     x, num_ranks, value_bytes = call.arguments
-    to.append(CLASSES[call.operation](to.columns(x), to.result(call), num_ranks, value_bytes))
+    source, users = to.columns(x), to.users(call)
+    if len(users) == 1 and (sums := to.add_in_place(call, users[0], source.buffer)) is not None:
+        to.append(AllReduce(source, sums, num_ranks, value_bytes, add=True))
+    else:
+        to.append(AllReduce(source, to.result(call), num_ranks, value_bytes))
+
+
+@lowers("all_gather")
+def _lower_columns(to: Lowering, call: Call) -> None:
+    x, num_ranks, value_bytes = call.arguments
+    to.append(AllGather(to.columns(x), to.result(call), num_ranks, value_bytes))

@@ -130,6 +130,9 @@ class Emitter(Protocol):
     def kv_layer(self, layer_index: int) -> Any:
         """The `KvLayer` of one layer."""
 
+    def exchange(self) -> int:
+        """Address of the `Exchange` with other ranks."""
+
     def ahead(self, instruction: "Instruction") -> Any:
         """The `KvAhead` that a product may fetch; None if there is none."""
 

@@ -49,8 +49,8 @@ class VocabParallelEmbedding(Embedding):
         """Return row ids[t] for each t: the rank that holds a row contributes it, all other ranks contribute zeros."""
         if self.group.size == 1:
             return super().forward(ids)
-        if isinstance(ids, Symbol):  # a trace has no values, and so no absent rows
-            return self.group.all_reduce(super().forward(ids))
+        if isinstance(ids, Symbol):  # a plan's op gives zeros for rows that the table does not have
+            return self.group.all_reduce(super().forward(ids + -self.rows.start))
         is_absent = (ids < self.rows.start) | (ids >= self.rows.stop)  # [T]
         found = super().forward((ids - self.rows.start).masked_fill(is_absent, 0))  # [T, size]
         return self.group.all_reduce(found.masked_fill(is_absent[:, None], 0))

@@ -37,9 +37,10 @@ class SharedRMSNorm(RMSNorm):
         self.partitions = {"weight": Partition(rows=(part,))}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Four bytes per token that ranks exchange are not worth an instruction in a trace.
-        if self.group.size == 1 or isinstance(x, Symbol):
+        if self.group.size == 1:
             return super().forward(x)
+        if isinstance(x, Symbol):
+            return x.trace.record("shared_norm", (x, self.weight, self.epsilon), x.sizes)
         mean = self.group.all_reduce(x.float().square().mean(-1, keepdim=True)) / self.group.size  # [T, 1]
         return (x.float() * torch.rsqrt(mean + self.epsilon)).to(x.dtype) * self.weight
 

@@ -4,6 +4,7 @@ Limits of containers and shells count: a cgroup's memory and CPU quota, `ulimit 
 Next to read: `resolve.py`, which decides with what is found here.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -174,12 +175,26 @@ def count_threads(quota: float | None = None, topology: Path = Path("/sys/device
     chosen = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+    num_cores = len(_cores(topology))
+    return max(1, min(num_cores, math.floor(quota) if quota is not None else num_cores))
+
+
+def cpus_of_ranks(num_ranks: int, topology: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
+    """Return per rank the CPUs of its own cores, equally many and side by side; none if there are fewer cores."""
+    cores = _cores(topology)
+    share = len(cores) // num_ranks
+    shares = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
+    return [sorted(itertools.chain.from_iterable(chosen)) for chosen in shares]
+
+
+def _cores(topology: Path) -> list[list[int]]:
+    """Return the physical cores that this process may use, each as its CPUs: hyper-threads."""
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         folder = topology / f"cpu{cpu}" / "topology"
         core, package = _read_int(folder / "core_id"), _read_int(folder / "physical_package_id")
-        cores.add((package, core) if core is not None else (None, cpu))
-    return max(1, min(len(cores), math.floor(quota) if quota is not None else len(cores)))
+        cores.setdefault((-1, cpu) if core is None else (package or 0, core), []).append(cpu)
+    return [cores[key] for key in sorted(cores)]
 
 
 def _read_int(path: Path) -> int | None:

@@ -7,6 +7,7 @@ Next to read: `batch.py`, `forward.py`, then `sampling/sampler.py`.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +56,8 @@ class ModelRunner:
     """Runs steps of one model on one device. Owns the request states; forward, cache and sampler are given to it.
 
     Attributes: `ends_early`, set from any thread, ends the running step after its current decode iteration; so does
-    `limit_s`, if the step would exceed it with another iteration.
+    `limit_s`, if the step would exceed it with another iteration. `agree` returns what all ranks of the model do: they
+    must decode equally often.
     """
 
     def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
@@ -72,6 +74,7 @@ class ModelRunner:
         )
         self.ends_early = False
         self.limit_s = STEP_S
+        self.agree: Callable[[bool], bool] = bool
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -100,8 +103,9 @@ class ModelRunner:
         self._sample(layout, yields, likeliest)
         num_iterations = 1
         most = min([item.max_new_tokens - len(item.draft_token_ids) for item in output.scheduled])
-        while num_iterations < most and not self.ends_early and not any(taken.ends for taken in yields):
-            if (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations:
+        while num_iterations < most and not any(taken.ends for taken in yields):
+            is_late = (time.monotonic() - started) * (num_iterations + 1) > self.limit_s * num_iterations
+            if not self.agree(not self.ends_early and not is_late):
                 break
             layout = layout.of_next_iteration()
             self._sample(layout, yields, self._forward(layout))

@@ -1,9 +1,10 @@
-"""`Worker`: one device's share of the engine: model, KV memory, sampler and the runner that runs steps on them.
+"""`Worker`: one device's or rank's share of the engine: model, KV memory, sampler and the runner that runs steps.
 
-Next to read: `model_runner.py`.
+Next to read: `model_runner.py`; `ranks.py` for the ranks of a model.
 """
 
 import logging
+from functools import partial
 
 import torch
 
@@ -19,7 +20,7 @@ from quire.runtime.loader import load_model
 from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.load import plan_model
-from quire.sampling.sampler import Sampler
+from quire.runtime.ranks import agree, make_group, make_sampler
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -34,33 +35,55 @@ _NEEDS_PLAN = (
     "int8 KV and load-time quantisation need a plan, and a plan cannot hold {error}: leave kv_cache_dtype and "
     "quantization unset"
 )
+_RANKS_NEED_PLAN = (
+    "several ranks need a plan, and a plan cannot hold {error}: --tensor-parallel-size 1 runs the model op by op"
+)
 
 
 class Worker:
     """Loads the model onto its device; `runner` runs steps."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
-        """Mutates: torch's number of threads and current CUDA device, once for the process.
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        exchange: _native.Exchange | None = None,
+    ) -> None:
+        """`exchange`: with the other ranks, if the worker is one rank of several.
+
+        Mutates: torch's number of threads and current CUDA device, once for the process.
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
-        torch.set_num_threads(config.hardware.num_threads)
+        torch.set_num_threads(config.threads_per_rank)
         device = torch.device(config.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.config = config
         self.cache = CacheEngine(config)
-        self.pool = _native.ThreadPool(config.hardware.num_threads)
-        self.sampler = Sampler(config.model.vocab_size, device, self.pool)
-        self.forward = self._make_forward(checkpoint, device, progress)
+        self.pool = _native.ThreadPool(config.threads_per_rank)
+        self.sampler = make_sampler(config.model.vocab_size, device, self.pool, exchange)
+        self.forward = self._make_forward(checkpoint, device, progress, exchange)
         self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
+        if exchange is not None:
+            self.runner.agree = partial(agree, exchange)
 
-    def _make_forward(self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None) -> Forward:
+    def _make_forward(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        progress: Progress | None,
+        exchange: _native.Exchange | None,
+    ) -> Forward:
         config = self.config
         if config.uses_plan:
+            group = make_group(config.model.vocab_size, exchange)
             try:
-                program, weights = plan_model(config, checkpoint, self.cache.layer_groups, progress)
+                program, weights = plan_model(config, checkpoint, self.cache.layer_groups, progress, group)
             except NotTraceableError as error:
+                if exchange is not None:
+                    raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
                 if config.kv_dtype == "int8" or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
                 logger.warning("the model runs op by op, which is slower: a plan cannot hold %s", error)
@@ -71,7 +94,7 @@ class Worker:
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                 )
                 layers = kv_layers(config, self.cache)
-                return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool))
+                return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool, exchange))
         model = load_model(config, checkpoint, progress)
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
 

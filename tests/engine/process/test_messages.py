@@ -4,8 +4,6 @@ import pytest
 from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
-    Failure,
-    FrameReader,
     FromEngine,
     Ping,
     Pong,
@@ -17,7 +15,6 @@ from quire.engine.process.messages import (
     Submit,
     ToEngine,
     Updates,
-    frame,
 )
 from quire.errors import (
     EngineError,
@@ -27,6 +24,7 @@ from quire.errors import (
     QuireError,
     RequestError,
 )
+from quire.parallel.frames import Failure, FrameReader, frame
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.engine.builders import make_engine
 

@@ -15,8 +15,8 @@ import pytest
 BUILD = Path(__file__).parents[3] / "build"
 WITH_FLAGS = {"avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"}
 """Sources of native/isa/ that CMakeLists.txt compiles for one instruction set."""
-FROM_BASE = "quire::wait_for_all("
-"""What ops call of code without flags: threads/pool.cpp."""
+FROM_BASE = tuple(f"quire::{name}(" for name in ("wait_for_all", "next_piece", "slot_of", "meet"))
+"""What ops call of code without flags: threads/pool.cpp, ranks/exchange.cpp."""
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="objects of x86-64 only"),

@@ -22,8 +22,6 @@ from quire.engine.input_processor import PreparedRequest
 from quire.engine.process.deltas import DeltaEncoder
 from quire.engine.process.messages import (
     Abort,
-    Failure,
-    FrameReader,
     FromEngine,
     Lines,
     Ping,
@@ -36,12 +34,12 @@ from quire.engine.process.messages import (
     ToEngine,
     Updates,
     Watch,
-    frame,
 )
 from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.errors import EngineDeadError, EngineError, ModelFileError, QueueTimeoutError, QuireError
 from quire.outputs import RequestOutput
+from quire.parallel.frames import Failure, FrameReader, frame
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

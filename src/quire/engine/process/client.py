@@ -18,7 +18,6 @@ import msgspec
 from quire.config import EngineOptions
 from quire.engine.process.messages import (
     Abort,
-    FrameReader,
     FromEngine,
     Lines,
     Ping,
@@ -30,10 +29,10 @@ from quire.engine.process.messages import (
     ToEngine,
     Updates,
     Watch,
-    frame,
 )
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError
+from quire.parallel.frames import FrameReader, frame
 
 REAP_CHECK_S = 0.01
 MAX_UNREAD_LINES = 64

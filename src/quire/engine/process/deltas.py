@@ -4,9 +4,10 @@ Next to read: `child.py`.
 """
 
 from quire.engine.output_processor import Output
-from quire.engine.process.messages import ChoiceUpdate, Failure, RequestUpdate
+from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.errors import EngineDeadError
 from quire.outputs import CompletionOutput, PoolingRequestOutput
+from quire.parallel.frames import Failure
 
 
 class DeltaEncoder:

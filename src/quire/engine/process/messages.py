@@ -1,29 +1,18 @@
 """Messages between the server process and the engine process: MessagePack over a private socket pair.
 
 Every message is a typed struct: data of another type is refused, and no received data can run code.
-A frame is its length in four bytes and one message. Knows no engine and no HTTP. Next to read: `client.py`.
+Knows no engine and no HTTP. Next to read: `parallel/frames.py`, then `client.py`.
 """
 
-import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from quire import errors
 from quire.config import EngineConfig, EngineOptions
-from quire.errors import EngineError, InvalidParameterError, QuireError, RequestError
 from quire.outputs import PositionLogprobs, RequestMetrics
+from quire.parallel.frames import Failure
 from quire.sampling_params import PoolingParams, SamplingParams
-
-MAX_FRAME_BYTES = 256 << 20
-_LENGTH = struct.Struct("<I")
-_CLASSES = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, QuireError)
-}
-# Field and value are not sent: only the message is shown.
-_CLASSES[InvalidParameterError.code] = RequestError
-
 
 # --- To the engine ----------------------------------------------------------------------------
 
@@ -79,25 +68,6 @@ ToEngine = Start | Submit | Abort | Ping | Watch
 
 
 # --- From the engine --------------------------------------------------------------------------
-
-
-class Failure(msgspec.Struct, array_like=True):
-    """Code and message of a `QuireError`."""
-
-    code: str
-    message: str
-
-    @classmethod
-    def of(cls, error: QuireError) -> "Failure":
-        """Return the code and message of an error."""
-        return cls(error.code, error.message)
-
-    def revive(self) -> QuireError:
-        """Return an error of the class with this code."""
-        kind = _CLASSES.get(self.code, EngineError)
-        error = kind.__new__(kind)
-        Exception.__init__(error, self.message)
-        return error
 
 
 class ChoiceUpdate(msgspec.Struct, array_like=True):
@@ -207,35 +177,3 @@ class Lines(msgspec.Struct, tag="lines", array_like=True):
 
 
 FromEngine = Ready | Refused | Updates | Pong | Lines
-
-
-# --- Frames -----------------------------------------------------------------------------------
-
-
-def frame(message: ToEngine | FromEngine) -> bytes:
-    """A message ready to be sent."""
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Splitter of a byte stream into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the frames that `data` completes. Raises: EngineError for a frame above `MAX_FRAME_BYTES`."""
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise EngineError(f"a message of {length} bytes between server and engine: at most {MAX_FRAME_BYTES}")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            yield bytes(buffer[start + _LENGTH.size : end])
-            start = end
-        del buffer[:start]

@@ -276,10 +276,10 @@ def check_outputs_equal(runs: Mapping[str, Run]) -> int:
 def load(options: EngineOptions, checkpoint: "Checkpoint") -> tuple[EngineConfig, "Executor"]:
     """Load a model without its tokenizer. Raises: ConfigError, ModelError, CapacityError."""
     from quire.engine.build import resolve_config
-    from quire.parallel.executor import InProcessExecutor
+    from quire.parallel.tensor_parallel import create_executor
 
     config = resolve_config(options, checkpoint)
-    return config, InProcessExecutor.create(config, checkpoint)
+    return config, create_executor(config, checkpoint)
 
 
 def _tokens(output: Any, job: Job) -> tuple[int, ...]:

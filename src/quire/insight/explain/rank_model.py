@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import torch
@@ -18,8 +17,9 @@ from quire._native import WeightFormat, packed_bytes
 from quire.cache_spec import CacheSpec, PagedKV
 from quire.config import DTYPES, EngineConfig, ModelConfig
 from quire.errors import UnsupportedModelError
+from quire.kernels.collective import RecordingGroup
 from quire.kernels.instruction import Instruction
-from quire.kernels.tracing import NotTraceableError, Symbol
+from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
 from quire.runtime.plan.emit import place_buffers
@@ -29,27 +29,6 @@ from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 
 _LAYER = re.compile(r"(^|\.)(\d+)(?=\.)")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingGroup:
-    """A rank whose collectives record themselves in a trace. `value_bytes`: size of the values that are sent."""
-
-    rank: int
-    size: int
-    value_bytes: int
-    vocab_size: int
-
-    def all_reduce(self, x: Any) -> Any:
-        """Record a sum over all ranks."""
-        return self._record("all_reduce", x, x.sizes)
-
-    def all_gather(self, x: Any) -> Any:
-        """Record a concatenation. Only logits are gathered: columns beyond the vocabulary are padding."""
-        return self._record("all_gather", x, (min(self.size * x.num_columns, self.vocab_size),))
-
-    def _record(self, operation: str, x: Symbol, sizes: tuple[int, ...]) -> Symbol:
-        return x.trace.record(operation, (x, self.size, self.value_bytes), sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire._native import KvFormat
+from quire.errors import EngineDeadError
 from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.tracing import NotTraceableError
 from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
 
+RANK_LOST = "a rank of the model is lost"
 BODY, LOGITS, GREEDY = 1, 2, 4
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
 
@@ -107,8 +110,9 @@ class PlannedModel:
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
+        exchange: _native.Exchange | None = None,
     ) -> None:
-        """`pool`: the threads that run it, or how many of its own."""
+        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model."""
         self.program = program
         self.limits = limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
@@ -116,6 +120,7 @@ class PlannedModel:
         """The instruction of each native op, in order."""
         self._weights = weights
         self._kv_layers = kv_layers
+        self._exchange = exchange
         self._memory: dict[int, torch.Tensor] = {}
         self._addresses: dict[Buffer, int] = {}
         self._counters: dict[Instruction, NDArray[np.int32]] = {}
@@ -146,7 +151,7 @@ class PlannedModel:
         *,
         nanoseconds: NDArray[np.int64] | None = None,
     ) -> None:
-        """Compute parts of one step; the GIL is released meanwhile.
+        """Compute parts of one step; the GIL is released meanwhile. Raises: EngineDeadError if another rank is lost.
 
         Shapes: rows, starts, counts [R]: each request's row in the tables, its first new position and its number of
             new tokens; logit_rows [S] tokens of the step; tokens [rows, …]; block_tables [groups, rows, …];
@@ -158,6 +163,8 @@ class PlannedModel:
             logit_rows.ctypes.data, tokens.ctypes.data, tokens.strides[0] // 4, block_tables.ctypes.data,
             table_stride, group_stride, 0 if nanoseconds is None else nanoseconds.ctypes.data,
         )  # fmt: skip
+        if self._exchange is not None and self._exchange.has_given_up:
+            raise EngineDeadError(RANK_LOST)
 
     def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
         """`run`, which also gives the time and work of each native op that ran, in order."""
@@ -226,6 +233,11 @@ class PlannedModel:
     def kv_layer(self, layer_index: int) -> _native.KvLayer:
         return self._kv_layers[layer_index]
 
+    def exchange(self) -> int:
+        if self._exchange is None:
+            raise NotTraceableError("a collective of several ranks")
+        return self._exchange.address
+
     def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
         if instruction not in self._ahead:
             return None
@@ -248,5 +260,11 @@ class PlannedModel:
         max_rows = self.limits.max_logit_rows
         values, ids = (self._allocate(4 * max_rows * self.native.num_threads) for _ in range(2))
         best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
-        self._emit([likeliest], GREEDY, **best)
-        self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data)
+        num_padding, of_ranks = 0, {}
+        if (ranks := self._exchange) is not None:
+            num_rows = likeliest.weight.shape[0]
+            first_id = ranks.rank * num_rows
+            num_padding = num_rows - min(max(self.program.logits.width - first_id, 0), num_rows)
+            of_ranks = {"exchange": ranks.address, "first_id": first_id}
+        self._emit([likeliest], GREEDY, **best, num_padding=num_padding)
+        self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data, **of_ranks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire._native import Activation, WeightFormat
+from quire.kernels.collective import AllGather
 from quire.kernels.elementwise import SoftCap
 from quire.kernels.instruction import Buffer, Columns, Convert, Cost, Emitter, Instruction, StepShape, product_cost
 from quire.kernels.linear import Gemm
@@ -45,9 +46,11 @@ class Program:
     def likeliest(self) -> "Likeliest | None":
         """The instruction that finds the likeliest tokens without logits.
 
-        It replaces the head's last product and a cap of the logits; None if the head ends otherwise.
+        It replaces the head's last product, a cap of the logits, and their way to other ranks; None if the head ends
+        otherwise.
         """
         gemm, *after = self.head[self.num_before_logits :]
+        after = [instruction for instruction in after if not isinstance(instruction, AllGather)]
         caps = [instruction.cap for instruction in after if isinstance(instruction, SoftCap)]
         if not isinstance(gemm, Gemm) or gemm.activation != Activation.none or gemm.add:
             return None

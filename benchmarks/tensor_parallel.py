@@ -1,0 +1,125 @@
+"""Tensor parallelism on one machine: microseconds of an all-reduce, and tokens per second beside a single worker.
+
+    python -m benchmarks.tensor_parallel --ranks 2
+
+Both engines have the same number of threads in all. The model is a Llama with random weights in bf16, 151 million of
+them; the two take turns. Prints one JSON line per measurement. An all-reduce takes three times as long
+where the ranks' cores share no cache; a virtual machine may change that from run to run.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from quire import _native
+from quire._native import RowType
+from quire.cli.bench_cases import BenchCase, measure, random_prompts
+from quire.config import EngineOptions
+from quire.engine.llm_engine import LLMEngine
+from quire.models.registry import ModelRegistry
+from quire.parallel.tensor_parallel import create_executor
+from quire.resolve import resolve
+from quire.runtime.hardware import cpus_of_ranks, detect_hardware
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.sources import ModelFiles
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 768,
+    "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 12, "num_key_value_heads": 4,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+CASES = (BenchCase(64, 128, 1), BenchCase(64, 64, 32), BenchCase(512, 0))
+SHAPES = ((1, 576), (32, 576), (512, 576))
+SUMS_PER_STEP, STEPS = 100, 60
+
+
+def reduce_often(rank: int, num_ranks: int, memory_fd: int, num_bytes: int) -> None:
+    """Run the measurement on one rank; rank 0 prints it."""
+    if cpus := cpus_of_ranks(num_ranks)[rank]:
+        os.sched_setaffinity(0, cpus)
+    memory = np.frombuffer(mmap.mmap(memory_fd, num_bytes), np.uint8)
+    exchange = _native.Exchange(memory.ctypes.data, rank, num_ranks, 1, 400)
+    for rows, width in SHAPES:
+        x, out = np.ones((rows, width), np.float32), np.empty((rows, width), np.float32)
+        plan = _native.Plan(1, rows, 1)
+        for _ in range(SUMS_PER_STEP):
+            sides = (_native.Rows(values.ctypes.data, 4 * width, RowType.f32) for values in (x, out))
+            plan.all_reduce(*sides, width, exchange.address)
+        zero, count, ids = np.zeros(1, np.int32), np.array([rows], np.int32), np.zeros(rows, np.int32)
+        step = (zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, rows, 0, 0, 0)
+        samples = []
+        for _ in range(STEPS):
+            started = time.perf_counter()
+            plan.run(1, 1, 0, *step)
+            samples.append((time.perf_counter() - started) / SUMS_PER_STEP * 1e6)
+        assert (out == num_ranks).all()
+        if rank == 0:
+            found = {"rows": rows, "width": width, "ranks": num_ranks, "median_us": statistics.median(samples)}
+            print(json.dumps({"what": "all_reduce", **found, "least_us": min(samples)}), flush=True)
+
+
+def measure_sums(num_ranks: int) -> None:
+    """Start all ranks and wait for them."""
+    num_bytes = _native.exchange_bytes(num_ranks, 1)
+    fd = os.memfd_create("benchmark")
+    os.ftruncate(fd, num_bytes)
+    module = ("-m", "benchmarks.tensor_parallel", "--sums")
+    words = [[sys.executable, *module, *map(str, (rank, num_ranks, fd, num_bytes))] for rank in range(num_ranks)]
+    ranks = [subprocess.Popen(line, pass_fds=[fd]) for line in words]
+    statuses = [rank.wait() for rank in ranks]
+    if any(statuses):
+        raise SystemExit("a rank failed")
+
+
+def build(num_ranks: int) -> LLMEngine:
+    """An engine without a tokenizer."""
+    options = EngineOptions(
+        load_format="dummy", device="cpu", tensor_parallel_size=num_ranks, max_num_seqs=32, max_model_len=1024,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(LLAMA))
+    files = ModelFiles(name="random", path=Path("random"), kind="hf", origin="benchmark")
+    return LLMEngine(config, create_executor(config, Checkpoint(files, "safetensors", LLAMA, {}, {}, {})))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2, help="[2]")
+    parser.add_argument("--repetitions", type=int, default=5, help="of each measurement  [5]")
+    parser.add_argument("--sums", type=int, nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.sums:
+        reduce_often(*arguments.sums)
+        return
+    measure_sums(arguments.ranks)
+    engines = [build(num_ranks) for num_ranks in (1, arguments.ranks)]
+    try:
+        for case in CASES:
+            prompts = random_prompts(case, LLAMA["vocab_size"], frozenset({2}), random.Random(5))
+            rates: list[list[float]] = [[], []]
+            for _ in range(arguments.repetitions + 1):
+                for engine, found in zip(engines, rates, strict=True):
+                    found.append(measure(engine, case, prompts))
+            one, several = (statistics.median(found[1:]) for found in rates)  # the first warms up
+            print(json.dumps({
+                "what": case.name, "one_worker": round(one, 1), f"ranks_{arguments.ranks}": round(several, 1),
+                "ratio": round(several / one, 3), "threads": engines[0].config.hardware.num_threads,
+            }), flush=True)  # fmt: skip
+    finally:
+        for engine in engines:
+            engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

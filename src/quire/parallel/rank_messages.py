@@ -1,0 +1,57 @@
+"""Messages between rank 0 and the processes of the other ranks. Next to read: `frames.py`, `rank_processes.py`."""
+
+from pathlib import Path
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.parallel.frames import Failure
+from quire.types import SchedulerOutput
+from quire.weights.sources import ModelFiles
+
+
+class StartRank(msgspec.Struct, tag="start", array_like=True):
+    """The first message: the model to load, and the rank's place in the memory that ranks share.
+
+    Fields:
+        memory_bytes: of the shared memory, whose file descriptor the process inherits.
+        cpus: the only CPUs that the process may use; empty: any.
+        num_spins: see `native/ranks/exchange.h`.
+        model_path, model_kind, model_name: see `ModelFiles`.
+    """
+
+    rank: int
+    config: EngineConfig
+    memory_bytes: int
+    cpus: list[int]
+    num_spins: int
+    model_path: str
+    model_kind: str
+    model_name: str
+
+    @property
+    def files(self) -> ModelFiles:
+        """The files of the model."""
+        return ModelFiles(self.model_name, Path(self.model_path), self.model_kind, "local")
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """Compute this step, as rank 0 does."""
+
+    output: SchedulerOutput
+
+
+ToRank = StartRank | Step
+
+
+class RankLoaded(msgspec.Struct, tag="loaded", array_like=True):
+    """The rank has its share of the model."""
+
+
+class RankFailed(msgspec.Struct, tag="failed", array_like=True):
+    """The rank cannot load, or failed in a step; its process ends."""
+
+    failure: Failure
+
+
+FromRank = RankLoaded | RankFailed

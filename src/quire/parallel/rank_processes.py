@@ -1,0 +1,215 @@
+"""`RankProcesses`: starts the processes of the ranks above 0, sends them steps, and notices when one of them ends.
+
+One thread starts the processes and waits for their messages and their ends: the system kills them when that thread
+ends, however it ends. The first failure of a rank ends all others. Next to read: `rank_child.py`, the other end.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from quire import _native
+from quire.config import EngineConfig
+from quire.errors import EngineDeadError, QuireError
+from quire.parallel.frames import FrameReader, frame
+from quire.parallel.rank_messages import FromRank, RankFailed, StartRank, Step
+from quire.runtime.hardware import cpus_of_ranks
+from quire.types import SchedulerOutput
+from quire.weights.sources import ModelFiles
+
+logger = logging.getLogger("quire.parallel")
+NUM_SPINS = 400
+"""Looks at another rank's progress before the core is offered to others: about 20 µs."""
+SEND_BYTES = 4 << 20
+RECEIVE_BYTES = 1 << 16
+KILL_AFTER_S = 5.0
+
+
+class _RankProcess:
+    """The process of one rank, and our end of its socket."""
+
+    def __init__(self, rank: int, memory_fd: int) -> None:
+        """Start the process. Raises: OSError if memory or files are short."""
+        self.rank, self.is_loaded = rank, False
+        self.connection, theirs = socket.socketpair()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        self.reader, self.decoder = FrameReader(), msgspec.msgpack.Decoder(FromRank)
+        with theirs:
+            numbers = [str(number) for number in (theirs.fileno(), memory_fd, os.getpid())]
+            command = [sys.executable, "-P", "-m", "quire.parallel.rank_child", *numbers]
+            try:
+                # With a session of its own it gets no interrupt that is typed at the terminal.
+                self.process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno(), memory_fd], stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError:
+                self.connection.close()
+                raise
+
+    def hang_up(self) -> None:
+        """Make the process end: it watches the socket."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def reap(self) -> int:
+        """Wait for the end of the process, which was told to end. Returns: its status."""
+        try:
+            return self.process.wait(KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class RankProcesses:
+    """Ranks 1 … N - 1 and the memory that all ranks share.
+
+    Attributes: `exchange`: rank 0's view of the memory; `cpus`: those of rank 0; empty: any.
+    """
+
+    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+        """Start the processes, which load their shares of the model. Raises: EngineDeadError if one cannot start."""
+        self._num_ranks, num_threads = config.options.tensor_parallel_size, config.threads_per_rank
+        self._owner = os.getpid()
+        cpus = cpus_of_ranks(self._num_ranks)
+        self.cpus = cpus[0]
+        is_crowded = self._num_ranks * num_threads > len(os.sched_getaffinity(0))
+        num_spins = 0 if is_crowded else NUM_SPINS
+        num_bytes = _native.exchange_bytes(self._num_ranks, num_threads)
+        self._memory_fd = os.memfd_create("quire-ranks")
+        os.ftruncate(self._memory_fd, num_bytes)
+        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, num_bytes), np.uint8)
+        self.exchange = _native.Exchange(self._memory.ctypes.data, 0, self._num_ranks, num_threads, num_spins)
+        self._ranks: list[_RankProcess] = []
+        self._failure: QuireError | None = None
+        self._tell: Callable[[EngineDeadError], None] | None = None
+        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._start_and_watch, name="quire-ranks", daemon=True)
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ranks) == self._num_ranks - 1 or self._failure is not None)
+        self.check()
+        path = str(files.path.absolute())
+        for item in self._ranks:
+            self._send_to(item, StartRank(
+                item.rank, config, num_bytes, cpus[item.rank], num_spins, path, files.kind, files.name
+            ))  # fmt: skip
+
+    def wait_until_loaded(self) -> None:
+        """Raises: the error that loading raised in a rank; EngineDeadError if a process ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or all(item.is_loaded for item in self._ranks))
+        if self._failure is not None:
+            raise self._failure
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
+        self.check()
+        data = frame(Step(output))
+        for item in self._ranks:
+            self._send_to(item, data)
+
+    def check(self) -> None:
+        """Raises: EngineDeadError, with the first failure of a rank, or after `stop`."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure.message)
+        if self._is_stopping:
+            raise EngineDeadError("the executor was shut down; build a new engine")
+
+    def fail(self, failure: QuireError) -> None:
+        """Note the first failure; all ranks end, and calls that wait for them return."""
+        with self._changed:
+            is_first, tell = self._failure is None, self._tell
+            if is_first:
+                self._failure = failure
+            self._changed.notify_all()
+        self._end_all()
+        if is_first and tell is not None:
+            tell(EngineDeadError(failure.message))
+
+    def watch(self, tell: Callable[[EngineDeadError], None]) -> None:
+        """Call `tell` with the first failure, in any thread; at once if there was one."""
+        with self._changed:
+            self._tell, failure = tell, self._failure
+        if failure is not None:
+            tell(EngineDeadError(failure.message))
+
+    def stop(self) -> None:
+        """End the processes; returns when they have ended. A second call does nothing."""
+        if os.getpid() != self._owner:
+            return  # a copy of the engine's process that shares its sockets
+        self._is_stopping = True
+        self._end_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _end_all(self) -> None:
+        self.exchange.give_up()
+        for item in self._ranks:
+            item.hang_up()
+
+    def _send_to(self, item: _RankProcess, message: StartRank | bytes) -> None:
+        try:
+            item.connection.sendall(message if isinstance(message, bytes) else frame(message))
+        except OSError:
+            self._thread.join()  # it says how the process ended
+            self.check()
+
+    # --- The thread -----------------------------------------------------------------------
+
+    def _start_and_watch(self) -> None:
+        try:
+            for rank in range(1, self._num_ranks):
+                item = _RankProcess(rank, self._memory_fd)
+                with self._changed:
+                    self._ranks.append(item)
+                    self._changed.notify_all()
+            self._watch()
+        except OSError as error:
+            self.fail(EngineDeadError(f"a rank's process cannot be started: {error.strerror or error}"))
+        finally:
+            self._end_all()
+            for item in self._ranks:
+                item.reap()
+                item.connection.close()
+            os.close(self._memory_fd)
+
+    def _watch(self) -> None:
+        """Take messages until a rank fails or all are told to end."""
+        with selectors.DefaultSelector() as selector:
+            for item in self._ranks:
+                selector.register(item.connection, selectors.EVENT_READ, item)
+            while not self._is_stopping and self._failure is None:
+                for key, _ in selector.select():
+                    self._take(key.data)
+
+    def _take(self, item: _RankProcess) -> None:
+        with contextlib.suppress(ConnectionError):
+            if data := item.connection.recv(RECEIVE_BYTES):
+                for message in map(item.decoder.decode, item.reader.feed(data)):
+                    if isinstance(message, RankFailed):
+                        self.fail(message.failure.revive())
+                    with self._changed:
+                        item.is_loaded = True
+                        self._changed.notify_all()
+                return
+        if not self._is_stopping and self._failure is None:
+            self.fail(EngineDeadError(f"rank {item.rank} of {self._num_ranks} {_describe(item.reap())}"))
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    hint = " (out of memory?)" if -status == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name} ({-status}){hint}"

@@ -1,0 +1,103 @@
+"""Agreement of a model's ranks during a step: on tokens, and on the number of decode iterations. Rank 0 decides.
+
+Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are
+collectives of the plan. Rank 0 alone samples, since it alone has the grammars, and alone decides when a step ends,
+since that depends on the clock and on messages.
+Next to read: `kernels/collective.py`; `parallel/tensor_parallel.py` for the processes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.config import EngineConfig
+from quire.errors import EngineDeadError
+from quire.kernels.collective import RecordingGroup
+from quire.layers.group import SINGLE, Group, LocalGroup
+from quire.runtime.loader import check_split
+from quire.runtime.plan.emit import RANK_LOST
+from quire.sampling.reference import Sampled
+from quire.sampling.sampler import Sampler
+from quire.sampling.state import SamplingState
+from quire.types import NewRequest, TokenLogprobs
+from quire.weights.checkpoint import Checkpoint
+
+NO_TOKEN = -1
+"""Sent for a row whose logits leave no choice."""
+VALUE_BYTES = 4
+
+
+def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Check that the ranks can share the model. Raises: ConfigError naming the nearest sizes that fit."""
+    check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
+
+
+def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
+    """Return the group with which a model is traced."""
+    return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, VALUE_BYTES, vocab_size)
+
+
+def make_sampler(
+    vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange | None
+) -> Sampler:
+    """Return the sampler of a rank, or of the one worker there is."""
+    if exchange is None:
+        return Sampler(vocab_size, device, pool)
+    kind = LeadingSampler if exchange.rank == 0 else FollowingSampler
+    return kind(vocab_size, device, pool, exchange)
+
+
+def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
+    """Return rank 0's `is_wanted`, on every rank. Raises: EngineDeadError if a rank is lost."""
+    values = np.array([is_wanted], np.int32)
+    _broadcast(exchange, values)
+    return bool(values[0])
+
+
+class LeadingSampler(Sampler):
+    """The sampler of rank 0, which tells the tokens to all ranks."""
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange
+    ) -> None:
+        super().__init__(vocab_size, device, pool)
+        self._exchange = exchange
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+        """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
+        sampled = super().sample(logits, states)
+        ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
+        _broadcast(self._exchange, np.array(ids, np.int32))
+        return sampled
+
+
+class FollowingSampler(Sampler):
+    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange
+    ) -> None:
+        super().__init__(vocab_size, device, pool)
+        self._exchange = exchange
+
+    def start(self, new: NewRequest) -> SamplingState | None:
+        """See `Sampler`. The state only counts tokens."""
+        return None if new.sampling is None else SamplingState(new, new.sampling, self.vocab_size)
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+        """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
+        ids = np.empty(len(states), np.int32)
+        _broadcast(self._exchange, ids)
+        return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
+
+    def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+        """Return nothing: see `Sampler` for rank 0's."""
+        return []
+
+
+def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:
+    if not exchange.broadcast(values.ctypes.data, len(values)):
+        raise EngineDeadError(RANK_LOST)

@@ -1,0 +1,212 @@
+"""Ranks in processes: the same tokens, and no process is left over, however one of them ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.engine.driver import EngineDriver
+from quire.engine.llm import LLM
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError, EngineDeadError, ModelFileError
+from quire.parallel.tensor_parallel import TensorParallelExecutor, create_executor
+from quire.sampling_params import SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.structured_outputs import StructuredOutputsParams
+from quire.types import ScheduledRequest, SchedulerOutput
+from tests.models.tiny_configs import LLAMA, full_config
+from tests.parallel.test_executor import generate, make_request, prompt
+from tests.runtime.plan.harness import make_config
+from tests.runtime.test_tensor_parallel import random_checkpoint
+from tests.runtime.tiny_llama import tiny_llama
+from tests.runtime.tiny_model import run_to_end, tokens_of
+
+LIMIT_S = 60.0
+
+
+def rank_pids(parent: int | None = None) -> list[int]:
+    """The processes of ranks that a process has started."""
+    children = psutil.Process(parent).children()
+    return [child.pid for child in children if any("rank_child" in word for word in child.cmdline())]
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} is left over"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def executor() -> Iterator[TensorParallelExecutor]:
+    config, checkpoint = tiny_llama(block_size=16, tensor_parallel_size=2)
+    made = create_executor(config, checkpoint)
+    assert isinstance(made, TensorParallelExecutor)
+    yield made
+    made.shutdown()
+    assert rank_pids() == []
+
+
+def step_of(executor: TensorParallelExecutor, name: str = "r0") -> SchedulerOutput:
+    """A first step, submitted."""
+    config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
+    scheduler = Scheduler(config.scheduler)
+    scheduler.add_request(make_request(name, prompt(2)))
+    output = scheduler.schedule()
+    executor.submit(output)
+    return output
+
+
+def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(executor: TensorParallelExecutor) -> None:
+    for temperature in (0.0, 0.9):
+        config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
+        items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
+        found, _ = run_to_end(Scheduler(config.scheduler), executor, items)
+        items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
+        assert {name: tokens_of(results) for name, results in found.items()} == generate(*items, block_size=16)[0]
+        forget = SchedulerOutput(99, (), (), (), (), (), forgets_all=True)
+        executor.submit(forget)
+        executor.collect()
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    for _ in range(2):
+        step_of(executor)
+        with pytest.raises(EngineDeadError, match=r"rank 1 of 2 was killed by SIGKILL \(9\) \(out of memory\?\)"):
+            executor.collect()
+    executor.shutdown()
+    executor.shutdown()
+    step_of(executor)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.collect()
+
+
+def test_rank_killed_while_rank_0_waits_for_it_ends_the_step(executor: TensorParallelExecutor) -> None:
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGSTOP)
+    raised: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            executor.collect()
+        except BaseException as error:
+            raised.append(error)
+
+    step_of(executor)
+    waiting = threading.Thread(target=collect)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.kill(pid, signal.SIGKILL)
+    waiting.join(LIMIT_S)
+    assert "rank 1 of 2 was killed by SIGKILL" in str(raised[0])
+
+
+def test_error_in_a_step_ends_all_ranks(executor: TensorParallelExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such luck")
+
+    assert executor._worker is not None
+    monkeypatch.setattr(executor._worker.runner, "run", fail)
+    (pid,) = rank_pids()
+    step_of(executor)
+    with pytest.raises(EngineDeadError, match="rank 0 failed with RuntimeError: no such luck"):
+        executor.collect()
+    wait_for_end(pid)
+
+
+def test_error_in_another_rank_ends_the_engine(executor: TensorParallelExecutor) -> None:
+    item = ScheduledRequest("stranger", 0, 1, 1, (), ())
+    executor._processes.send(SchedulerOutput(0, (), (item,), (), (), ()))
+    step_of(executor)
+    with pytest.raises(EngineDeadError, match="request 'stranger' was scheduled, but"):
+        executor.collect()
+
+
+_ENGINE = """
+import sys, time
+from quire.parallel.tensor_parallel import create_executor
+from tests.runtime.tiny_llama import tiny_llama
+
+executor = create_executor(*tiny_llama(block_size=16, tensor_parallel_size=2))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_end_with_a_killed_engine() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", _ENGINE], cwd=root, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        (pid,) = rank_pids(engine.pid)
+        engine.kill()
+        engine.wait(LIMIT_S)
+        wait_for_end(pid)
+
+
+# --- Loading --------------------------------------------------------------------------------------
+
+
+def test_error_in_a_rank_that_loads_is_raised_and_leaves_no_process() -> None:
+    """The rank reads the model's files, of which there are none."""
+    hf_config = full_config("llama", LLAMA)
+    config = make_config(hf_config, tensor_parallel_size=2)
+    with pytest.raises(ModelFileError, match=r"config\.json: cannot be read"):
+        create_executor(config, random_checkpoint(hf_config))
+    assert rank_pids() == []
+
+
+def test_sizes_that_do_not_divide_name_the_nearest_and_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ConfigError, match=r"divide 6 attention heads; the nearest that fits: .* 2$"):
+        create_executor(*tiny_llama(block_size=16, tensor_parallel_size=4))
+
+
+# --- The engine -----------------------------------------------------------------------------------
+
+
+def test_idle_engine_dies_with_a_rank(executor: TensorParallelExecutor) -> None:
+    """A server then replaces it before a request comes."""
+    config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
+    engine = LLMEngine(config, executor)
+    driver = EngineDriver(engine, lambda outputs: None)
+    running = threading.Thread(target=driver.run)
+    running.start()
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGKILL)
+    running.join(LIMIT_S)
+    assert not running.is_alive()
+    with pytest.raises(EngineDeadError, match="rank 1 of 2 was killed by SIGKILL"):
+        engine.check_health()
+    told: list[EngineDeadError] = []
+    executor.watch(told.append)
+    assert "SIGKILL" in told[0].message
+
+
+@pytest.mark.model
+def test_three_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
+    """Nine query heads and three KV heads: three ranks fit and two do not. In bf16 the last bits may differ."""
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = []
+    for size in (1, 3):
+        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "tensor_parallel_size": size}
+        with LLM(str(smollm2_path), **options) as llm:
+            results = llm.generate(["The capital of France is", "1, 2, 3, 5,"], params, use_tqdm=False)
+            form = StructuredOutputsParams(regex="(red|green|blue), [0-9]{3}")
+            shaped = SamplingParams(temperature=1, seed=3, max_tokens=16, structured_outputs=form)
+            results += llm.generate(["A colour and a number:"], shaped, use_tqdm=False)
+        texts.append([result.outputs[0].text for result in results])
+    assert texts[0] == texts[1]
+    assert re.fullmatch("(red|green|blue), [0-9]{3}", texts[1][-1])
+    with pytest.raises(ConfigError, match=r"divide 9 attention heads; the nearest that fits: .* 1 or 3$"):
+        LLM(str(smollm2_path), tensor_parallel_size=2)
+    assert rank_pids() == []

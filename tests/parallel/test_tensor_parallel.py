@@ -1,0 +1,167 @@
+"""Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config import EngineConfig
+from quire.models.registry import model_types
+from quire.parallel.executor import Executor, InProcessExecutor
+from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.scheduler import Scheduler
+from quire.types import Request, RequestResult
+from quire.weights.checkpoint import Checkpoint
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
+from tests.parallel.thread_ranks import ThreadRanks
+from tests.runtime.plan.harness import make_config
+from tests.runtime.test_tensor_parallel import fits, random_checkpoint
+from tests.runtime.tiny_model import run_to_end, tokens_of
+
+LENGTHS = (3, 17, 40, 1)
+NUM_TOKENS = 9
+WIDE = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "attention_bias": True}
+CASES = [(model_type, name) for model_type in model_types() for name in list(TINY_CONFIGS.get(model_type, {}))[:2]]
+
+
+def requests(vocab_size: int = 53, **params: Any) -> list[Request]:
+    """Prompts of several lengths, greedy unless told otherwise."""
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **params})
+    prompts = [[(11 * n + 5 * i * i + 3 * i) % vocab_size for i in range(count)] for n, count in enumerate(LENGTHS)]
+    return [Request(f"r{n}", ids, sampling, max_tokens=NUM_TOKENS, seed=n) for n, ids in enumerate(prompts)]
+
+
+def make(hf_config: dict[str, Any], size: int, **options: Any) -> tuple[EngineConfig, Executor]:
+    config, checkpoint = make_config(hf_config, tensor_parallel_size=size, **options), random_checkpoint(hf_config)
+    return config, executor(config, checkpoint)
+
+
+def executor(config: EngineConfig, checkpoint: Checkpoint) -> Executor:
+    if config.options.tensor_parallel_size == 1:
+        return InProcessExecutor.create(config, checkpoint)
+    return ThreadRanks(config, checkpoint)
+
+
+def generate(config: EngineConfig, ranks: Executor, items: list[Request]) -> dict[str, list[RequestResult]]:
+    return run_to_end(Scheduler(config.scheduler), ranks, items)[0]
+
+
+def tokens(found: dict[str, list[RequestResult]]) -> dict[str, list[int]]:
+    return {name: tokens_of(items) for name, items in found.items()}
+
+
+# --- Every model file -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model_type", "name"), CASES)
+def test_greedy_tokens_equal_those_of_one_worker(model_type: str, name: str) -> None:
+    hf_config = full_config(model_type, TINY_CONFIGS[model_type][name])
+    expected = tokens(generate(*make(hf_config, 1), requests()))
+    for size in (2, 4):
+        if fits(hf_config, size):
+            assert tokens(generate(*make(hf_config, size), requests())) == expected
+
+
+# --- How the work is cut --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[int]]:
+    return tokens(generate(*make(full_config("llama", WIDE), 1), requests()))
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {"max_num_batched_tokens": 8}),
+        (4, {"max_num_batched_tokens": 16, "num_threads": 8}),
+        (2, {"num_blocks_override": 7, "max_model_len": 64}),
+        (2, {"multi_step_decode": 1}),
+        (8, {}),
+    ],
+)
+def test_chunked_preempted_and_single_steps_equal_one_worker(
+    size: int, options: dict[str, Any], alone: dict[str, list[int]]
+) -> None:
+    """Eight ranks hold each of the four KV heads twice."""
+    assert tokens(generate(*make(full_config("llama", WIDE), size, **options), requests())) == alone
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 2, "prompt_logprobs": 1},
+        {"min_tokens": 4, "logit_bias": {3: 5.0}},
+    ],
+)
+def test_sampled_tokens_equal_one_worker(params: dict[str, Any]) -> None:
+    hf_config = full_config("llama", WIDE)
+    expected = generate(*make(hf_config, 1), requests(**params))
+    found = generate(*make(hf_config, 2), requests(**params))
+    assert tokens(found) == tokens(expected)
+    for name, results in expected.items():
+        logprobs = [item for result in results for item in (*result.prompt_logprobs, *result.logprobs)]
+        others = [item for result in found[name] for item in (*result.prompt_logprobs, *result.logprobs)]
+        assert [item.token_ids for item in others] == [item.token_ids for item in logprobs]
+        for item, other in zip(logprobs, others, strict=True):
+            assert other.logprobs == pytest.approx(item.logprobs, abs=1e-4)
+
+
+def test_forks_and_drafts_equal_one_worker() -> None:
+    hf_config = full_config("llama", WIDE)
+    found = []
+    for size in (1, 2):
+        leader, *siblings = (requests(temperature=1.0, n=3)[1] for _ in range(3))
+        for index, request in enumerate((leader, *siblings)):
+            request.request_id, request.seed = f"s{index}", 50 + index
+        leader.siblings = siblings
+        guessing = requests()[2]
+        guessing.draft_token_ids = (1, 2)
+        found.append(tokens(generate(*make(hf_config, size), [leader, guessing])))
+    assert found[0] == found[1]
+
+
+def test_embeddings_equal_one_worker() -> None:
+    hf_config = full_config("llama", WIDE)
+    vectors = []
+    for size in (1, 4):
+        request = requests()[2]
+        request.sampling, request.pooling, request.reads_prefix_cache = None, PoolingParams(pooling="mean"), False
+        (result,) = generate(*make(hf_config, size), [request])["r2"]
+        vectors.append(torch.tensor(result.embedding))
+    assert torch.allclose(*vectors, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab_size", [5, 53])
+def test_ranks_without_tokens_of_the_vocabulary_choose_none(vocab_size: int) -> None:
+    """Five tokens on four ranks: two, two, one and padding."""
+    hf_config = full_config("llama", {**LLAMA, "num_key_value_heads": 4, "vocab_size": vocab_size})
+    for params in ({}, {"temperature": 1.0}):
+        expected = tokens(generate(*make(hf_config, 1), requests(vocab_size, **params)))
+        assert tokens(generate(*make(hf_config, 4), requests(vocab_size, **params))) == expected
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
+def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, Any]) -> None:
+    hf_config = full_config("llama", WIDE)
+    config, checkpoint = make_config(hf_config, tensor_parallel_size=2), random_checkpoint(hf_config)
+    checkpoint.tensors["norm.weight"].stored[...] = 0xFF  # NaN
+    ranks = ThreadRanks(config, checkpoint)
+    found = generate(config, ranks, requests(**params)[:1])
+    assert [item.error is None for item in found["r0"]] == [False]
+    assert [result.results[0].error is None for result in ranks.results] == [False, False]
+
+
+def test_rank_0_decides_when_a_step_ends() -> None:
+    """Each rank would end by its own clock after another number of iterations."""
+    hf_config = full_config("llama", WIDE)
+    config, ranks = make(hf_config, 2)
+    assert isinstance(ranks, ThreadRanks)
+    expected = tokens(generate(*make(hf_config, 1), requests()[:1]))
+    ranks.workers[1].runner.limit_s = 0.0
+    ranks.workers[1].runner.ends_early = True
+    found, outputs = run_to_end(Scheduler(config.scheduler), ranks, requests()[:1])
+    assert tokens(found) == expected
+    assert len(outputs) < NUM_TOKENS
+    assert {result.num_iterations for result in ranks.results} == {ranks.results[0].num_iterations}
