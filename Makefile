@@ -13,7 +13,8 @@ CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 # those to PyPI's of the same version.
 TORCH_INDEX ?=
 
-# Test processes that run at once; files stay whole, so that fixtures of a module are made once.
+# Test processes that run at once; files stay whole, so that fixtures of a module are made once. Bytecode is kept even
+# where the environment says otherwise: compiling the tests and LiteLLM takes each run 20 s of processor time.
 JOBS ?= 2
 FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py \
 	$(patsubst %,tests/guards/test_%.py,clocks dependencies imports sizes)
@@ -31,7 +32,7 @@ run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
-	QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
 	$(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)
@@ -66,6 +67,8 @@ inputs: $(VENV)/.installed-dev  ## what it is given: bad bytes, bodies, keys, sc
 docs: $(VENV)/.installed-dev  ## regenerate the generated pages
 	$(BIN)/python -m quire.cli.reference
 	$(BIN)/python -m quire.server.openapi
+	$(BIN)/python -m tests.guards.shown_commands docs/learn/*.md
+	$(BIN)/python -m tests.models.page
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist

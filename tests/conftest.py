@@ -1,8 +1,10 @@
 """Fixtures shared by all tests. The real model is fetched once per machine and only by tests marked `model`."""
 
+import functools
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +47,19 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
-    """SmolLM2 in fp32 as Transformers computes it. Its GGUF reader takes 10 s: all tests share it unchanged."""
+def transformers_reads_once() -> Iterator[None]:
+    """Transformers parses a GGUF file twice and maps its names once per module, 4 and 8 s for SmolLM2: keep both."""
+    import gguf
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        yield
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_path: Path, transformers_reads_once: None) -> "PreTrainedModel":
+    """SmolLM2 in fp32 as Transformers computes it; all tests share it unchanged."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -15,6 +15,7 @@ from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
 RUNS = itertools.count()
@@ -69,7 +70,7 @@ def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParam
                     completion.token_ids if params.logprobs is None else (completion.token_ids, completion.logprobs)
                     for completion in output.outputs
                 ]
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
         num_steps += 1
     return [found[f"{run}-{index}"] for index in range(len(prompts))]
 
@@ -86,7 +87,7 @@ def case(request: pytest.FixtureRequest, base: LLMEngine) -> tuple[SamplingParam
     return request.param, alone
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64])
+@pytest.mark.parametrize("chunk", [1, 3, 8, 15, 16, 17, 33, 64])
 def test_chunked_equals_whole(base: LLMEngine, case: tuple[SamplingParams, list[Any]], chunk: int) -> None:
     params, alone = case
     engine = engine_with(base, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 16), enable_prefix_caching=False)
@@ -150,7 +151,7 @@ def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
     assert used <= num_shared + 4 * (blocks(base, longest) - num_shared)
     engine.abort_request("four")
     engine.step()
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert engine.scheduler.blocks.num_free == free_before
 
 

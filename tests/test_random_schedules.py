@@ -23,6 +23,7 @@ from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
+from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_llama
 
 MAX_MODEL_LEN = 96
@@ -174,7 +175,7 @@ def run(
             if output.finished:
                 found[output.request_id] = output
         assert not engine.errored, engine.dead_error
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
         if step > 30 and not engine.has_unfinished_requests():
             break
     assert engine.scheduler.blocks.num_free == engine.scheduler.blocks.pool.num_usable

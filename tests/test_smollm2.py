@@ -78,7 +78,7 @@ def test_smollm2_weights_equal_those_of_transformers(smollm2_path: Path, smollm2
         assert checkpoint.hf_config[field] == getattr(smollm2_reference.config, field), field
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 65, 257, 1100])
+@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 65, 600])
 def test_logits_equal_transformers(llm: LLM, reference_logits: Any, text_ids: list[int], length: int) -> None:
     """All logits of the prompt within 1e-4 of the largest one."""
     from tests.models.harness import Runner
@@ -100,12 +100,12 @@ def test_logits_of_a_plan_equal_transformers(smollm2_path: Path, reference_logit
         expected = reference_logits[first:length]
         assert (ours - expected).abs().max() / expected.abs().max() <= 1e-4
 
-    for length in (1, 2, 33, 257, 1000):
+    for length in (1, 2, 33, 1100):
         check(runner.run(runner.add(text_ids[:length]), chunk=512), length)
-    decoding, fresh = runner.add(text_ids[:600]), runner.add(text_ids[:300])
-    runner.run_until(decoding, 598)
+    decoding, fresh = runner.add(text_ids[:280]), runner.add(text_ids[:300])
+    runner.run_until(decoding, 278)
     parts = [runner.step([(decoding, 1), (fresh, 200)]), runner.step([(decoding, 1), (fresh, 100)])]
-    check(torch.cat([part[0] for part in parts]), 600, 598)
+    check(torch.cat([part[0] for part in parts]), 280, 278)
     check(torch.cat([part[1] for part in parts]), 300)
 
 

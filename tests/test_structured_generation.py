@@ -13,7 +13,7 @@ from quire.errors import InvalidParameterError
 from quire.events import EventKind
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
-from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED, StructuredOutputsParams
+from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tool_calls.formats import GENERIC, uses_tools
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallParser, ToolCallStart
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
@@ -86,17 +86,6 @@ def test_greedy_and_drawn_texts_follow_the_constraint(llm: LLM, name: str) -> No
     assert len({item.text for item in found[1:]}) > 1
 
 
-@pytest.mark.parametrize("schema", [{}, {"type": "object"}])
-def test_empty_schema_gives_json(llm: LLM, schema: dict[str, Any]) -> None:
-    finished = 0
-    for prompt in ('{"a": 1}\n{"b": 2}\n{"c": 3}\n', "[]\n{}\n[]\n{}\n", "true\nfalse\nnull\ntrue\n"):
-        (found,) = completions(llm, Spec(json=schema), prompt)
-        if found.finish_reason == "stop":
-            finished += 1
-            assert isinstance(json.loads(found.text), dict if schema else object)
-    assert finished
-
-
 DRAWN = {"temperature": 1, "seed": 4}
 
 
@@ -120,13 +109,6 @@ def test_batched_and_preempted_requests_have_the_same_tokens_as_alone(llm: LLM) 
     assert crowded.llm_engine.events.of(EventKind.PREEMPT)
     crowded.llm_engine.shutdown()
     assert [item.token_ids for item in preempted] == [item.token_ids for item in alone] * 2
-
-
-def test_each_of_three_completions_follows_the_schema(llm: LLM) -> None:
-    found = completions(llm, SPECS["schema"][0], n=3, temperature=1, seed=11)
-    assert len(found) == 3
-    assert all(is_person(item.text) for item in found)
-    assert len({item.text for item in found}) > 1
 
 
 def test_stop_string_and_max_tokens_cut_the_text(llm: LLM) -> None:
@@ -168,43 +150,9 @@ def test_required_tool_is_called(llm: LLM) -> None:
     assert not any(isinstance(delta, ContentDelta) for delta in deltas)
 
 
-def test_ignore_eos_and_min_tokens_leave_the_text_unchanged(llm: LLM) -> None:
-    (plain,) = completions(llm, SPECS["choice"][0])
-    (ignored,) = completions(llm, SPECS["choice"][0], ignore_eos=True, max_tokens=12)
-    (longer,) = completions(llm, SPECS["choice"][0], min_tokens=12)
-    assert ignored.text == longer.text == plain.text
-    assert (len(ignored.token_ids), ignored.finish_reason) == (12, "length")
-    assert (len(longer.token_ids), longer.finish_reason) == (12, "stop")
-
-
 def test_impossible_constraint_is_refused_before_any_step(llm: LLM) -> None:
     steps = len(llm.llm_engine.events.of(EventKind.STEP))
     for spec in (Spec(regex=r"[^\s\S]"), Spec(json={"$ref": "#"}), Spec(regex="(a"), Spec(json={"if": {}})):
         with pytest.raises(InvalidParameterError, match=f"structured_outputs.{spec.kind} must be a constraint that"):
             completions(llm, spec)
     assert len(llm.llm_engine.events.of(EventKind.STEP)) == steps
-
-
-def test_request_without_allowed_tokens_fails_alone(llm: LLM) -> None:
-    params = [
-        SamplingParams(max_tokens=9, structured_outputs=Spec(regex="[a-z]+"), allowed_token_ids=[0]),
-        SamplingParams(max_tokens=9, temperature=0, structured_outputs=Spec(regex="[a-z]+")),
-    ]
-    failed, good = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params, use_tqdm=False))
-    assert failed.finish_reason == "error"
-    assert "structured_outputs allows none of allowed_token_ids" in (failed.error or "")
-    assert failed.error_code == STRUCTURED_OUTPUTS_FAILED
-    assert good.error_code is None
-    assert re.fullmatch("[a-z]+", good.text)
-    assert not llm.llm_engine.errored
-
-
-def test_grammar_with_too_many_states_fails_alone(llm: LLM) -> None:
-    hostile = SamplingParams(max_tokens=300, temperature=1, seed=0, structured_outputs=Spec(regex="(.*a.{50}){20}"))
-    good = SamplingParams(max_tokens=200, temperature=0, structured_outputs=SPECS["schema"][0])
-    outputs = [output.outputs[0] for output in llm.generate([PROMPT] * 3, [hostile, good, hostile], use_tqdm=False)]
-    assert is_person(outputs[1].text)
-    for output in (outputs[0], outputs[2]):
-        assert output.finish_reason in ("error", "length")
-        assert output.finish_reason != "error" or "cannot be followed" in (output.error or "")
-    assert not llm.llm_engine.errored

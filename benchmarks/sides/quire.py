@@ -72,13 +72,12 @@ class QuireSide:
 
     def limits(self, cases: list[list[int]]) -> dict[str, Any]:
         """This machine's rates, and the tokens per second they allow per case (num_prompt, num_generated, streams)."""
+        from quire.cli.bench import rooflines
         from quire.cli.bench_cases import BenchCase
-        from quire.cli.bench_limits import arithmetics, tokens_per_s_limit
-        from quire.runtime.machine_limits import measure_limits
 
-        config = self._engine.config
-        machine = measure_limits(config.device, set(arithmetics(config)))
-        limits = [tokens_per_s_limit(BenchCase(*case), config, machine) for case in cases]
+        named = [BenchCase(*case) for case in cases]
+        machine, allowed = rooflines(self._engine.config, named)
+        limits = [allowed[case.name] for case in named]
         rates = {f"{name}_flops_per_s": rate for name, rate in machine.flops_per_s.items()}
         return {"machine": {"read_bytes_per_s": machine.read_bytes_per_s, **rates}, "tokens_per_s": limits}
 

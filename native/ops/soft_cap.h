@@ -17,8 +17,8 @@ struct SoftCapOp {
 
 namespace {
 
-// values[i] = cap * tanh(values[i] / cap)
-inline void cap_values(float* values, int64_t count, float cap) {
+// values[i] = cap * tanh(values[i] / cap). Not inlined, so that the loops that may call it stay as they are without.
+[[gnu::noinline]] inline void cap_values(float* values, int64_t count, float cap) {
   const F32x16 factor = broadcast(cap), inverse = broadcast(1.0f / cap);
   float whole[kLanes] = {};
   for (int64_t i = 0; i < count; i += kLanes) {

@@ -20,6 +20,7 @@ LOGGER = logging.getLogger("quire.engine.events")
 class EventKind(enum.Enum):
     """Kinds of events. The fields of each kind's `data` are listed beside it."""
 
+    ARRIVE = "arrive"  # num_prompt_tokens: the request entered the queue
     ADMIT = "admit"  # num_prompt_tokens, num_cached_tokens, arrival_s (time of arrival)
     SCHEDULE = "schedule"  # step_id, num_tokens, num_requests, num_waiting
     ALLOCATE = "allocate"  # block_ids
@@ -61,7 +62,7 @@ class Event:
 
 
 class EventLog:
-    """Bounded log; the oldest events fall out and are counted in `num_dropped`."""
+    """Bounded log; the oldest events fall out. `num_recorded` counts them too."""
 
     def __init__(self, max_events: int = 65536, clock: Callable[[], float] = time.monotonic) -> None:
         self._events: deque[tuple[float, EventKind, str, dict[str, Any]]] = deque(maxlen=max_events)
@@ -75,11 +76,6 @@ class EventLog:
         self.num_recorded += 1
         if self._is_logged:
             LOGGER.debug("%s %s %s", kind.value, request_id, data)
-
-    @property
-    def num_dropped(self) -> int:
-        """Events that no longer fit."""
-        return self.num_recorded - len(self._events)
 
     def since(self, num_seen: int) -> list[Event]:
         """Return the events after the first `num_seen`, oldest first, without what has fallen out since.

@@ -15,8 +15,6 @@ import psutil
 import pytest
 
 from quire.cli import batch
-from quire.cli.batch import progress_text
-from quire.cli.batch_run import BatchCounts
 from tests.cli.batch_inputs import by_id, read_lines, request, write_lines
 from tests.cli.command_line import call, call_process, parsed
 from tests.cli.stub_server import Handler, stub_server
@@ -216,9 +214,3 @@ def test_ctrl_c_while_the_own_server_starts_is_quiet(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
-
-
-def test_progress_text_has_only_nonzero_parts() -> None:
-    counts = BatchCounts(10, num_skipped=1, num_succeeded=2, num_failed=3, num_tokens=50)
-    assert progress_text(counts, 2.0) == "6/10 · 3 failed · 25 tok/s · 2.00 s"
-    assert progress_text(BatchCounts(10), 0.0) == "0/10 · 0 ms"

@@ -1,6 +1,5 @@
 """Requests from files, pipes and standard input; a file of answers that survives cuts, full disks, wrong paths."""
 
-import errno
 import io
 import json
 import os
@@ -16,7 +15,6 @@ from quire.cli.batch_files import (
     AnswerFile,
     BatchFileError,
     BatchRequest,
-    BatchWriteError,
     answer_line,
     error_line,
     is_wrong,
@@ -169,26 +167,3 @@ def test_second_batch_on_the_same_file_is_refused(tmp_path: Path) -> None:
     with AnswerFile(path), pytest.raises(BatchFileError, match="being written by another batch"):
         AnswerFile(path)
     AnswerFile(path).__exit__()
-
-
-def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, write = tmp_path / "out", os.write
-    with AnswerFile(path) as answers:
-        answers.write(good("a"))
-        left = 40
-
-        def full(descriptor: int, data: bytes) -> int:
-            nonlocal left
-            if not left:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            num_bytes = write(descriptor, data[:left])
-            left -= num_bytes
-            return num_bytes
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
-            with pytest.raises(BatchWriteError, match="No space left on device; the answers in it are kept"):
-                answers.write(good("b"))
-        assert [line["custom_id"] for line in read_lines(path)] == ["a"]
-        answers.write(good("c"))
-    assert [line["custom_id"] for line in read_lines(path)] == ["a", "c"]

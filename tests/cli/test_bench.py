@@ -1,18 +1,48 @@
 """`quire bench`: the table, the JSON, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from quire.cli import bench
+from quire.cli.bench_cases import BenchCase
+from quire.config import EngineOptions
+from quire.engine.build import resolve_config
+from quire.insight.explain.explanation import Settings, explain
+from quire.kernels.tracing import NotTraceableError
 from quire.runtime.machine_limits import MachineLimits
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.sources import resolve_source
 from tests.cli.command_line import FakeEngine, call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+ROOFLINES = bench.rooflines
 
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known limits, found without a second of measuring."""
-    monkeypatch.setattr(
-        bench, "_measure_limits", lambda config: MachineLimits(1e9, {"bf16": 1e12, "fp32": 1e12, "int8": 1e12})
-    )
+    machine = MachineLimits(1e9, {"bf16": 1e12, "fp32": 1e12, "int8": 1e12})
+    monkeypatch.setattr(bench, "rooflines", lambda config, cases: (machine, {case.name: 1e6 for case in cases}))
+
+
+def test_limit_of_a_case_is_the_work_that_explain_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = MachineLimits(1e9, {"fp32": 1e9})
+    monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names: machine)
+    options = EngineOptions(model=str(make_tiny_directory(tmp_path)), dtype="float32")
+    checkpoint = open_checkpoint(resolve_source(options.model))
+    config = resolve_config(options, checkpoint)
+    cases = [BenchCase(16, 0), BenchCase(12, 6, 2)]
+    found = ROOFLINES(config, cases)
+    explained = explain(checkpoint, Settings(batches=(2,), ctx=16, dtype="float32"))
+    work = [max(phase.num_bytes, phase.flops) for phase in explained.phases]
+    assert found == (machine, {"pp16": pytest.approx(16e9 / work[0]), "tg6@2+d12": pytest.approx(2e9 / work[1])})
+    monkeypatch.setattr("quire.insight.explain.rank_model.trace_model", raise_not_traceable)
+    assert ROOFLINES(config, cases) == (machine, {})
+
+
+def raise_not_traceable(*arguments: object) -> None:
+    raise NotTraceableError("a branch on values")
 
 
 SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
@@ -60,14 +90,3 @@ def test_warm_up_and_row_longer_than_the_context(engines: list[FakeEngine]) -> N
     result = call("bench", "-p", "4K", "-n", "2", "--max-model-len", "2048")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "pp4096 needs a context of 4097 tokens, max_model_len is 2048" in result.stderr
-
-
-def test_commit_of_a_checkout_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = bench.source_commit()
-    assert commit is None or commit.replace("-dirty", "").isalnum()
-
-    def fail(*arguments: object, **settings: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(bench.subprocess, "run", fail)
-    assert bench.source_commit() is None

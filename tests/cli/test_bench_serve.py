@@ -103,16 +103,6 @@ def test_bad_options_are_named(arguments: tuple[str, ...], message: str) -> None
     assert message in result.stderr
 
 
-def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(answer) as server:
-        monkeypatch.setenv("QUIRE_URL", server.url.removeprefix("http://") + "/v1")
-        monkeypatch.delenv("QUIRE_API_KEY", raising=False)
-        monkeypatch.setenv("OPENAI_API_KEY", "mine")
-        assert call("bench", "serve", "-c", "1", "--requests", "1").exit_code == 0
-    assert {headers["Authorization"] for _, headers, _ in server.requests} == {"Bearer mine"}
-    assert {body["model"] for _, _, body in server.requests} == {"tiny"}, "the server's first"
-
-
 @pytest.mark.parametrize(("status", "exit_code"), [(401, 5), (404, 3), (503, 5)])
 def test_refusing_server_is_reported_as_by_other_verbs(status: int, exit_code: int) -> None:
     def refuse(handler: Handler, body: dict[str, Any]) -> None:

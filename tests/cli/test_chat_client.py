@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from quire.cli import chat_client
 from quire.cli.chat_client import ask_server, request_body
 from quire.cli.main import cli
-from quire.cli.server_client import Answer, ServedModel, ServerClient
+from quire.cli.server_client import ServedModel, ServerClient
 from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
@@ -123,22 +122,6 @@ def test_body_has_openai_names_and_the_structure_as_it_was_given() -> None:
         "model": "m", "messages": [], "temperature": 0.5, "logprobs": True, "top_logprobs": 3,
         "structured_outputs": {"choice": ["a", "b"]},
     }  # fmt: skip
-
-
-def test_statistics_line_of_a_server() -> None:
-    answer = Answer(10.0)
-    for index, event in enumerate(chunks("a", "b", "c")[:-1]):
-        answer.take(event, 10.5 + 0.25 * index)
-    line = chat_client._statistics_line(answer, None, 100)
-    assert line == "[stop] prompt 7 tok (2 cached) · 3 new · TTFT 750 ms · 4.0 tok/s · ctx 10/100 (10%)"
-    answer.take({"timings": {"predicted_per_second": 61.24}}, 12.0)
-    line = chat_client._statistics_line(answer, None, None)
-    assert line == "[stop] prompt 7 tok (2 cached) · 3 new · TTFT 750 ms · 61.2 tok/s"
-    stopped = Answer(0.0)
-    for event in chunks("a", "b")[:3]:
-        stopped.take(event, 1.0)
-    line = chat_client._statistics_line(stopped, "interrupted", 100)
-    assert line == "[interrupted] 2 pieces of text · TTFT 1.00 s"
 
 
 def test_ctrl_c_keeps_the_text_and_closes_the_connection() -> None:

@@ -1,6 +1,7 @@
 """`quire compare`: table, JSON, page, and one-line errors."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,13 +27,16 @@ def test_json_has_settings_table_charts_and_explanation() -> None:
 
 
 def test_table_is_on_stdout_and_stages_on_stderr(tmp_path: Path) -> None:
-    page = tmp_path / "kv.html"
-    result = call("compare", "kv", *SMALL, "--pool", "12MiB", "--html", str(page))
+    page, image = tmp_path / "kv.html", tmp_path / "kv.svg"
+    result = call("compare", "kv", *SMALL, "--pool", "12MiB", "--html", str(page), "--svg", str(image))
     assert result.exit_code == 0, result.stderr
     assert "requests with equal outputs in all modes: 6 of 6" in result.stdout
     assert "buddy (power of two)" in result.stdout
     assert "kv: contiguous" in result.stderr
     assert page.read_text().startswith("<!doctype html>")
+    titles = [text.text for text in ElementTree.parse(image).iter() if text.get("font-weight") == "bold"]
+    assert titles
+    assert all(title in page.read_text() for title in titles if title)
 
 
 def test_different_outputs_exit_with_6(monkeypatch: pytest.MonkeyPatch) -> None:

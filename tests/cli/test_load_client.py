@@ -1,13 +1,12 @@
 """Streams as a load client reads them, and loads in closed and open loops."""
 
 import asyncio
-import math
 import threading
 from typing import Any
 
 import pytest
 
-from quire.cli.load_client import Endpoint, Load, LoadResult, StreamClient, highest_rate, percentile, put_load
+from quire.cli.load_client import Endpoint, Load, StreamClient, highest_rate, percentile, put_load
 from quire.cli.server_client import Answer, ServerUnreachableError
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
 
@@ -143,39 +142,6 @@ def test_open_loop_does_not_wait_for_answers() -> None:
     with stub_server(answer) as server:
         result = put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(rate=200), bodies(5))
     assert len(result.good) == 5
-
-
-def test_gaps_of_an_open_loop_come_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(seconds: float) -> None:
-        gaps.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr("quire.cli.load_client.asyncio.sleep", note)
-    with stub_server(lambda handler, body: handler.send_events(chunks("a"))) as server:
-        for _ in range(2):
-            put_load(Endpoint.parse(server.url, "/v1/chat/completions"), Load(rate=20), bodies(6), seed=3)
-    assert gaps[:5] == gaps[5:]
-    assert 0.01 < sum(gaps[:5]) / 5 < 0.2
-
-
-def result_of(*answers: Answer) -> LoadResult:
-    return LoadResult(Load(concurrency=1), answers, 2.0)
-
-
-def test_result_measures_complete_answers() -> None:
-    first = Answer(0.0, 200, [0.1, 0.2, 0.4], 0.5, num_tokens=3)
-    second = Answer(1.0, 200, [1.3], 1.4, num_tokens=1)
-    failed = Answer(2.0, error="full")
-    result = result_of(first, second, failed)
-    assert result.good == [first, second]
-    assert result.tokens_per_s == 2.0
-    assert result.values_ms("ttft") == pytest.approx([100, 300])
-    assert result.values_ms("itl") == pytest.approx([100, 200])
-    assert result.values_ms("e2e") == pytest.approx([500, 400])
-    assert math.isnan(result_of(failed).percentile_ms("ttft", 50))
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(1, 1), (50, 5), (90, 9), (91, 10), (99, 10)])

@@ -7,8 +7,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from quire.cli.command import OTHER_OPTIONS
-from quire.cli.main import cli
 from quire.cli.options import (
     COMPUTED_DEFAULTS,
     SAMPLING_HELP,
@@ -137,10 +135,3 @@ def test_option_of_another_engine_names_the_one_here(verb: str, option: str, mes
     result = call(verb, option, "1")
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-def test_options_of_other_engines_are_not_options_here() -> None:
-    for verb in ("serve", "run"):
-        command = cli.get_command(click.Context(cli), verb)
-        assert command is not None
-        assert not {name for parameter in command.params for name in parameter.opts} & set(OTHER_OPTIONS)

@@ -6,12 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from benchmarks.soak.server import Server, serving
-from tests.cli.batch_inputs import by_id, request, write_lines
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -51,19 +49,3 @@ def test_ctrl_c_ends_the_work_on_the_server_too(server: Server) -> None:
     assert "[interrupted]" in stderr
     assert asyncio.run(server.seconds_until_idle()) < 60
     assert asyncio.run(server.metrics()).value("quire_requests_total", finish_reason="abort") == 1
-
-
-def test_batch_over_two_routes(server: Server, tmp_path: Path) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
-    lines = [
-        *(request(str(index), body=body) for index in range(40)),
-        request("other route", url="/v1/completions", body={"prompt": "hi", "max_tokens": 4, "ignore_eos": True}),
-        request("no field", body={**body, "no_such_field": 1}),
-    ]
-    source, target = write_lines(tmp_path / "in", *lines), tmp_path / "out"
-    result = call("batch", str(source), "-o", str(target), "--url", server.url, "--concurrency", "16")
-    assert result.exit_code == 6, result.stderr
-    found = by_id(target)
-    assert len(found) == 42
-    assert sum(line["response"]["status_code"] == 200 for line in found.values()) == 41
-    assert found["no field"]["response"]["body"]["error"]["param"] == "no_such_field"

@@ -5,35 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.cli import session
 from quire.cli.output import Output
 from quire.cli.session import (
     DEFAULT_MAX_TOKENS,
-    Generation,
-    ask_engine,
     generate,
     open_engine,
     sampling_params_for,
 )
 from quire.config import EngineOptions
 from quire.errors import EngineDeadError, EngineError, InvalidParameterError
-from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import FakeEngine
 from tests.engine.builders import make_engine
-
-
-def generation(num_prompt: int, num_new: int, *, cached: int = 0, decode_s: float = 1.0) -> Generation:
-    completion = CompletionOutput(0, "x" * num_new, list(range(num_new)), finish_reason="stop")
-    output = RequestOutput("a", None, list(range(num_prompt)), [completion], True, num_cached_tokens=cached)
-    return Generation(output, 0.0321, decode_s, decode_s + 0.0321, interrupted=False)
-
-
-def test_statistics_line() -> None:
-    line = generation(36, 58, cached=16, decode_s=1.14).statistics_line(2048)
-    assert line == "[stop] prompt 36 tok (16 cached) · 58 new · TTFT 32.1 ms · 50.0 tok/s · ctx 94/2048 (5%)"
-    assert "tok/s" not in generation(3, 1, decode_s=0.0).statistics_line(2048)
-    assert "cached" not in generation(3, 1).statistics_line(2048)
 
 
 def test_dead_engine_raises_its_error() -> None:
@@ -46,7 +29,7 @@ def test_dead_engine_raises_its_error() -> None:
 
 def test_failed_answer_raises_its_error() -> None:
     engine, executor = make_engine()
-    executor.errors[f"cli-{next(session._REQUEST_IDS) + 1}"] = "no token can be chosen"
+    executor.errors["cli-0"] = "no token can be chosen"
     with pytest.raises(EngineError, match="no token can be chosen"):
         generate(engine, {"prompt": "Hi"}, SamplingParams())
 
@@ -80,12 +63,3 @@ def test_open_engine_describes_it_and_always_shuts_down(
     assert "smollm2 · FakeForCausalLM · float32 · cpu · 2 threads · in-process" in captured.err
     assert "weights: 250 ms" in captured.err
     assert "block_size = 32: a CPU reads long runs" in captured.err
-
-
-def test_engine_answers_a_chat_in_pieces() -> None:
-    engine = FakeEngine(EngineOptions())
-    pieces: list[str] = []
-    reply = ask_engine(engine, [{"role": "user", "content": "why"}], {"max_tokens": 3}, pieces.append)
-    assert (reply.text, pieces, reply.interrupted) == ("Bec", ["B", "e", "c"], False)
-    assert reply.statistics.startswith("[length] prompt 10 tok · 3 new")
-    assert engine.prompts == [{"prompt": "user: why\n", "prompt_token_ids": list(b"user: why\n")}]

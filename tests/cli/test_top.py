@@ -10,7 +10,7 @@ from quire.cli import top
 from quire.cli.main import cli
 from quire.cli.ps import format_duration
 from quire.cli.top import summary, view_lines
-from quire.cli.top_metrics import Metrics, load_between, quantile
+from quire.cli.top_metrics import Metrics, load_between
 from quire.server.registration import registered
 from tests.cli.command_line import Terminal, call, parsed
 from tests.cli.stub_server import Answer, Handler, stub_server
@@ -140,36 +140,10 @@ def test_view_on_a_terminal_is_redrawn_until_q(monkeypatch: pytest.MonkeyPatch) 
     assert "\x1b[" in terminal.getvalue()
 
 
-def test_samples_and_labels_are_read() -> None:
-    text = """
-# TYPE a counter
-a_total{x="1",y="two words"} 3
-a_total{x="2",y="}\\"\\\\\\n"} 4e0 1700000000000
-b 2.5
-d +Inf
-"""
-    metrics = Metrics(text, 0.0)
-    assert metrics.value("a_total") == 7
-    assert metrics.value("a_total", x="1") == 3
-    assert metrics.value("a_total", x="1", y="other") == 0
-    assert metrics.value("a_total", y='}"\\\n') == 4
-    assert (metrics.label("a_total", "x"), metrics.label("missing", "x")) == ("1", "")
-    assert metrics.value("b") == 2.5
-    assert metrics.value("d") == float("inf")
-    assert "missing" not in metrics
-
-
 def test_restarted_engine_counts_from_zero() -> None:
     load = load_between(Metrics(page(tokens=1000, requests=50), 0.0), Metrics(page(tokens=20, requests=4), 1.0))
     assert load.generation_tokens_per_s == 20
     assert load.ttft_p50_s == pytest.approx(0.05)
-
-
-def test_quantile_stays_in_its_bucket() -> None:
-    text = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="2"} 10\nh_bucket{le="+Inf"} 12\n'
-    before, after = Metrics("", 0.0), Metrics(text, 1.0)
-    assert quantile(before, after, "h", 0.5) == pytest.approx(1.6)
-    assert quantile(before, after, "h", 0.99) == 2.0
 
 
 def serving(handler: Handler, body: dict[str, Any]) -> None:

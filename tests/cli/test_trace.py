@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.engine.recorder import Recorder
+from quire.insight.chrome import TORCH
 from quire.insight.trace import Trace
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call, parsed
@@ -43,6 +44,18 @@ def test_recording_becomes_a_timeline_and_a_page(recording: Path, tmp_path: Path
     assert {f"step {step['step_id']}" for step in Trace.read(recording).steps} <= names
     assert call("trace", str(recording), "-o", str(tmp_path / "a.html")).exit_code == 0
     assert '"quire_trace"' in (tmp_path / "a.html").read_text()
+
+
+def test_operations_that_torch_profiler_sees_stand_inside_their_steps(tmp_path: Path) -> None:
+    model, path = make_tiny_directory(tmp_path / "model"), tmp_path / "out.json"
+    options = ("--torch-profiler", "--enforce-eager", "--max-tokens", "2", "-o", str(path))
+    result = call("trace", str(model), "hello", *options)
+    assert result.exit_code == 0, result.stderr
+    slices = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    steps = [(item["ts"], item["ts"] + item["dur"]) for item in slices if item["name"].startswith("step ")]
+    products = [item["ts"] for item in slices if item["pid"] == TORCH and item["name"] == "aten::linear"]
+    assert len(products) >= len(steps) > 0
+    assert all(any(start <= at <= end for start, end in steps) for at in products)
 
 
 def test_server_is_recorded_until_it_ends_the_stream(recording: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_parts import TokenizerParts
 from quire.types import TokenLogprobs
 from tests.fakes import FakeExecutor, FakeSequence
+from tests.scheduler.integrity import check_integrity
 from tests.scheduler.recording import RecordingScheduler
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def run(engine: LLMEngine, max_steps: int = 10_000) -> list[Output]:
         if not engine.has_unfinished_requests():
             return outputs
         outputs += engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     raise AssertionError(f"still unfinished after {max_steps} steps")
 
 
@@ -170,7 +171,7 @@ def assert_all_home(engine: LLMEngine) -> None:
     """Nothing runs, nothing waits, no request owns a block."""
     assert not engine.has_unfinished_requests()
     assert not engine.scheduler.has_unfinished
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert engine.reset_prefix_cache(), "some request still owns blocks"
 
 

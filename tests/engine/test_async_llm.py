@@ -1,14 +1,13 @@
 import asyncio
 import itertools
 import random
-import threading
 import time
 from typing import Any
 
 import pytest
 
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import DuplicateRequestError, EngineDeadError, PromptError, QueueFullError, RequestError
+from quire.errors import EngineDeadError, PromptError, RequestError
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.engine.async_builders import LIMIT_S, Gate, collect, play, wait_until
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
@@ -77,21 +76,6 @@ def test_wrong_params_are_named(params: Any) -> None:
     play(scenario)
 
 
-def test_a_second_request_with_the_same_id_fails_alone() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=3)
-        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
-        await gate.reached()
-        second = asyncio.create_task(collect(llm, "p", None, "same"))
-        await gate.open_after(llm, 1)
-        with pytest.raises(DuplicateRequestError):
-            await second
-        assert (await first)[-1].outputs[0].finish_reason == "length"
-        assert (await collect(llm, "p", None, "same"))[-1].finished
-
-    play(scenario)
-
-
 @pytest.mark.parametrize("way", ["cancel", "abort"])
 def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way: str) -> None:
     async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
@@ -111,35 +95,6 @@ def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way
         if way == "abort":
             await abort
             assert (await first)[-1].outputs[0].finish_reason == "abort"
-
-    play(scenario)
-
-
-def test_a_full_queue_refuses() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=1)
-        tasks = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=20)))]
-        await gate.reached()
-        tasks += [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=20))) for _ in range(5)]
-        await gate.open_after(llm, 5)
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(item) for item in ended].count(QueueFullError) == 4
-        assert [type(item) for item in ended].count(list) == 2
-
-    play(scenario, max_num_waiting=1, max_num_seqs=1)
-
-
-def test_abort_gives_a_last_output() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=4)
-        task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100), "r"))
-        await gate.reached()
-        abort = asyncio.create_task(llm.abort(["r", "unknown"]))
-        await gate.open_after(llm, 1)
-        await abort
-        outputs = await task
-        assert outputs[-1].finished
-        assert outputs[-1].outputs[0].finish_reason == "abort"
 
     play(scenario)
 
@@ -208,25 +163,6 @@ def test_fifty_requests_with_random_cancels_end_once_each() -> None:
     assert len(ends) == 50
     assert set(ends) <= {"length", "cancelled", "abort"}
     assert ends.count("length") >= 25
-
-
-def test_two_event_loops_at_once() -> None:
-    engine, _ = make_engine()
-    llm = AsyncLLM.from_engine(engine)
-    found: dict[int, str] = {}
-
-    def work(number: int) -> None:
-        outputs = asyncio.run(collect(llm, f"p{number}", SamplingParams(max_tokens=20, seed=number)))
-        found[number] = outputs[-1].outputs[0].text
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    llm.shutdown()
-    assert len(set(found.values())) == 4
-    assert_all_home(engine)
 
 
 def test_a_loop_that_is_gone_ends_its_requests() -> None:

@@ -10,6 +10,7 @@ from quire.events import EventKind
 from quire.outputs import BeamSearchOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.builders import EOS, VOCAB_SIZE, Logprobs, assert_all_home, assert_forgotten, make_engine
+from tests.scheduler.integrity import check_integrity
 
 LETTERS = [*range(97, 103), EOS]
 
@@ -68,34 +69,6 @@ def test_equals_beam_search_by_the_book(width: int, length_penalty: float) -> No
         assert_equal(output, naive(logprobs, prompt, params))
         assert_all_home(engine)
         assert_forgotten(engine, executor)
-
-
-def test_width_1_is_greedy() -> None:
-    logprobs = table(5, eos_weight=0.0001)
-
-    def greedy(known: list[int], num_prompt_tokens: int, seed: int) -> int:
-        values = logprobs(known)
-        return max(range(VOCAB_SIZE), key=values.__getitem__)
-
-    engine, _ = make_engine(greedy, logprobs)
-    llm = LLM.from_engine(engine)
-    (beams,) = llm.beam_search("abc", BeamSearchParams(beam_width=1, max_tokens=9))
-    (sampled,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=9), use_tqdm=False)
-    assert beams.sequences[0].token_ids == sampled.outputs[0].token_ids
-    assert beams.sequences[0].text == sampled.outputs[0].text
-    assert beams.prompt == "abc"
-    assert beams.sequences[0].finish_reason == "length"
-
-
-def test_many_prompts_more_than_fit_at_once() -> None:
-    logprobs = table(6)
-    engine, _ = make_engine(logprobs=logprobs, max_num_seqs=7, max_in_flight=2)
-    params = BeamSearchParams(beam_width=3, max_tokens=5)
-    prompts = [[97 + i] * (i + 1) for i in range(6)]
-    outputs = LLM.from_engine(engine).beam_search(prompts, params)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert_equal(output, naive(logprobs, prompt, params))
-    assert_all_home(engine)
 
 
 def test_a_short_queue_is_fed_as_it_empties() -> None:
@@ -183,7 +156,7 @@ def test_cancel_at_any_step_frees_everything() -> None:
         for _ in range(num_steps):
             engine.step()
             search.advance()
-            engine.scheduler.check_integrity()
+            check_integrity(engine.scheduler)
         search.cancel()
         assert_all_home(engine)
         assert_forgotten(engine, executor)

@@ -3,10 +3,6 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, AsyncLLM
-from quire.config import EngineOptions
-from quire.engine.build import build_engine
-from quire.engine.tokenizer_source import read_chat_template
-from quire.errors import ConfigError, ModelNotFoundError
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -28,16 +24,6 @@ def generate(llm: LLM, prompts: object, params: SamplingParams) -> list[list[lis
     return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
-def test_an_engine_from_a_directory_says_where_its_time_went(directory: Path) -> None:
-    engine = build_engine(EngineOptions(model=str(directory)))
-    assert engine.config.model.architecture == "LlamaForCausalLM"
-    assert engine.get_tokenizer().decode(engine.get_tokenizer().encode("hé")) == "hé"
-    times = engine.startup_times
-    assert list(times) == ["source", "checkpoint", "decisions", "weights and cache", "tokenizer (beside)", "total"]
-    in_turn = sum(seconds for name, seconds in times.items() if name not in ("total", "tokenizer (beside)"))
-    assert 0 < in_turn <= times["total"]
-
-
 def test_all_interfaces_on_a_tiny_model(directory: Path) -> None:
     with make_llm(directory) as llm:
         (output,) = llm.generate("hello", SamplingParams(max_tokens=5, logprobs=2), use_tqdm=False)
@@ -49,22 +35,6 @@ def test_all_interfaces_on_a_tiny_model(directory: Path) -> None:
             (vector,) = llm.embed("hello", pooling_params=PoolingParams(pooling=pooling), use_tqdm=False)
             assert sum(value**2 for value in vector.outputs.embedding) == pytest.approx(1, abs=1e-5)
         assert len(vector.outputs.embedding) == 16
-
-
-def test_chat_templates_from_text_and_from_a_file(directory: Path, tmp_path: Path) -> None:
-    file = tmp_path / "template.jinja"
-    file.write_text("file: {{ messages[0].content }}")
-    for option, expected in (("text: {{ messages[0].content }}", "text: hi"), (str(file), "file: hi")):
-        with make_llm(directory, chat_template=option) as llm:
-            assert llm.chat(MESSAGES, SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt == expected
-    assert read_chat_template(None) is None
-    with pytest.raises(ConfigError, match="neither a Jinja template nor a readable file"):
-        read_chat_template(str(tmp_path / "missing.jinja"))
-
-
-def test_a_model_that_is_not_there() -> None:
-    with pytest.raises(ModelNotFoundError):
-        LLM("./no-such-directory")
 
 
 def test_async_llm_builds_too(directory: Path) -> None:

@@ -1,7 +1,6 @@
 """Injected faults end the requests that meet them, and no others."""
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.engine.builders import (
     saying,
 )
 from tests.faults.injection import NAN_ERROR, Fault, FaultyExecutor, FaultyTokenizer, parse_faults
+from tests.scheduler.integrity import check_integrity
 
 
 def make(faults: str, **scheduler: Any) -> LLMEngine:
@@ -156,13 +156,6 @@ def test_one_memory_error_fails_no_request() -> None:
     assert results(make("exhaust-memory:step=3"), a=[1], b=[2]) == {"a": (ALL, None), "b": (ALL, None)}
 
 
-def test_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    assert results(make("slow-step:ms=5"), a=[1]) == {"a": (ALL, None)}
-    assert slept == [0.005] * 6
-
-
 # --- The real model ---------------------------------------------------------------------------
 
 PROMPTS = [
@@ -207,6 +200,6 @@ def test_faults_at_random_tokens_leave_other_requests_bit_identical(llm: LLM, na
             assert (completion.finish_reason, completion.token_ids) == ("error", whole.token_ids[:length])
             assert whole.text.startswith(completion.text)
         assert num_failed >= 1
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
         assert not engine.errored
         assert llm.reset_prefix_cache()

@@ -26,6 +26,7 @@ from tests.engine.builders import (
     mixing,
     run,
 )
+from tests.scheduler.integrity import check_integrity
 from tests.scheduler.recording import RecordingScheduler, replay
 
 MARK = 255
@@ -134,7 +135,7 @@ def test_exactly_the_marked_requests_fail(
                 outputs += run(engine) if name.startswith("bad") else []
                 engine.add_request(name, prompt, params)
         outputs += engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     ended = finals(outputs + run(engine))
     event(f"{len(executor.lost)} lost steps")
     bad = {name for name in ended if name.startswith("bad")}
@@ -180,25 +181,6 @@ def test_the_error_names_the_kind_and_nothing_else(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_suspects_run_alone_and_others_wait() -> None:
-    engine, executor = make(max_num_batched_tokens=16)
-    for name in ("a", "b"):
-        engine.add_request(name, [ord(name)] * 40, sampled(20))
-    for _ in range(9):
-        engine.step()
-    engine.add_request("bad", [MARK], sampled())
-    engine.step()
-    engine.add_request("new", [7], sampled(1))
-    while engine.has_unfinished_requests():
-        engine.step()
-    first = executor.steps.index(executor.lost[0])
-    scheduled = [[item.request_id for item in output.scheduled] for output in executor.steps[first:]]
-    assert scheduled[0] == ["a", "b", "bad"]
-    alone = scheduled[1 : scheduled.index(["a", "b", "new"])]
-    # Their prompts come from the prefix cache, so one step is enough.
-    assert alone == [["a"], ["b"], ["bad"]]
-
-
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_single_lost_step_changes_no_output(max_in_flight: int) -> None:
     requests: dict[str, tuple[list[int], Params]] = {
@@ -224,17 +206,6 @@ def test_completions_of_one_request_count_once() -> None:
         assert not engine.errored
         assert_all_home(engine)
         assert_forgotten(engine, executor)
-
-
-def test_many_bad_requests_beside_a_good_one() -> None:
-    engine, _ = make()
-    engine.add_request("good", "hello", sampled())
-    engine.step()
-    for index in range(2 * MAX_FAILED_ALONE):
-        engine.add_request(f"bad{index}", [MARK, index], sampled())
-    ended = finals(run(engine))
-    assert {name for name, output in ended.items() if reasons(output) == ["error"]} == set(ended) - {"good"}
-    assert not engine.errored
 
 
 def test_an_aborted_suspect_is_forgotten() -> None:
@@ -270,7 +241,7 @@ def test_beams() -> None:
         while found.output is None:
             engine.step()
             found.advance()
-            engine.scheduler.check_integrity()
+            check_integrity(engine.scheduler)
         assert_all_home(engine)
         return found
 

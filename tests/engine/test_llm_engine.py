@@ -27,7 +27,7 @@ from tests.engine.builders import (
     run,
     saying,
 )
-from tests.scheduler.recording import replay
+from tests.scheduler.integrity import check_integrity
 
 
 def test_one_request_from_prompt_to_end() -> None:
@@ -129,17 +129,6 @@ def texts(*, multi_step_decode: int, **params: Any) -> tuple[dict[str, str], LLM
     return {name: output.outputs[0].text for name, output in finals(run(engine)).items()}, engine
 
 
-@pytest.mark.parametrize("params", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["q", "za"]}])
-def test_multi_step_decode_gives_the_same_texts(params: dict[str, Any]) -> None:
-    expected, one_by_one = texts(multi_step_decode=1, **params)
-    found, several = texts(multi_step_decode=5, **params)
-    assert found == expected
-    slow, fast = (engine.events.of(EventKind.STEP) for engine in (one_by_one, several))
-    assert {event.data["num_iterations"] for event in slow} == {1}
-    assert sum(event.data["num_tokens"] for event in fast) == sum(event.data["num_tokens"] for event in slow)
-    assert (max(event.data["num_iterations"] for event in fast) > 1) == ("stop" not in params)
-
-
 def test_steps_in_flight_give_the_same_outputs() -> None:
     def outputs(max_in_flight: int) -> tuple[dict[str, Any], LLMEngine]:
         engine, _ = make_engine(max_in_flight=max_in_flight, num_blocks=16, max_num_batched_tokens=12)
@@ -179,19 +168,6 @@ def test_prompts_get_more_of_a_step_where_the_machine_is_fast(ms_per_token: int,
     engine.add_request("prompt", [2] * 60, SamplingParams(max_tokens=1))
     engine.step()
     assert engine.events.of(EventKind.STEP)[-1].data["num_tokens"] == expected
-
-
-def test_what_an_engine_scheduled_can_be_replayed() -> None:
-    engine, executor = make_engine(records=True, num_blocks=20)
-    executor.errors["bad"] = "no token"
-    for i in range(4):
-        engine.add_request(str(i), f"prompt {i}", SamplingParams(n=1 + i % 2, max_tokens=12, stop="a"))
-        engine.step()
-    engine.add_request("bad", "prompt", SamplingParams())
-    engine.abort_request("2")
-    run(engine)
-    num_steps = len(engine.events.of(EventKind.STEP))
-    assert len([output for output in replay(engine.scheduler) if output.scheduled]) == num_steps > 4
 
 
 # --- Mistakes ---------------------------------------------------------------------------------
@@ -239,7 +215,7 @@ def test_abort_after_any_step_frees_everything(num_steps: int) -> None:
     for _ in range(num_steps):
         ended |= finals(engine.step())
     engine.abort_request(["one", "many", "pool", "unknown"])
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert not engine.scheduler.has_unfinished
     engine.abort_request("one")
     aborted = finals(run(engine))
@@ -308,7 +284,7 @@ def test_any_interleaving_ends_each_request_once(history: list[Action], max_in_f
         else:
             for _ in range(value):
                 outputs += engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     outputs += run(engine)
     assert set(finals(outputs)) == set(ids)
     assert_all_home(engine)

@@ -24,18 +24,6 @@ def test_a_stop_string_across_tokens_ends_the_request() -> None:
     assert_all_home(engine)
 
 
-def test_a_stop_string_ends_one_sibling_only() -> None:
-    def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
-        return ord("x") if seed == 1 and len(known) - num_prompt_tokens == 2 else ord("y")
-
-    engine, _ = make_engine(next_token)
-    engine.add_request("a", "p", SamplingParams(n=2, seed=0, stop=["x"], max_tokens=6))
-    first, second = finals(run(engine))["a"].outputs
-    assert (first.finish_reason, first.text) == ("length", "yyyyyy")
-    assert (second.finish_reason, second.text, second.stop_reason) == ("stop", "yy", "x")
-    assert_all_home(engine)
-
-
 def test_logprobs_of_generated_tokens() -> None:
     engine, _ = make_engine(saying("bcx"), following)
     engine.add_request("a", "a", SamplingParams(logprobs=2, max_tokens=3))
@@ -51,22 +39,6 @@ def test_logprobs_of_generated_tokens() -> None:
     assert completion.cumulative_logprob == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("budget", [3, 4, 64])
-def test_prompt_logprobs_whatever_the_chunks(budget: int) -> None:
-    engine, _ = make_engine(mixing, following, max_num_batched_tokens=budget)
-    for request_id in ("a", "again"):  # the second finds a prefix in the cache and must not use it
-        engine.add_request(request_id, "abcdxyzabcd", SamplingParams(prompt_logprobs=1, max_tokens=2))
-        output = finals(run(engine))[request_id]
-        assert output.num_cached_tokens == 0
-        assert output.prompt_logprobs[0] is None
-        tokens = list(b"abcdxyzabcd")
-        for position, values in enumerate(output.prompt_logprobs[1:], 1):
-            assert next(iter(values)) == tokens[position]
-            assert values[tokens[position]].logprob == pytest.approx(following(tokens[:position])[tokens[position]])
-            assert tokens[position - 1] + 1 in values, "the likeliest is there too"
-        assert len(output.prompt_logprobs) == 11
-
-
 def test_prompt_logprobs_come_once_for_n_and_survive_preemption() -> None:
     engine, _ = make_engine(mixing, following, num_blocks=14, max_num_seqs=8)
     for i in range(4):
@@ -78,16 +50,3 @@ def test_prompt_logprobs_come_once_for_n_and_survive_preemption() -> None:
         tokens = list(f"prompt {i}".encode())
         assert [next(iter(values)) for values in output.prompt_logprobs[1:]] == tokens[1:]
     assert_all_home(engine)
-
-
-def test_preemption_changes_no_text() -> None:
-    texts = []
-    for num_blocks in (200, 12):
-        engine, _ = make_engine(num_blocks=num_blocks)
-        for i in range(5):
-            engine.add_request(str(i), f"prompt {i}", SamplingParams(n=1 + i % 2, seed=i, max_tokens=15))
-        ended = finals(run(engine))
-        texts.append({key: [completion.text for completion in output.outputs] for key, output in ended.items()})
-        preempted = sum(output.metrics.num_preemptions for output in ended.values())
-        assert (preempted > 0) == (num_blocks == 12)
-    assert texts[0] == texts[1]

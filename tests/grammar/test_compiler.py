@@ -67,18 +67,6 @@ def test_warm_up_does_nothing_for_a_model_without_structured_outputs() -> None:
         compiler.compile(unique(1))
 
 
-def test_300_grammars_stay_within_the_bound() -> None:
-    bound = 3_000_000
-    grammar = '{"grammars":[{"lark_grammar":"start: /[a-z]{1,9}/"}]}'
-    compiler = GrammarCompiler(make_vocabulary, cache_bytes=bound, check_process=CountingProcess(grammar))
-    for number in range(300):
-        compiler.compile(unique(number))
-        assert compiler.num_bytes <= bound
-    assert compiler.num_bytes > bound // 2
-    gc.collect()
-    assert len(compiler._in_use) < 100, "dropped grammars are freed"
-
-
 def test_least_recently_used_grammar_is_dropped() -> None:
     process = CountingProcess()
     size = GrammarCompiler(make_vocabulary).compile(unique(21)).size_bytes

@@ -10,7 +10,7 @@ from quire.cli.doctor import MIN_PYTHON, TORCH_VERSIONS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OPTIONAL = PROJECT["optional-dependencies"]["otel"]
+OPTIONAL = [item for extra in ("hf", "otel") for item in PROJECT["optional-dependencies"][extra]]
 """Imported only where it is asked for."""
 
 

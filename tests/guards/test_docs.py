@@ -9,11 +9,16 @@ import pytest
 
 from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
+from tests.guards.shown_commands import Page
 from tests.server.serving import serving
 
 ROOT = Path(__file__).parents[2]
 SERVER_URL = "http://127.0.0.1:8000"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATED_README = ROOT / "README.zh-CN.md"
+"""Its blocks are those of README.md, which run."""
+LEARN_PAGES = sorted((ROOT / "docs" / "learn").rglob("*.md"))
+"""`test_learn.py` runs their blocks."""
 
 
 def python_blocks() -> list[tuple[str, str]]:
@@ -46,6 +51,19 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert [line.split()[:2] for line in first_block[1].splitlines()] == [["make", "run"], ["make", "test"]]
 
 
+def test_translated_readme_has_the_blocks_and_headings_of_the_readme() -> None:
+    original, translation = Page.read(ROOT / "README.md"), Page.read(TRANSLATED_README)
+    assert translation.blocks() == original.blocks()
+    assert translation.outline() == original.outline()
+
+
+def test_readme_and_its_translation_link_to_each_other_below_the_title() -> None:
+    for page, other in ((ROOT / "README.md", TRANSLATED_README), (TRANSLATED_README, ROOT / "README.md")):
+        title, _, link = page.read_text().splitlines()[:3]
+        assert title == "# Quire"
+        assert link.endswith(f"]({other.name})")
+
+
 def test_every_option_has_help() -> None:
     for item in fields(EngineOptions):
         assert len(item.metadata["help"]) > 10, item.name
@@ -68,8 +86,10 @@ def test_every_sampling_field_is_documented() -> None:
 
 def test_links_between_pages_resolve() -> None:
     broken = []
-    for page in PAGES:
-        for target, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", page.read_text()):
+    for page in [*PAGES, TRANSLATED_README, *LEARN_PAGES]:
+        for target, anchor in re.findall(
+            r"\]\(([^)#]*)(#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        ):
             if "://" in target:
                 continue
             named = page.parent / target if target else page

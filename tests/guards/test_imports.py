@@ -92,10 +92,11 @@ def test_root_modules_import_only_each_other() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["quire", "quire.types", "quire.config", "quire.resolve", "quire.scheduler.scheduler", "quire.cli.main"],
-)
+    ["quire", "quire.types", "quire.config", "quire.resolve", "quire.scheduler.scheduler", "quire.cli.main",
+     "quire.weights.sources", "quire.text.tokenizer"],
+)  # fmt: skip
 def test_importing_costs_no_torch(module: str) -> None:
-    slow = ("torch", "numpy", "transformers", "llguidance")
+    slow = ("torch", "numpy", "transformers", "llguidance", "huggingface_hub", "safetensors", "jinja2")
     code = f"import sys, {module}; print([m for m in {slow} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -17,6 +17,7 @@ from quire.errors import PromptError
 from quire.insight.compare.rig import load
 from quire.insight.explain.rank_model import trace_rank
 from quire.insight.tour import Stop, Tour, rank_stop
+from quire.insight.tour_reasons import reason_of
 from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
 from tests.cli.command_line import call, parsed
@@ -171,7 +172,7 @@ def test_json_has_all_stops(loaded: Loaded) -> None:
     value = parsed(call("tour", loaded.directory, "Hi there", "--max-tokens", "3", "--tp", "2", "--json"))
     assert value["schema"] == "quire.tour/1"
     assert value["prompt"] == "Hi there"
-    assert [sorted(stop) for stop in value["stops"]] == [["lines", "title", "why"]] * 10
+    assert [sorted(stop) for stop in value["stops"]] == [["lines", "title", "why", "whys"]] * 10
     assert value["stops"][8]["title"] == "The same model on 2 ranks"
     assert value["stops"][9]["title"] == "CPU and GPU"
 
@@ -208,21 +209,24 @@ def test_unknown_model_is_named() -> None:
     assert "no-such-model" in result.stderr
 
 
-def test_keys_go_on_explain_and_quit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_go_on_line_by_line_explain_and_quit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = []
 
     def made() -> Iterator[Stop]:
         for name in ("A", "B", "C"):
             asked.append(name)
-            yield Stop(name, [f"line of {name}"], f"reason of {name}")
+            yield Stop(name, [f"line of {name}", f"blocks = {name}", f"last of {name}"], f"reason of {name}")
 
-    keys = iter("\rxwq")
+    keys = iter("\rwnxwq")
     monkeypatch.setattr("click.getchar", lambda: next(keys))
     step_through(made(), Output())
     shown = capsys.readouterr().out
     assert asked == ["A", "B"]
-    assert [name in shown for name in ("line of A", "reason of A", "line of B", "reason of B")] == [
-        True, False, True, True,
+    assert [line.strip() for line in shown.splitlines() if line] == [
+        "1. A", "line of A", "blocks = A", f"why: {reason_of('blocks = A')}", "last of A", "why: reason of A",
+        "2. B", "line of B", "why: reason of B",
     ]  # fmt: skip
 
 
@@ -230,6 +234,7 @@ def test_keys_go_on_explain_and_quit(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_real_model_gives_same_tokens_in_every_run(smollm2_path: Path) -> None:
     value = parsed(call("tour", str(smollm2_path), "Why is the sky blue?", "--tp", "3", "--json"))
     lines = [line for stop in value["stops"] for line in stop["lines"]]
+    assert [line for line in lines if reason_of(line) is None] == []
     assert sum("output: the same 8 tokens" in line for line in lines) == 2
     assert any(line.startswith(" 30× self_attn.qkv_proj") for line in lines)
     assert any(line.startswith("61 all-reduces") for line in lines)

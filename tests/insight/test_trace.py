@@ -27,6 +27,7 @@ def assert_same_state(state: State, engine: LLMEngine) -> None:
     counts = blocks.pool.reference_counts
     assert dict(state.references) == {block: count for block, count in enumerate(counts) if block and count}
     assert state.cached == {block for block in blocks.pool.free_ids() if blocks.cache.holds(block)}
+    assert state.waiting.keys() == engine.scheduler.requests.waiting_since_s().keys()
     for name, item in state.requests.items():
         request = engine.scheduler.get(name)
         assert request is not None
@@ -43,6 +44,7 @@ def test_replayed_state_equals_the_schedulers_after_every_step(seed: int) -> Non
     )
     add(engine, "early", SHARED[:7])
     engine.step()
+    add(engine, "queued", SHARED[:9])
     recorder = Recorder(engine)  # begins while a request runs
     text, num_added = recorder.take().decode(), 0
     while num_added < 25 or engine.has_unfinished_requests():

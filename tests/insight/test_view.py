@@ -66,6 +66,12 @@ def test_step_shows_prefill_then_decode_of_each_request() -> None:
     assert rows["B b"].startswith("·▓")
 
 
+def test_step_names_requests_that_wait() -> None:
+    trace, _ = record(PROMPT, PROMPT[:4], max_num_seqs=1)
+    waiting = [row for row in view_step(trace, trace.steps[1]).rows if "waits for" in row.remark]
+    assert [row.label for row in waiting] == ["B b"]
+
+
 def test_ops_without_timed_instructions_says_how_to_record_them() -> None:
     trace, _ = record(PROMPT)
     assert "--op-period 1" in view_ops(trace, trace.steps[0]).caption

@@ -10,13 +10,27 @@ from tests.models.tiny_configs import full_config
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
 
+def make_oracle(model_type: str, fields: dict[str, Any], **options: Any) -> Any:
+    """Transformers' model of these fields, with its vision tower if it has one."""
+    config = transformers.CONFIG_MAPPING[model_type](**fields)
+    auto = transformers.AutoModelForImageTextToText if model_type == "mistral3" else transformers.AutoModelForCausalLM
+    return auto.from_config(config, **options)
+
+
+def num_language_parameters(oracle: Any) -> int:
+    """Parameters that text depends on."""
+    vision = [
+        part for name, part in oracle.named_modules() if name in ("model.vision_tower", "model.multi_modal_projector")
+    ]
+    return oracle.num_parameters() - sum(parameter.numel() for part in vision for parameter in part.parameters())
+
+
 class Pair:
     """Transformers' model and its weights as a checkpoint."""
 
     def __init__(self, model_type: str, fields: dict[str, Any]) -> None:
-        config = transformers.CONFIG_MAPPING[model_type](**fields)
-        self.oracle = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", experts_implementation="eager"
+        self.oracle = make_oracle(
+            model_type, fields, attn_implementation="eager", experts_implementation="eager"
         ).eval()
         generator = torch.Generator().manual_seed(11)
         for parameter in self.oracle.parameters():

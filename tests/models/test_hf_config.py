@@ -74,6 +74,24 @@ def test_harmless_fields_are_ignored() -> None:
         ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ("qwen2", {"use_mrope": True}, "use_mrope=True"),
         ("opt", {"activation_function": "silu"}, "activation_function='silu'.*'relu', 'gelu'"),
+        ("phi3", {"lm_head_bias": True}, "lm_head_bias=True"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod=2"),
+        ("phi3", {"rope_scaling": {"type": "mrope"}}, "rope_type 'mrope'"),
+        ("smollm3", {"layer_types": ["full_attention", "chunked"] * 2}, "chunked"),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("olmo3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type"),
+        ("granite", {"position_embedding_type": "nope"}, "position_embedding_type=nope"),
+        ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts=8"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, "'mamba'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma2", {"hidden_activation": "silu"}, "hidden_activation='silu'.*'gelu_pytorch_tanh'"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("gemma3", {"vision_tower_dim": 3}, "vision_tower_dim=3"),
+        ("gemma3", {"text_config": {"model_type": "llama"}}, "text_config.model_type='llama'.*gemma3_text"),
+        ("mistral3", {"text_config": {"model_type": "mistral"}}, "text_config.model_type='mistral'.*ministral3"),
+        ("glm4", {"rope_interleaved": True}, "rope_interleaved=True"),
+        ("starcoder2", {"norm_type": "rms_norm"}, "norm_type='rms_norm'.*'layer_norm'"),
+        ("ministral3", {"attention_bias": True}, "attention_bias=True"),
     ],
 )
 def test_fields_that_would_change_the_mathematics_are_refused(
@@ -117,6 +135,23 @@ def test_fields_that_would_change_the_mathematics_are_refused(
 def test_bad_value_names_field_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         llama(**changes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 2, 0, 1]}, "no_rope_layers=.*4 numbers"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers=.*4 numbers"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier=0"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping=-1.0"),
+        ("glm4", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2.*pairs"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "lacks llama_4_scaling_beta"),
+    ],
+)
+def test_bad_value_of_a_family_names_field_and_value(model_type: str, changes: dict[str, Any], message: str) -> None:
+    fields = next(iter(TINY_CONFIGS[model_type].values()))
+    with pytest.raises(ModelFileError, match=message):
+        read(model_type, {**fields, **changes})
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "", -1, 0, 1.5, "x", True, [1], {"a": 1}])

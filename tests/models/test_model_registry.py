@@ -4,12 +4,12 @@ import importlib.metadata
 from typing import Any
 
 import pytest
-import transformers
 
 from quire.cache_spec import PagedKV
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import ModelRegistry
+from tests.models.oracle import make_oracle, num_language_parameters
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 
 
@@ -101,9 +101,9 @@ def test_installed_packages_bring_models(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("model_type", sorted(TINY_CONFIGS))
 def test_parameters_are_counted_as_transformers_counts_them(model_type: str) -> None:
     for fields in TINY_CONFIGS[model_type].values():
-        oracle = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[model_type](**fields))
+        oracle = make_oracle(model_type, fields)
         config = ModelRegistry.make_model_config(full_config(model_type, fields))
-        assert config.num_parameters == oracle.num_parameters()
+        assert config.num_parameters == num_language_parameters(oracle)
 
 
 def test_model_config_of_a_model() -> None:

@@ -43,6 +43,14 @@ MULTIPLES = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+GRANITE4 = {
+    **LLAMA,
+    **MULTIPLES,
+    "num_local_experts": 0,
+    "mamba_n_heads": 4,
+    "shared_intermediate_size": 40,
+    "layer_types": ["full_attention"] * 2,
+}
 GEMMA = {
     **BASE,
     "num_attention_heads": 4,
@@ -64,6 +72,14 @@ MINISTRAL_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
 }
 GPT2 = {"vocab_size": 53, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 NEOX = {**BASE, "num_attention_heads": 4, "rotary_pct": 0.5}
@@ -209,6 +225,12 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "no multiples": {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3},
     },
+    "granitemoehybrid": {
+        "with positions": {**GRANITE4, "position_embedding_type": "rope"},
+        "without positions, one KV head, tied": {
+            **GRANITE4, "shared_intermediate_size": 36, "num_key_value_heads": 1, "tie_word_embeddings": True,
+        },
+    },
     "gemma2": {
         "window in the lower layer": GEMMA,
         "one KV head, untied, odd sizes": {
@@ -225,6 +247,18 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "linear scaling, logits capped, one KV head": {
             **GEMMA, "num_key_value_heads": 1, "final_logit_softcapping": 5.0, "rope_local_base_freq": 300.0,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 2,
+        },
+    },
+    "gemma3": {
+        "language model of a model with images": {
+            "text_config": {**GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3},
+            "vision_config": {**VISION, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4,
+        },
+    },
+    "mistral3": {
+        "language model of a model with images": {
+            "text_config": {**LLAMA, "model_type": "ministral3", "head_dim": 12, "rope_parameters": MINISTRAL_ROPE},
+            "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
         },
     },
     "glm4": {

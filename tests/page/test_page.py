@@ -1,6 +1,5 @@
 """The page in a real browser, on the real SmolLM2: chat, X-ray, Lab, saved traces."""
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ pytestmark = pytest.mark.model
 expect.set_options(timeout=LIMIT_MS)
 PANES = ("Steps", "KV", "Mask", "Roofline", "Ops", "Log")
 KEY = "a-key-of-the-tests"
-HAS_COMPARE = importlib.util.find_spec("quire.cli.compare") is not None
-HAS_EXPLAIN = importlib.util.find_spec("quire.cli.explain") is not None
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +114,13 @@ def test_pause_holds_a_step_while_recording_goes_on(server: Serving, open_page: 
 
 
 def test_instructions_are_timed_only_while_their_pane_is_open(server: Serving, open_page: OpenPage) -> None:
-    page = open_page(server.url, allowed=() if HAS_EXPLAIN else ("501",))
+    page = open_page(server.url)
     page.get_by_role("tab", name="Ops").click()
     send(page, "Tell me a story.", max_tokens=40)
     expect(page.locator("#pane table tbody tr").first).to_contain_text("Gemm")
     page.get_by_role("tab", name="Roofline").click()
     expect(page.locator("circle.measured").first).to_be_visible()
-    if HAS_EXPLAIN:
-        expect(page.locator("circle.predicted").first).to_be_visible()
-    else:
-        expect(page.locator("#pane")).to_contain_text("No prediction")
+    expect(page.locator("circle.predicted").first).to_be_visible()
     page.get_by_role("tab", name="Log").click()
     send(page, "And another one.", max_tokens=40)
     expect(page.locator(".stats").nth(1)).to_contain_text("tokens/s")
@@ -135,13 +129,15 @@ def test_instructions_are_timed_only_while_their_pane_is_open(server: Serving, o
 
 
 def test_comparison_runs_beside_the_server(server: Serving, open_page: OpenPage) -> None:
-    page = open_page(server.url, allowed=() if HAS_COMPARE else ("501",))
+    page = open_page(server.url)
+    page.get_by_role("spinbutton", name="requests").fill("12")
+    page.get_by_role("spinbutton", name="rate").fill("0.5")
     page.get_by_role("button", name="Compare batching").click()
-    if HAS_COMPARE:
-        expect(page.get_by_role("region", name="Result of batching").locator("table")).to_contain_text("continuous")
-        expect(page.locator(".charts svg").first).to_be_visible()
-    else:
-        expect(page.locator(".lab .error")).to_contain_text("no such command 'compare'")
+    result = page.get_by_role("region", name="Result of batching")
+    expect(result.locator("table")).to_contain_text("continuous")
+    expect(result).to_contain_text("requests 12")
+    expect(result).to_contain_text("rate 0.5")
+    expect(page.locator(".charts svg").first).to_be_visible()
 
 
 def test_saved_trace_opens_offline_and_steps(server: Serving, open_page: OpenPage, tmp_path: Path) -> None:

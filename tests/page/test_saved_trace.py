@@ -17,7 +17,8 @@ STATES = """() => {
     const state = xray.recording.stateAt(at), sorted = (values) => [...values].sort((a, b) => a - b);
     const row = (r) => [r.id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables];
     const rows = [...state.requests.values()].map(row);
-    found.push(structuredClone([rows, sorted(state.findable), sorted(state.cached())]));
+    const waiting = [...state.waiting].sort();
+    found.push(structuredClone([rows, sorted(state.findable), sorted(state.cached()), waiting]));
   }
   return found;
 }"""
@@ -46,12 +47,12 @@ def state_as_lists(state: State) -> list[Any]:
     rows = [
         [r.request_id, r.num_prompt_tokens, r.num_tokens, r.num_computed, r.tables] for r in state.requests.values()
     ]
-    return [rows, sorted(state.findable), sorted(state.cached)]
+    return [rows, sorted(state.findable), sorted(state.cached), [list(item) for item in sorted(state.waiting.items())]]
 
 
 def test_javascript_replays_every_state_that_python_replays(open_page: OpenPage, tmp_path: Path) -> None:
     trace = recorded_trace()
-    assert {"preempt", "evict", "cache", "share", "finish"} <= {line.get("kind") for line in trace.lines}
+    assert {"arrive", "preempt", "evict", "cache", "share", "finish"} <= {line.get("kind") for line in trace.lines}
     (tmp_path / "trace.html").write_text(to_html(trace))
     page = open_page(f"file://{tmp_path}/trace.html", offline=True)
     expected = [state_as_lists(replay(trace.lines[: at + 1])) for at in range(len(trace.lines))]

@@ -40,37 +40,6 @@ def alone() -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 1},
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 64},
-        {"enable_chunked_prefill": False},
-        {"enable_prefix_caching": False, "block_size": 16},
-        {"block_size": 1},
-    ],
-)
-def test_batched_and_chunked_equal_alone(options: dict[str, object], alone: dict[str, list[int]]) -> None:
-    assert generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), **options)[0] == alone
-
-
-def test_preempted_equals_alone(alone: dict[str, list[int]]) -> None:
-    found, outputs = generate(*(make_request(f"r{i}", prompt(i)) for i in range(4)), num_blocks_override=18)
-    assert any(output.preempted_ids for output in outputs)
-    assert found == alone
-
-
-def test_forked_equals_separate_runs() -> None:
-    leader, *siblings = (make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0, n=3) for i in range(3))
-    leader.siblings = siblings
-    found, outputs = generate(leader)
-    assert any(output.transfers for output in outputs)
-    for i in range(3):
-        single = generate(make_request(f"s{i}", prompt(1), seed=50 + i, temperature=1.0))[0]
-        assert single == {f"s{i}": found[f"s{i}"]}
-
-
 def test_after_shutdown_steps_are_an_error() -> None:
     config, checkpoint = tiny_llama()
     executor = InProcessExecutor.create(config, checkpoint)

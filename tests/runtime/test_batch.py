@@ -106,16 +106,6 @@ def test_equals_a_batch_made_token_by_token(step_cases: list[Case], block_size: 
     assert step.first_rows == first_rows[:-1]
 
 
-def test_types() -> None:
-    _, batch, _ = build([Case([1, 2, 3], 0, 3, True, 0), Case([5], 0, 1, False, 1)], 4)
-    for name in ("token_ids", "positions"):
-        assert getattr(batch, name).dtype == torch.int64, name
-    assert all(slots.dtype == torch.int64 for slots in batch.slot_mapping)
-    assert all(table.dtype == torch.int32 for table in batch.block_tables)
-    assert batch.layer_groups == (0, 1)
-    assert len(batch.kv_caches) == 2
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda() -> None:

@@ -60,23 +60,6 @@ def test_contents_stay(four_pages_ahead: int) -> None:
     assert memory[:6].tolist() == [7] * 5 + [0]
 
 
-@pytest.mark.parametrize("num_bytes", [4096, HUGE_PAGE_BYTES + 5])
-def test_it_ends_where_the_memory_ends(num_bytes: int) -> None:
-    memory = allocate(num_bytes)
-    ahead = CommitAhead(memory)
-    step(ahead, num_bytes)
-    wait_for(ahead, num_bytes)
-    assert ahead.num_committed == num_bytes
-    assert all(resident_pages(memory))
-
-
-def test_memory_in_use_goes_on_being_followed(four_pages_ahead: int) -> None:
-    ahead = CommitAhead(allocate(32 * HUGE_PAGE_BYTES))
-    for num_pages in range(0, 28, 4):
-        step(ahead, num_pages * HUGE_PAGE_BYTES)
-        wait_for(ahead, num_pages * HUGE_PAGE_BYTES + four_pages_ahead // 2)
-
-
 def test_nothing_is_committed_while_a_step_runs_or_one_was_just_there(four_pages_ahead: int) -> None:
     ahead = CommitAhead(allocate(16 * HUGE_PAGE_BYTES))
     wait_for(ahead, four_pages_ahead)

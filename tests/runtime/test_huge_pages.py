@@ -6,13 +6,6 @@ from quire.errors import MemoryCapacityError
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, allocate
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 4097, HUGE_PAGE_BYTES - 1])
-def test_small_memory_is_zero_and_of_the_size_asked_for(num_bytes: int) -> None:
-    memory = allocate(num_bytes)
-    assert memory.shape == (num_bytes,)
-    assert not memory.any()
-
-
 @pytest.mark.parametrize("num_bytes", [HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES + 5])
 def test_large_memory_starts_at_a_huge_page_and_is_writable_to_its_end(num_bytes: int) -> None:
     memory = allocate(num_bytes)

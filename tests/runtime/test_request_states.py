@@ -32,28 +32,6 @@ def known(states: RequestStates, request_id: str) -> list[int]:
     return states.tokens[state.row, : state.num_tokens].tolist()
 
 
-def test_tokens_are_appended_and_tables_updated() -> None:
-    states = make_states()
-    first = item("a", BlockTableUpdate(0, (5, 6, 7)), BlockTableUpdate(0, (8, 9, 10)))
-    states.apply(step(new_requests=(new("a"),), scheduled=(first,)))
-    second = item("a", BlockTableUpdate(2, (11, 12)), BlockTableUpdate(3, ()), new_token_ids=(40,))
-    states.apply(step(scheduled=(second,)))
-    states.apply(step(scheduled=(item("a", new_token_ids=(41, 42)),)))
-    row = states["a"].row
-    assert states["a"].num_tokens == 6
-    assert known(states, "a") == [1, 2, 3, 40, 41, 42]
-    assert states.block_tables[0, row, :4].tolist() == [5, 6, 11, 12]
-    assert states.block_tables[1, row, :3].tolist() == [8, 9, 10]
-
-
-def test_a_token_sampled_here_is_the_next_known_one() -> None:
-    states = make_states()
-    states.apply(step(new_requests=(new("a"),), scheduled=(item("a"),)))
-    states.append(states["a"], 40)
-    states.apply(step(scheduled=(item("a", new_token_ids=(41,)),)))
-    assert known(states, "a") == [1, 2, 3, 40, 41]
-
-
 def test_rows_are_reused_and_requests_come_back() -> None:
     states = make_states(max_num_seqs=1)
     for number in range(3):

@@ -11,6 +11,7 @@ from quire.layers.forward_batch import ForwardBatch
 from quire.runtime.model_runner import ModelRunner
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, StepResult
+from tests.scheduler.integrity import check_integrity
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS = 50, 8, 2
 SPEC = PagedKV(num_kv_heads=1, head_size=WIDTH, dtype_bytes=4)
@@ -96,7 +97,7 @@ def run_to_end(
         executor.submit(output)
         result = executor.collect()
         scheduler.update(output, result)
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         outputs.append(output)
         for item in result.results:
             results.setdefault(item.request_id, []).append(item)

@@ -46,12 +46,6 @@ def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -
 # --- Greedy ------------------------------------------------------------------------------------
 
 
-def test_greedy_is_argmax() -> None:
-    logits = gaussian(33, 5000)
-    found = sample_all(logits, [new_request(str(row), params(**GREEDY)) for row in range(33)])
-    assert found == [(token_id, None) for token_id in logits.argmax(-1).tolist()]
-
-
 def test_greedy_ignores_seed_and_filters_and_takes_the_lower_id_of_a_tie() -> None:
     logits = [0.0, 7.0, 3.0, 7.0]
     for seed in range(20):
@@ -87,17 +81,6 @@ def test_draws_have_the_filtered_distribution(fields: dict[str, Any], vocab_size
     assert kept.sum() > 1
     frequencies = (expected[kept] / expected[kept].sum() * NUM_DRAWS).numpy()
     assert stats.chisquare(counts[kept].numpy(), frequencies).pvalue > 1e-4
-
-
-def test_draws_along_one_request_have_the_distribution_too() -> None:
-    sampler = ById(Sampler(5, CPU))
-    sampler.add_request(new_request("a", params(), seed=11))
-    counts = [0] * 5
-    for _ in range(500):
-        token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
-        sampler.append_tokens("a", [token_id])
-        counts[token_id] += 1
-    assert stats.chisquare(counts, [500 * p for p in (0.4, 0.3, 0.15, 0.1, 0.05)]).pvalue > 1e-4
 
 
 # --- Seeds -------------------------------------------------------------------------------------

@@ -41,13 +41,3 @@ def test_min_tokens_end() -> None:
     assert not state.bans_end
     assert state.is_plain_greedy
     assert state.banned_next() == set()
-
-
-def test_tokens_are_counted_where_a_penalty_wants_them() -> None:
-    assert state_of(new_request(prompt=[1, 2], output=[2])).counts is None
-    frequency = state_of(new_request(sampling=params(frequency_penalty=1), prompt=[1, 2], output=[2, 3])).counts
-    assert frequency is not None
-    assert frequency.ids.tolist() == [2, 3]
-    repetition = state_of(new_request(sampling=params(repetition_penalty=2), prompt=[1, 2], output=[2, 3])).counts
-    assert repetition is not None
-    assert (repetition.ids.tolist(), repetition.counts.tolist()) == ([1, 2, 3], [0, 1, 1])

@@ -22,14 +22,6 @@ def counts_of(prompt: list[int], output: list[int]) -> TokenCounts:
     return counts
 
 
-@given(prompt=TOKENS, output=TOKENS)
-def test_counts(prompt: list[int], output: list[int]) -> None:
-    counts = counts_of(prompt, output)
-    expected = Counter(output)
-    assert sorted(counts.ids.tolist()) == sorted({*prompt, *output})
-    assert {i: int(c) for i, c in zip(counts.ids.tolist(), counts.counts.tolist(), strict=True) if c} == dict(expected)
-
-
 @given(
     seed=st.integers(0, 1000),
     repetition=st.floats(0.125, 3, width=32),

@@ -12,6 +12,7 @@ from quire.scheduler.request_table import WaitingQueue
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, SequenceUpdate, StepResult
 from tests.fakes import FakeExecutor, chain, chain_all, token_after
+from tests.scheduler.integrity import check_integrity
 
 VOCAB_SIZE = 50
 
@@ -79,12 +80,12 @@ class Driver:
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.scheduler.add_request(request)
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)
 
     def submit(self, alone: str | None = None) -> SchedulerOutput:
         """Schedule one step; an empty step is not submitted."""
         output = self.scheduler.schedule(alone)
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         self.outputs.append(output)
         if output.scheduled:
             self.in_flight.append(output)
@@ -94,7 +95,7 @@ class Driver:
     def collect(self) -> list[SequenceUpdate]:
         """Update by the oldest step in flight."""
         updates = self.scheduler.update(self.in_flight.popleft(), self.executor.collect())
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return updates
 
     def step(
@@ -104,7 +105,7 @@ class Driver:
         output = self.submit(alone)
         if between is not None:
             between(output)
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)
         return self.collect() if self.in_flight else []
 
     def lose_steps(
@@ -120,7 +121,7 @@ class Driver:
         self.in_flight.clear()
         results = tuple(RequestResult(request_id, error="at fault") for request_id in failed)
         updates = self.scheduler.update(output, StepResult(output.step_id, results, is_lost=True))
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return updates
 
     def shares(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ def _recorded(name: str) -> Callable[..., Any]:
     plain = getattr(Scheduler, name)
 
     def call(self: RecordingScheduler, *arguments: Any) -> Any:
-        requests = self._requests.by_id.values()
+        requests = self.requests.by_id.values()
         drafts = {item.request_id: item.draft_token_ids for item in requests if item.draft_token_ids}
         result = plain(self, *arguments)
         # Copied afterwards, so that the arrival time is in it.
@@ -47,7 +47,7 @@ def replay(recorded: RecordingScheduler) -> list[SchedulerOutput]:
     scheduler, outputs = Scheduler(recorded.config, clock=lambda: 0.0), []
     for name, arguments, drafts in recorded.calls:
         for request_id, token_ids in drafts.items():
-            scheduler._requests.by_id[request_id].draft_token_ids = token_ids
+            scheduler.requests.by_id[request_id].draft_token_ids = token_ids
         result = getattr(scheduler, name)(*copy.deepcopy(arguments))
         if name == "schedule":
             assert result == recorded.outputs[len(outputs)], "the step is scheduled otherwise"

@@ -5,6 +5,7 @@ import pytest
 from quire.errors import DuplicateRequestError, MemoryCapacityError, QueueFullError
 from quire.scheduler.scheduler import Scheduler
 from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request
+from tests.scheduler.integrity import check_integrity
 
 
 def test_duplicate_ids_are_refused_while_the_first_runs() -> None:
@@ -13,7 +14,7 @@ def test_duplicate_ids_are_refused_while_the_first_runs() -> None:
     for name in ("a", "a.1"):
         with pytest.raises(DuplicateRequestError, match=f"'{name}' is already running"):
             scheduler.add_request(make_request(name))
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_a_full_queue_says_so() -> None:

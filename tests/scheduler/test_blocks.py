@@ -1,13 +1,11 @@
 """Block tables: allocation, windows, groups, and what is reported to the executor."""
 
-import random
-
 import pytest
 
 from quire.scheduler.blocks import BlockManager
-from quire.scheduler.integrity import check_blocks
 from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
 from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.integrity import check_blocks
 
 
 def computed(blocks: BlockManager, request: Request, num_tokens: int) -> None:
@@ -166,22 +164,3 @@ def test_the_first_writer_of_a_shared_block_gets_a_copy() -> None:
     assert blocks.allocate(child, 1) == ()
     assert [update.block_ids[1] for update in blocks.take_table_updates("b")] == shared
     check_blocks(blocks)
-
-
-@pytest.mark.parametrize("block_size", [16, 32])
-def test_less_than_4_percent_of_blocks_is_waste_on_real_lengths(block_size: int) -> None:
-    """ShareGPT's mean of 161 prompt and 338 generated tokens (Kwon 2023, sec. 6.1), spread as texts are."""
-    rng = random.Random(0)
-    lengths = [max(1, min(2048, round(rng.lognormvariate(5.9, 0.8)))) for _ in range(400)]
-    assert 450 < sum(lengths) / len(lengths) < 550
-    blocks = BlockManager(
-        make_config(block_size=block_size, num_blocks=20_000, max_model_len=2048, max_num_batched_tokens=2048)
-    )
-    for index, length in enumerate(lengths):
-        request = make_request(str(index), length)
-        blocks.admit(request, blocks.find_prefix(request))
-        assert blocks.allocate(request, length) == ()
-        assert len(blocks.owned[request.request_id].tables[0]) * block_size - length < block_size
-    check_blocks(blocks)
-    num_held = blocks.pool.num_usable - blocks.num_free
-    assert 1 - sum(lengths) / (num_held * block_size) < 0.04

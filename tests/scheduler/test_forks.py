@@ -8,6 +8,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.types import RequestStatus
 from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import VOCAB_SIZE, Driver, make_beam, make_config, make_request, run_alone
+from tests.scheduler.integrity import check_integrity
 
 
 def test_siblings_are_forked_in_the_step_that_completes_the_prompt() -> None:
@@ -78,7 +79,7 @@ def test_siblings_that_wait_in_their_leader_end_with_it() -> None:
         driver.add(leader)
         driver.step()
         ended = driver.scheduler.finish("a", status)
-        driver.scheduler.check_integrity()
+        check_integrity(driver.scheduler)
         assert ended == members
         assert {request.status for request in members} == {status}
         assert driver.all_blocks_are_home
@@ -136,7 +137,7 @@ def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
     child = make_beam("b", 6)
     child.prompt_token_ids = driver.scheduler.get("a").prompt_token_ids  # type: ignore[union-attr]
     driver.scheduler.fork("a", child)
-    driver.scheduler.check_integrity()
+    check_integrity(driver.scheduler)
     driver.scheduler.append_token("b", 4)
     driver.scheduler.append_token("a", 3)
     updates = {update.request.request_id: update.result.token_ids[0] for update in driver.step()}
@@ -178,7 +179,7 @@ def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> 
             known = beams[name].prompt_token_ids + beams[name].output_token_ids
             assert token_id == token_after(chain_all(known), 0, VOCAB_SIZE)
             driver.scheduler.append_token(name, token_id)
-            driver.scheduler.check_integrity()
+            check_integrity(driver.scheduler)
     assert driver.scheduler.num_waiting > 0
     assert len(driver.scheduler.abort(beams)) == 3
     assert driver.all_blocks_are_home
@@ -221,7 +222,7 @@ def test_lookahead_blocks_are_not_shared(prompt_len: int) -> None:
         driver.step()
     child = make_request("child", parent.prompt_token_ids, 20, seed=9)
     driver.scheduler.fork("parent", child)
-    driver.scheduler.check_integrity()
+    check_integrity(driver.scheduler)
     driver.run()
     assert parent.output_token_ids == run_alone(parent, 256)
     assert child.output_token_ids[:3] == parent.output_token_ids[:3]

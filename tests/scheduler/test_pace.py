@@ -4,19 +4,6 @@ from quire.config import STEP_S
 from quire.scheduler.step_plan import MAX_DECODES, Pace
 
 
-def test_nothing_is_known_before_a_prompt_was_computed() -> None:
-    pace = Pace()
-    pace.note(8, 0.01, has_prompts=False)
-    assert pace.step_tokens == 0
-
-
-def test_a_step_may_have_what_is_computed_in_its_time() -> None:
-    pace = Pace()
-    pace.note(512, 0.256, has_prompts=True)
-    pace.note(6, 0.006, num_iterations=3, has_prompts=False)
-    assert pace.step_tokens == int(2000 * STEP_S)
-
-
 def test_where_one_token_takes_long_a_step_with_prompts_takes_a_few_times_as_long() -> None:
     pace = Pace()
     pace.note(512, 2.56, has_prompts=True)

@@ -20,6 +20,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SequenceUpdate
 from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import Driver, make_groups, run_alone
+from tests.scheduler.integrity import check_integrity
 
 NUM_WORKLOADS = 200
 VOCAB_SIZE = 12
@@ -219,7 +220,7 @@ class Workload:
         for job in jobs:
             ids = [f"r{job.index}", f"r{job.index}.1"] if job.index not in self.beams else self.beams.pop(job.index)
             self._note_ended(self.scheduler.abort(list(ids)))
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)
 
     def _note_ended(self, requests: list[Request]) -> None:
         self.ended.update(request.request_id for request in requests)
@@ -274,7 +275,7 @@ class Workload:
             self.beams[index] = going_on
             if not going_on:
                 del self.beams[index]
-        scheduler.check_integrity()
+        check_integrity(scheduler)
 
 
 def test_random_workloads(monkeypatch: pytest.MonkeyPatch) -> None:

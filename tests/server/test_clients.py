@@ -190,22 +190,6 @@ async def test_openai_responses_with_functions_and_logprobs() -> None:
 
 
 @in_loop
-async def test_openai_async_responses_with_functions() -> None:
-    async with calling() as (settings, _), openai.AsyncOpenAI(**settings) as client:
-        asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS}
-        check_call((await client.responses.create(**asked)).output)
-        async for event in await client.responses.create(**asked, stream=True):
-            last = event
-        check_call(last.response.output)
-        async with client.responses.stream(**asked) as helper:
-            async for _ in helper:
-                pass
-            check_call((await helper.get_final_response()).output)
-        with pytest.raises(openai.BadRequestError, match="type function"):
-            await client.responses.create(**{**asked, "tools": [{"type": "web_search"}]})
-
-
-@in_loop
 async def test_langchain_responses_with_functions() -> None:
     chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
 
@@ -244,24 +228,6 @@ async def test_openai_errors_have_their_classes_and_fields() -> None:
 
 
 @in_loop
-async def test_openai_async_client_that_closes_a_stream_aborts_it() -> None:
-    async with serving() as (url, engine):
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", _strict_response_validation=True) as client:
-            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
-            assert answer.choices[0].message.content == TEXT
-            engine.gate.clear()
-            engine.num_ahead = 3
-            stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-            async for chunk in stream:
-                if chunk.choices[0].delta.content:
-                    break
-            await stream.close()
-            while not engine.aborted:
-                await asyncio.sleep(0.001)
-        assert engine.num_requests == 0
-
-
-@in_loop
 async def test_openai_sees_an_error_in_a_stream() -> None:
     async with serving() as (url, engine):
         engine.executor.in_step = lambda step: engine.die() if step == 4 else None
@@ -284,18 +250,3 @@ async def test_langchain() -> None:
         assert "".join(chunk.content for chunk in chunks) == TEXT
         with pytest.raises(openai.BadRequestError):
             await chat(model=MODEL, base_url=url, api_key="any", temperature=5).ainvoke("hi")
-
-
-@in_loop
-async def test_langchain_tools() -> None:
-    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
-
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        return city
-
-    app, _ = make_server(next_token=saying('{"name": "weather", "arguments": {"city": "Rome"}}'), **LONG)
-    async with listening(app) as url:
-        model = chat(model=MODEL, base_url=url + "/v1", api_key="any").bind_tools([weather], tool_choice="required")
-        (call,) = (await model.ainvoke("How is Rome?")).tool_calls
-    assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})

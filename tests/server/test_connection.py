@@ -242,16 +242,6 @@ async def test_reader_that_pauses_a_stream_is_cut_and_others_are_served() -> Non
 
 
 @in_loop
-async def test_many_idle_connections_leave_others_served() -> None:
-    async with serving() as served:
-        idle = [await served.connect() for _ in range(200)]
-        assert all([(await served.chat()).status == 200 for _ in range(4)])
-        for _, writer in idle:
-            writer.close()
-        await until(lambda: not served.server.server_state.connections)
-
-
-@in_loop
 async def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
     async with serving(connection=quick(MAX_CONNECTIONS=3)) as served:
         here = served.server.server_state.connections

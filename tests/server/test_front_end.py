@@ -12,21 +12,10 @@ from quire.server.front_end import ENCODER_NICENESS, FrontEnd
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import LONG_TEXT
 from tests.engine.builders import byte_tokenizer, make_config
-from tests.server.fake_engine import MESSAGES
 
 
 def front_end(**changes: Any) -> FrontEnd:
     return FrontEnd(make_config(), byte_tokenizer(), changes.get("chat_template"))
-
-
-@pytest.mark.parametrize(("keeps_start", "kept"), [(False, [101, 102]), (True, [97, 98])])
-def test_truncation_keeps_the_end_or_the_start(keeps_start: bool, kept: list[int]) -> None:
-    cut = front_end().prompt("abcdef", max_len=2, keeps_start=keeps_start)
-    assert (cut.token_ids, cut.num_truncated) == (kept, 4)
-    assert front_end().prompt("ab", max_len=2, keeps_start=keeps_start).num_truncated == 0
-    whole = front_end().chat_prompt([*MESSAGES]).token_ids
-    expected = whole[:2] if keeps_start else whole[-2:]
-    assert front_end().chat_prompt([*MESSAGES], max_len=2, keeps_start=keeps_start).token_ids == expected
 
 
 def test_too_many_characters_are_refused_before_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,16 +50,6 @@ async def test_admission_is_held_until_the_end(num: int) -> None:
 
 
 @in_loop
-async def test_dead_engine_raises() -> None:
-    state, engine = make_state()
-    engine.die()
-    for num in (1, 3):
-        with pytest.raises(Exception, match="ended unexpectedly"):
-            await collect(state, requests(state, num), record_of())
-    assert state.admission.num_requests == 0
-
-
-@in_loop
 async def test_request_that_the_engine_aborts_is_an_error() -> None:
     state, engine = make_state()
     (request,) = requests(state, 1, max_tokens=100)

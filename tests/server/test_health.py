@@ -83,17 +83,6 @@ async def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.Monke
 
 
 @in_loop
-async def test_engine_that_sends_messages_is_not_pinged() -> None:
-    health, _, client, clock = make()
-    for _ in range(30):
-        client.last_heard_s = clock.now_s
-        pass_time(health, clock, LOOK_EVERY_S)  # there is no `ping` to be called
-        await asyncio.sleep(0)
-        client.last_heard_s = clock.now_s
-    assert health.answers()
-
-
-@in_loop
 async def test_silent_engine_is_pinged_once_and_ready_when_it_answers() -> None:
     health, _, client, clock = make()
     num_asked = 0

@@ -2,7 +2,7 @@ import math
 
 from quire.engine.process.messages import ChoiceUpdate
 from quire.outputs import Logprob, PositionLogprobs
-from quire.server.logprobs import LEAST, LogprobWriter, TextLogprobs, prompt_logprobs
+from quire.server.logprobs import LEAST, LogprobWriter, TextLogprobs
 from quire.text.detokenizer import IncrementalDetokenizer
 from tests.engine.builders import EOS, byte_tokenizer
 
@@ -24,49 +24,14 @@ def test_chat_lists_the_most_likely_tokens_best_first() -> None:
     assert second["top_logprobs"][1]["logprob"] == LEAST
 
 
-def test_chat_without_top_lists_the_sampled_token_only() -> None:
-    (entry,) = writer(0).chat([POSITION])["content"]
-    assert (entry["token"], entry["top_logprobs"]) == ("c", [])
-
-
 def test_part_of_a_character_has_its_own_byte() -> None:
     (entry,) = writer(0).chat([{0xC3: Logprob(-1.0, 1, "\ufffd")}])["content"]
     assert (entry["token"], entry["bytes"]) == ("\ufffd", [0xC3])
 
 
-def test_tokens_as_ids() -> None:
-    made = writer(1, as_ids=True)
-    assert made.chat([POSITION])["content"][0]["token"] == "token_id:99"
-    assert made.legacy([99], [POSITION])["top_logprobs"] == [{"token_id:97": -1.0, "token_id:99": -3.0}]
-
-
-def test_legacy_has_parallel_lists_with_running_offsets() -> None:
-    made = writer(1)
-    first = made.legacy([104, 99], [None, POSITION])
-    assert first == {
-        "tokens": ["h", "c"], "token_logprobs": [None, -3.0], "top_logprobs": [None, {"a": -1.0, "c": -3.0}],
-        "text_offset": [0, 1],
-    }  # fmt: skip
-    assert made.legacy([97], [LIKELIEST])["text_offset"] == [2]
-
-
-def test_legacy_without_top_has_the_sampled_token() -> None:
-    assert writer(0).legacy([99], [POSITION])["top_logprobs"] == [{"c": -3.0}]
-
-
 def test_legacy_keeps_the_more_likely_of_two_tokens_with_the_same_text() -> None:
     position = {99: Logprob(-3.0, 3, "c"), 200: Logprob(-1.0, 1, "\ufffd"), 201: Logprob(-2.0, 2, "\ufffd")}
     assert writer(2).legacy([99], [position])["top_logprobs"] == [{"\ufffd": -1.0, "c": -3.0}]
-
-
-def test_prompt_logprobs_have_vllms_shape() -> None:
-    assert prompt_logprobs([None, LIKELIEST]) == [
-        None,
-        {
-            "97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
-            "98": {"logprob": LEAST, "rank": 2, "decoded_token": "b"},
-        },
-    ]
 
 
 def text_logprobs(token_ids: list[int], *, skips: bool = True) -> TextLogprobs:

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.admission import Bucket, RateLimits
-from quire.server.options import ServerOptions
+from quire.server.admission import Bucket
 
 
 class Clock:
@@ -10,17 +9,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def test_a_bucket_fills_up_within_a_minute() -> None:
-    clock = Clock()
-    bucket = Bucket(60, clock)
-    bucket.take(60)
-    assert (bucket.level, bucket.wait_s(1)) == (0, 1)
-    clock.now_s = 30
-    assert (bucket.level, bucket.wait_s(60)) == (30, 30)
-    clock.now_s = 1e6
-    assert bucket.level == 60
 
 
 def test_amount_above_the_capacity_waits_for_a_full_bucket() -> None:
@@ -43,11 +31,3 @@ def test_no_minute_lets_more_through_than_two_buckets(uses: list[tuple[float, in
             taken.append((clock.now_s, amount))
     for start_s, _ in taken:
         assert sum(amount for at_s, amount in taken if start_s <= at_s < start_s + 60) <= 40
-
-
-def test_the_slower_of_two_limits_counts() -> None:
-    limits = RateLimits(ServerOptions(requests_per_minute=60, tokens_per_minute=60), Clock())
-    limits.take(num_requests=60, num_tokens=30)
-    assert limits.wait_s(1) == 1
-    assert limits.wait_s(50) == 20
-    assert dict(limits.headers())[b"x-ratelimit-reset-tokens"] == b"30.000s"

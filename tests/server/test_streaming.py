@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.server.streaming import TextEvent, event
 from tests.engine.builders import assert_all_home
-from tests.server.fake_engine import CHAT, in_loop, listening, make_server
+from tests.server.fake_engine import CHAT, in_loop, make_server
 
 Message = dict[str, Any]
 
@@ -101,22 +101,3 @@ async def test_disconnect_aborts_the_requests(path: str, body: Message, moment: 
     await until(lambda: not engine.engine.has_unfinished_requests())
     assert_all_home(engine.engine)
     assert app.state.quire.admission.num_requests == 0
-
-
-@pytest.mark.parametrize("streams", [True, False])
-@in_loop
-async def test_closed_connection_aborts_the_request(streams: bool) -> None:
-    app, engine = make_server()
-    engine.gate.clear()
-    engine.num_ahead = 3
-    async with listening(app) as url:
-        host, port = url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        body = json.dumps({**CHAT, "stream": streams}).encode()
-        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
-        head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
-        writer.write(head.encode() + body)
-        await until(lambda: engine.submitted and engine.num_ahead == 0)
-        writer.close()
-        await until(lambda: engine.aborted)
-    assert engine.num_requests == 0

@@ -8,7 +8,8 @@ import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from quire.server.protocol.tools import Offer
-from quire.server.tools import closed_tools, messages_with_tools, plan_tools, read_message
+from quire.server.reply import ReplyReader
+from quire.server.tools import closed_tools, messages_with_tools, plan_tools
 from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
 from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
 
@@ -232,7 +233,8 @@ def test_other_templates_get_tools_and_calls_as_text() -> None:
 def test_calls_are_parsed_in_the_format_of_the_template() -> None:
     use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), Offer(TOOLS, "auto"), is_parallel=True)
     assert use is not None
-    message, reason = read_message(use, f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
+    reader = ReplyReader(None, use, keeps_reasoning=True)
+    message, reason = reader.message(f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
     assert (message["content"], reason) == ("Let me see.", "tool_calls")
     assert len(message["tool_calls"]) == 1
 

@@ -94,11 +94,6 @@ def test_prompt_that_ends_inside_a_character_is_completed() -> None:
     assert stream(tokenizer, [ord("x") + 3, raw[0] + 3], [raw[1] + 3]) == ["é", ""]
 
 
-def test_ids_outside_the_vocabulary_have_no_text() -> None:
-    for make in (*BYTEWISE, word_piece_tokenizer):
-        assert stream(make(), [], [100_000]) == ["", ""]
-
-
 def test_word_piece_decodes_with_context() -> None:
     tokenizer = word_piece_tokenizer()
     assert "".join(stream(tokenizer, [4], [5, 1, 2, 3, 7])) == " fox unbelievable !"

@@ -84,14 +84,6 @@ def test_bos_is_added_by_flag_or_by_default_of_the_kind(pre: str, flag: bool | N
     assert 1 not in tokenizer.encode("a", add_special_tokens=False)
 
 
-def test_sentencepiece_adds_bos_by_default_and_eos_on_request() -> None:
-    assert sentencepiece_tokenizer().encode("a")[0] == 1
-    tokenizer = load_tokenizer_gguf(sentencepiece_metadata(add_bos_token=False, add_eos_token=True))
-    ids = tokenizer.encode("a")
-    assert (ids[0] == 1, ids[-1]) == (False, 2)
-    assert load_tokenizer_gguf(sentencepiece_metadata(bos_token_id=None)).bos_token_id == 1
-
-
 def test_control_and_user_defined_tokens_are_matched_whole() -> None:
     metadata = byte_level_metadata(tokens=None)
     tokens = [*byte_level_metadata()["tokenizer.ggml.tokens"], "<think>", "  two spaces", "<é>"]
@@ -189,7 +181,7 @@ def smollm2(smollm2_path: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def oracle(smollm2_path: Path) -> tokenizers.Tokenizer:
+def oracle(smollm2_path: Path, transformers_reads_once: None) -> tokenizers.Tokenizer:
     """Transformers' tokenizer of the same file."""
     transformers = pytest.importorskip("transformers")
     path = Path(smollm2_path)

@@ -52,7 +52,7 @@ def test_falcon_rules_are_those_of_its_tokenizer_json(text: str) -> None:
     assert pieces("falcon", text) == cut_by(original, text)
 
 
-@pytest.mark.parametrize("name", ["tekken", "gpt-4o", "llama-bpe", "qwen2", "qwen35"])
+@pytest.mark.parametrize("name", ["tekken", "gpt-4o", "llama-bpe", "dbrx", "qwen2", "qwen35"])
 @given(text=TEXTS)
 def test_splits_equal_those_of_transformers(name: str, text: str) -> None:
     mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")

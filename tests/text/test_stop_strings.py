@@ -55,9 +55,3 @@ def test_text_after_a_match_is_dropped() -> None:
     assert matcher.append("a.b") == Released("a.", ".")
     assert matcher.append("c") == Released("")
     assert matcher.finish() == ""
-
-
-def test_no_stop_strings() -> None:
-    matcher = StopStringMatcher((), include_in_output=False)
-    assert matcher.append("anything") == Released("anything")
-    assert matcher.finish() == ""

@@ -25,6 +25,21 @@ def test_reordered_vector() -> None:
     assert tensor.raw.shape == (1, 12)
 
 
+def test_offset_is_added_before_rounding_and_kept_by_parts() -> None:
+    stored = np.array([[0.001, 0.5, -1.0]], dtype=np.float32).view(np.uint8)
+    tensor = WeightTensor("norm", (3,), "F32", stored).plus(1.0)
+    assert tensor.to_torch(torch.float32).tolist() == [np.float32(0.001) + np.float32(1), 1.5, 0.0]
+    assert tensor.to_torch(torch.bfloat16).tolist() == [1.0, 1.5, 0.0]
+    assert tensor.part(slice(1, 3), slice(None)).to_torch(torch.float32).tolist() == [1.5, 0.0]
+    assert tensor.plus(-1.0).to_torch(torch.float32).tolist() == [np.float32(0.001), 0.5, -1.0]
+
+
+def test_orders_of_rows_compose() -> None:
+    stored = np.array([[10, 11, 12]], dtype=np.float32).view(np.uint8)
+    tensor = WeightTensor("b", (3,), "F32", stored, np.array([2, 0, 1])).with_rows(np.array([1, 2, 0]))
+    assert tensor.to_torch(torch.float32).tolist() == [10, 11, 12]
+
+
 def test_rows_in_stored_order_are_not_copied() -> None:
     stored = random_rows("F16", 2, 8)
     assert WeightTensor("w", (2, 8), "F16", stored).raw is stored

@@ -38,7 +38,9 @@ class ModelAndText:
 
 def prompt_form(word: str) -> str:
     """Say how to make a word the prompt that was taken for a model."""
-    return f"to use it as the prompt: quire run {EngineOptions.model} '{word}'"
+    context = click.get_current_context(silent=True)
+    verb = "run" if context is None else context.info_name
+    return f"to use it as the prompt: quire {verb} {EngineOptions.model} '{word}'"
 
 
 def split_arguments(

@@ -15,7 +15,6 @@ import click
 
 from quire import __version__
 from quire.cli.bench_cases import BenchCase, Measurement, bench_cases, measure, random_prompts
-from quire.cli.bench_limits import arithmetics, tokens_per_s_limit
 from quire.cli.command import option, output_of, verb
 from quire.cli.options import chosen_options, option_flags
 from quire.cli.output import Output, format_count
@@ -23,6 +22,8 @@ from quire.cli.session import open_engine
 from quire.cli.values import LENGTHS
 from quire.config import EngineConfig, EngineOptions
 from quire.errors import ConfigError
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.sources import resolve_source
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
@@ -73,7 +74,7 @@ def bench_command(
         if longest.len_needed > limit:
             needed = f"{longest.name} needs a context of {longest.len_needed} tokens"
             raise ConfigError(f"{needed}, max_model_len is {limit}")
-        report = _Report(output, engine.config, _measure_limits(engine.config), cases)
+        report = _Report(output, engine.config, *rooflines(engine.config, cases), cases)
         for case in cases:
             prompts = _prompt_sets(engine, case, repetitions)
             if warm_up:
@@ -82,10 +83,23 @@ def bench_command(
         report.end()
 
 
-def _measure_limits(config: EngineConfig) -> "MachineLimits":
-    from quire.runtime.machine_limits import measure_limits
+def rooflines(config: EngineConfig, cases: Sequence[BenchCase]) -> tuple["MachineLimits", dict[str, float]]:
+    """Return the measured limits of this machine and the tokens per second that they allow in each case, by name.
 
-    return measure_limits(config.device, set(arithmetics(config)))
+    A case is one step: the prompt, or a decode of all streams in the middle of the generation. Its work is that of
+    `quire explain`; a model that cannot be explained has no limits of cases.
+    """
+    from quire.insight.explain.phases import measured_floors
+
+    steps = []
+    for case in cases:
+        decode = (case.num_prompt + case.num_generated // 2, 1)
+        steps.append((decode,) * case.num_streams if case.num_generated else ((0, case.num_prompt),))
+    files = resolve_source(config.options.model, revision=config.options.revision)
+    checkpoint = open_checkpoint(files, with_tensors=config.options.load_format != "dummy")
+    limits, floors_s = measured_floors(config, checkpoint, steps)
+    tokens = [sum(count for _, count in step) for step in steps]
+    return limits, {case.name: num / floor_s for case, num, floor_s in zip(cases, tokens, floors_s, strict=False)}
 
 
 def _prompt_sets(engine: "LLMEngine", case: BenchCase, repetitions: int) -> list[list[list[int]]]:
@@ -127,9 +141,10 @@ class _Report:
     """Prints rows as they are measured, or one JSON object at the end."""
 
     def __init__(
-        self, output: Output, config: EngineConfig, limits: "MachineLimits", cases: Sequence[BenchCase]
-    ) -> None:
-        self._output, self._config, self._limits = output, config, limits
+        self, output: Output, config: EngineConfig, limits: "MachineLimits", allowed: dict[str, float],
+        cases: Sequence[BenchCase],
+    ) -> None:  # fmt: skip
+        self._output, self._limits, self._allowed = output, limits, allowed
         header = self._header = bench_header(config)
         self._results: list[dict[str, Any]] = []
         self._fixed = [
@@ -151,10 +166,10 @@ class _Report:
 
     def row(self, measurement: Measurement) -> None:
         """Print one case."""
-        limit = tokens_per_s_limit(measurement.case, self._config, self._limits)
-        share = measurement.mean / limit
+        limit = self._allowed.get(measurement.case.name)
+        share = None if limit is None else measurement.mean / limit
         self._results.append({**_as_json(measurement), "limit_tokens_per_s": limit, "share_of_limit": share})
-        self._line([*self._fixed, measurement.case.name, _speed(measurement), f"{100 * share:.0f}%"])
+        self._line([*self._fixed, measurement.case.name, _speed(measurement), "–" if share is None else f"{share:.0%}"])
 
     def end(self) -> None:
         """Print the JSON object with --json."""

@@ -1,4 +1,4 @@
-"""`quire compare`: the same requests through the same engine with one thing switched; a table, JSON or an HTML page.
+"""`quire compare`: the same requests through the same engine with one thing switched; a table, JSON, charts or a page.
 
 Next to read: `insight/compare/__init__.py`.
 """
@@ -32,15 +32,16 @@ COMPARISONS = ("cache", "batching", "kv", "attention")
               help="batching, kv: requests that arrive per step, or per second with a model")  # fmt: skip
 @option("--pool", type=BYTES, help="kv: size of the KV cache  [256MiB for 2048 tokens]")
 @option("--context", type=LENGTH, help="longest sequence, prompt and output together")
-@option("--html", type=click.Path(dir_okay=False), help="write a page with charts to a file")
-def compare_command(name: str, pool: int | None, html: str | None, **values: Any) -> None:
+@option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="write the charts to an SVG file")
+@option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="write a page with charts to a file")
+def compare_command(name: str, pool: int | None, svg: str | None, html: str | None, **values: Any) -> None:
     """Compare ways to cache, batch and allocate on one engine.
 
     The same requests run with one thing switched. cache: no KV cache, KV cache. batching: static, dynamic, continuous.
     kv: contiguous, buddy, paged memory. attention: MHA, GQA, MQA, MLA, sliding window.
     """
     from quire.insight.compare import run
-    from quire.insight.compare.figure import equal_text, html_page, row_texts
+    from quire.insight.compare.figure import equal_text, html_page, row_texts, svg_image
     from quire.insight.compare.results import Settings
 
     output, stages = output_of(), set[str]()
@@ -51,10 +52,11 @@ def compare_command(name: str, pool: int | None, html: str | None, **values: Any
             output.note(f"{name}: {stage}")
 
     comparison = run(name, Settings(pool_bytes=pool, **values), show)
-    if html is not None:
-        with open_file("--html", html) as file:
-            file.write(html_page(comparison).encode())
-        output.note(f"wrote {html}")
+    for option_name, path, draw in (("--svg", svg, svg_image), ("--html", html, html_page)):
+        if path is not None:
+            with open_file(option_name, path) as file:
+                file.write(draw(comparison).encode())
+            output.note(f"wrote {path}")
     if output.json:
         output.result_json("quire.compare/1", asdict(comparison))
         return

@@ -28,7 +28,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.MEMORY: "it does not fit in memory",
     ExitCode.SERVER: "a server cannot be reached, refuses the key, or fails",
     ExitCode.CHECK_FAILED: "a check failed: `doctor` found a problem, `bench serve` exceeded a limit, `batch` has "
-    "lines that failed, `compare` got different outputs",
+    "lines that failed, `compare` or `diff` got different outputs",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C (SIGINT); 0 if `serve` completed its requests first",
     ExitCode.TERMINATED: "terminated (SIGTERM); `serve` as above",
 }

@@ -47,6 +47,7 @@ VERBS: dict[str, Verb] = {
     "trace": Verb("See inside", "quire.cli.trace", "Record what the engine does; make a timeline of a recording."),
     "view": Verb("See inside", "quire.cli.view", "Draw one step: mask, blocks, time, instructions."),
     "compare": Verb("See inside", "quire.cli.compare", "Compare ways to cache, batch and allocate on one engine."),
+    "diff": Verb("See inside", "quire.cli.diff", "Compare a model with Transformers, tensor by tensor."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
     "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),

@@ -279,14 +279,16 @@ class Answer:
     server_tokens_per_s: float | None = None
 
     def take(self, event: Mapping[str, Any], now_s: float) -> str:
-        """Add one event; returns the text that it brought."""
+        """Add one event; returns the text that it brought, reasoning included, which `text` leaves out."""
         text = ""
         for choice in event.get("choices") or ():
-            text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            delta = choice.get("delta") or {}
+            content = delta.get("content") or choice.get("text") or ""
+            self.text += content
+            text += (delta.get("reasoning_content") or "") + content
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if text:
             self.chunk_times.append(now_s)
-            self.text += text
         if usage := event.get("usage"):
             self.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
             self.num_tokens = int(usage.get("completion_tokens") or 0)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from quire.cli.chat import DEFAULT_MAX_TOKENS, Message, Reply, statistics_line
 from quire.cli.output import Output, format_seconds
@@ -24,7 +25,8 @@ from quire.weights.sources import resolve_source
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
 
-_REQUEST_IDS = itertools.count()
+_REQUEST_IDS: "WeakKeyDictionary[LLMEngine, Iterator[int]]" = WeakKeyDictionary()
+"""Numbers of an engine's requests: equal runs have equal recordings."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
 
         engine = build_engine(options, progress=progress)
     try:
-        config = engine.config
+        config, num_threads = engine.config, engine.config.hardware.num_threads
         loaded = format_seconds(time.perf_counter() - start)
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
-            f"{config.hardware.num_threads} threads · in-process · ready in {loaded}"
+            f"{num_threads} thread{'s' * (num_threads != 1)} · in-process · ready in {loaded}"
         )
         for phase, seconds in engine.startup_times.items():
             output.detail(f"  {phase}: {format_seconds(seconds)}")
@@ -111,7 +113,7 @@ def generate(
 
     Raises: RequestError when the engine refuses the request, EngineError when it fails.
     """
-    request_id = f"cli-{next(_REQUEST_IDS)}"
+    request_id = f"cli-{next(_REQUEST_IDS.setdefault(engine, itertools.count()))}"
     start = time.perf_counter()
     engine.add_request(request_id, prompt, params)
     latest: RequestOutput | None = None

@@ -17,6 +17,7 @@ from quire.cli.output import Output
 from quire.cli.show import open_model
 from quire.config import EngineOptions
 from quire.errors import PromptError, UnsupportedModelError
+from quire.insight.tour_reasons import reason_of
 
 if TYPE_CHECKING:
     from quire.insight.explain.rank_model import RankModel
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
 FIXED = frozenset({"seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size"})
-KEYS = "Enter: next stop   w: why   q: quit"
+KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 
 
 @verb("tour", EXAMPLES)
@@ -44,8 +45,8 @@ def tour_command(
     """Follow one prompt through the engine, step by step.
 
     The model answers PROMPT in this process: tokens, KV blocks, prefill, chunked prefill, decode, the shape of each
-    matrix product, and the same without a KV cache. On a terminal it waits after each stop: Enter goes on, w tells why,
-    q ends. Without a PROMPT it asks why the sky is blue.
+    matrix product, and the same without a KV cache. On a terminal it waits after each line: Enter goes on, w tells why,
+    n goes to the next stop, q ends. Without a PROMPT it asks why the sky is blue.
     """
     output, engine_values = output_of(), chosen_options(values, EngineOptions)
     arguments = split_arguments(words, engine_values, what="prompt")
@@ -54,7 +55,7 @@ def tour_command(
         raise PromptError("the prompt is empty: give at least one word")
     stops = _stops({**engine_values, "model": arguments.model}, text, max_tokens, chunk, tp, output)
     if output.json:
-        shown = [asdict(stop) for stop in stops]
+        shown = [asdict(stop) | {"whys": [reason_of(line) for line in stop.lines]} for stop in stops]
         output.result_json("quire.tour/1", {"model": arguments.model, "prompt": text, "stops": shown})
     elif shows_all or not (sys.stdin.isatty() and sys.stdout.isatty()):
         for number, stop in enumerate(stops, 1):
@@ -111,15 +112,19 @@ def _gpu_stop(tour: "Tour", options: EngineOptions, checkpoint: "Checkpoint") ->
 
 
 def step_through(stops: Iterator["Stop"], output: Output) -> None:
-    """Wait for a key after each stop."""
+    """Wait for a key after each line."""
+    output.note(KEYS)
     for number, stop in enumerate(stops, 1):
-        _print(number, stop, output)
-        output.note(KEYS)
-        while (key := _key()) not in ("\r", "\n"):
-            if key == "q":
-                return
-            if key == "w":
-                _print_why(stop, output)
+        _print_title(number, stop, output)
+        key = ""
+        for line in stop.lines:
+            output.result(f"   {line}")
+            while key != "n" and (key := _key()) not in ("\r", "\n", "n"):
+                if key == "q":
+                    return
+                if key == "w":
+                    output.result(f"   why: {reason_of(line) or stop.why}")
+        _print_why(stop, output)
 
 
 def _key() -> str:
@@ -129,8 +134,12 @@ def _key() -> str:
         return "q"
 
 
-def _print(number: int, stop: "Stop", output: Output) -> None:
+def _print_title(number: int, stop: "Stop", output: Output) -> None:
     output.result(output.style(f"{number}. {stop.title}", "bold", sys.stdout))
+
+
+def _print(number: int, stop: "Stop", output: Output) -> None:
+    _print_title(number, stop, output)
     for line in stop.lines:
         output.result(f"   {line}")
 

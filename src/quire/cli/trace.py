@@ -5,7 +5,7 @@ Next to read: `../engine/recorder.py`, `../insight/trace.py`, `../insight/chrome
 
 import json
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -49,6 +49,7 @@ EXAMPLES = (
               help="with --attach: time to record  [until Ctrl-C]")  # fmt: skip
 @option("--op-period", type=click.IntRange(0, 1 << 20), default=OPS_OF_STEPS, show_default=True, metavar="N",
         help="time the instructions of every N-th step; 0: of none")  # fmt: skip
+@option("--torch-profiler", is_flag=True, help="add what torch.profiler sees: shown by a .json timeline")
 @option_flags(SamplingParams, defaults={"max_tokens": str(DEFAULT_MAX_TOKENS)})
 @option_flags(EngineOptions, without=frozenset({"seed"}))
 def trace_command(
@@ -58,6 +59,7 @@ def trace_command(
     url: str | None,
     seconds: float | None,
     op_period: int,
+    torch_profiler: bool,
     **values: Any,
 ) -> None:
     """Record or read a trace, then write it in the form that the file's name asks for."""
@@ -66,6 +68,8 @@ def trace_command(
         raise click.UsageError(f"-o {path}: the name must end with {', '.join(SUFFIXES)}")
     if attach and words:
         raise click.UsageError("--attach records the server's own requests: leave the PROMPT out")
+    if attach and torch_profiler:
+        raise click.UsageError("--torch-profiler sees this process only: give a PROMPT in place of --attach")
     if len(words) == 1 and words[0].endswith(".jsonl"):
         if target.suffix == ".jsonl":
             raise click.UsageError(f"{words[0]} is a recording already: name a .json or .html file with -o")
@@ -75,15 +79,16 @@ def trace_command(
         if attach:
             _record_server(file, url, seconds, op_period, output)
         else:
-            _record_prompt(file, words, values, op_period, output)
+            _record_prompt(file, words, values, op_period, torch_profiler, output)
     _convert(recording, target, output)
 
 
 def _record_prompt(
-    file: BinaryIO, words: tuple[str, ...], values: dict[str, Any], op_period: int, output: Output
+    file: BinaryIO, words: tuple[str, ...], values: dict[str, Any], op_period: int, profiles: bool, output: Output
 ) -> None:
     from quire.cli.session import chat_prompt, generate, open_engine, sampling_params_for
     from quire.engine.recorder import Recorder
+    from quire.insight.torch_profile import TorchProfile
 
     engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
     arguments = split_arguments(words, engine_values, what="prompt")
@@ -98,8 +103,10 @@ def _record_prompt(
         def write(_: str = "") -> None:
             file.write(recorder.take())
 
-        generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params, write)
+        with TorchProfile() if profiles else nullcontext() as profile:
+            generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params, write)
         write()
+        file.write(b"" if profile is None else profile.line())
         recorder.close()
 
 

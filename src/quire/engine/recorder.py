@@ -161,5 +161,6 @@ class Recorder:
                 for request in running
             ],
             "num_waiting": scheduler.num_waiting,
+            "waiting": scheduler.requests.waiting_since_s(),
             "cached": blocks.cache.block_ids(),
         }

@@ -2,6 +2,7 @@
 
 Process 1 is the engine: steps with their phases, and the timed instructions inside. Process 2 has a track per request:
 waiting, then a slice per step, linked from the step by a flow. Counters: tokens per step, requests, KV blocks.
+Process 3 has the slices of `torch.profiler`, if the trace was recorded with it.
 Format: "Trace Event Format" (Chromium). Next to read: `trace.py`.
 """
 
@@ -10,7 +11,7 @@ from typing import Any
 
 from quire.insight.trace import State, Trace
 
-ENGINE, REQUESTS = 1, 2
+ENGINE, REQUESTS, TORCH = 1, 2, 3
 STEPS, OPS = 1, 2
 Slice = dict[str, Any]
 
@@ -26,9 +27,9 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
 
 def _names() -> Iterator[Slice]:
     for pid, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        yield _name("process_name", pid, 0, name)
     for tid, name in ((STEPS, "steps"), (OPS, "instructions")):
-        yield {"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": tid, "args": {"name": name}}
+        yield _name("thread_name", ENGINE, tid, name)
 
 
 class _Timeline:
@@ -49,6 +50,8 @@ class _Timeline:
             if line["kind"] == "step" and "requests" in line:
                 yield from self._step(line)
                 yield from self._counters(line, state)
+            elif line["kind"] == "torch":
+                yield from self._torch(line)
             elif line["kind"] in ("admit", "preempt", "finish"):
                 args = {name: value for name, value in line.items() if name not in ("t", "kind", "id")}
                 yield from self._track(line["id"])
@@ -89,6 +92,14 @@ class _Timeline:
             yield _slice(op["name"], at, duration_us, ENGINE, OPS, args)
             at += duration_us
 
+    def _torch(self, line: Slice) -> Iterator[Slice]:
+        yield _name("process_name", TORCH, 0, "torch.profiler")
+        tracks = {name: tid for tid, name in enumerate(dict.fromkeys(item[0] for item in line["slices"]), 1)}
+        for name, tid in tracks.items():
+            yield _name("thread_name", TORCH, tid, name)
+        for track, name, start_s, duration_s in line["slices"]:
+            yield _slice(name, self._us(start_s), 1e6 * duration_s, TORCH, tracks[track], {})
+
     def _counters(self, line: Slice, state: State) -> Iterator[Slice]:
         values = {
             "tokens per step": {"tokens": line["num_tokens"]},
@@ -101,13 +112,14 @@ class _Timeline:
     def _track(self, request_id: str) -> Iterator[Slice]:
         if request_id not in self._tracks:
             self._tracks[request_id] = len(self._tracks) + 1
-            yield {
-                "ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": self._tracks[request_id],
-                "args": {"name": f"request {request_id}"},
-            }  # fmt: skip
+            yield _name("thread_name", REQUESTS, self._tracks[request_id], f"request {request_id}")
 
     def _us(self, time_s: float) -> float:
         return 1e6 * (time_s - float(self._start_s))
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> Slice:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _slice(name: str, start_us: float, duration_us: float, pid: int, tid: int, args: Slice) -> Slice:

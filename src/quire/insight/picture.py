@@ -6,6 +6,7 @@ Next to read: `view.py`, which makes the pictures.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 
 CELL, ROW, LEFT, FONT = 9, 15, 190, 12
 STYLE = (
@@ -63,9 +64,7 @@ class Picture:
             cells = "".join(self.kinds[cell].character for cell in row.cells)
             lines.append(f"{row.label:>{width}}  {cells}{'  ' if cells else ''}{row.remark}".rstrip())
         legend = "   ".join(f"{kind.character} {kind.meaning}" for kind in self.used_kinds)
-        return "\n".join(
-            [*lines, "", *([legend] if legend else []), self.caption, self.formula, f"code: {self.source}"]
-        )
+        return "\n".join([*lines, "", *filter(None, (legend, self.caption, self.formula)), f"code: {self.source}"])
 
     def to_svg(self) -> str:
         """Return the picture as one SVG element; characters beside colours tell the kinds apart."""
@@ -77,13 +76,15 @@ class Picture:
         y, shapes = 40, [_text(8, 20, self.title, "bold")]
         for row in self.rows:
             shapes.append(_text(8, y + 11, row.label))
-            for at, cell in enumerate(row.cells):
-                kind = self.kinds[cell]
-                x = LEFT + at * CELL
+            x = LEFT
+            for cell, run in groupby(row.cells):
+                # One dashed line draws a run of cells, which keeps files small.
+                kind, end = self.kinds[cell], x + CELL * len(list(run))
                 shapes.append(
-                    f'<rect x="{x}" y="{y}" width="{CELL - 1}" height="{ROW - 2}" fill="{kind.colour}">'
-                    f"<title>{escape(kind.meaning)}</title></rect>"
+                    f'<path d="M{x} {y + (ROW - 2) / 2}H{end - 1}" stroke="{kind.colour}" stroke-width="{ROW - 2}" '
+                    f'stroke-dasharray="{CELL - 1} 1"><title>{escape(kind.meaning)}</title></path>'
                 )
+                x = end
             shapes.append(_text(LEFT + len(row.cells) * CELL + 8, y + 11, row.remark))
             y += ROW
         y += 12
@@ -96,8 +97,14 @@ class Picture:
             shapes.append(_text(8, y, text))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(self.title)}" width="{width}"'
-            f' height="{y + 16}" font-family="ui-monospace, monospace" font-size="{FONT}">{"".join(shapes)}</svg>'
+            f' height="{y + 16}" font-family="ui-monospace, monospace" font-size="{FONT}" style="background:#fff">'
+            f"{''.join(shapes)}</svg>"
         )
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 token", "2 tokens"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def to_html(title: str, bodies: Sequence[str]) -> str:

@@ -45,16 +45,22 @@ class RequestState:
 
 @dataclass(slots=True)
 class State:
-    """The engine after a step. `findable`: blocks that hold a prefix, whether a request uses them or not."""
+    """The engine after a step.
+
+    Fields:
+        findable: blocks that hold a prefix, whether a request uses them or not.
+        waiting: when each request in the queue arrived or was preempted, in seconds of the trace's clock.
+    """
 
     header: Line
     requests: dict[str, RequestState] = field(default_factory=dict)
     findable: set[int] = field(default_factory=set)
+    waiting: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_header(cls, header: Line) -> "State":
         """Return the state that a header line restates."""
-        state = cls(header, findable=set(header["cached"]))
+        state = cls(header, findable=set(header["cached"]), waiting=dict(header.get("waiting", {})))
         for item in header["requests"]:
             known = RequestState(item["id"], item["num_prompt_tokens"], item["num_tokens"], item["num_computed"])
             known.tables = copy.deepcopy(item["tables"])
@@ -82,8 +88,13 @@ class State:
         kind = line["kind"]
         if kind == "step":
             self._apply_step(line)
-        elif kind in ("finish", "preempt"):
-            self.requests.pop(line["id"], None)
+        elif kind in ("arrive", "admit", "preempt", "finish"):
+            if kind in ("preempt", "finish"):
+                self.requests.pop(line["id"], None)
+            if kind in ("arrive", "preempt"):
+                self.waiting[line["id"]] = line["t"]
+            else:
+                self.waiting.pop(line["id"], None)
         elif kind == "cache":
             self.findable.update(line["block_ids"])
         elif kind == "evict":

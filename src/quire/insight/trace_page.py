@@ -15,8 +15,8 @@ TRACE_MARK = "/*trace*/"
 
 
 def to_html(trace: Trace) -> str:
-    """Return the whole page."""
-    lines = "\n".join(json.dumps(line) for line in trace.lines)
+    """Return the whole page. It does not draw the slices of `torch.profiler`, which would be most of the file."""
+    lines = "\n".join(json.dumps(line) for line in trace.lines if line.get("kind") != "torch")
     # Within JSON "<" stands only in strings: escaped, no text can end the script element.
     return template().replace(TRACE_MARK, lines.replace("<", "\\u003c"))
 

@@ -6,7 +6,7 @@ All are read from a trace: nothing is measured or decided here. Next to read: `t
 from collections.abc import Callable
 from typing import Any
 
-from quire.insight.picture import Kind, Picture, Row
+from quire.insight.picture import Kind, Picture, Row, counted
 from quire.insight.trace import Line, Trace
 from quire.types import NULL_BLOCK_ID
 
@@ -19,6 +19,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     """Which positions each new token of the step attends to. Requests are blocks on the diagonal: none sees another."""
     windows = [window for window in trace.header["engine"]["windows"] if window]
     window = windows[0] if len(windows) == len(trace.header["engine"]["windows"]) else None
+    others = f" Some layers mask positions behind a window of {windows[0]} too." if windows and not window else ""
     shares = step["requests"]
     longest = max(share["start"] + share["count"] for share in shares)
     scale = -(-longest // MAX_COLUMNS)
@@ -26,7 +27,7 @@ def view_mask(trace: Trace, step: Line) -> Picture:
         (share, position) for share in shares for position in range(share["start"], share["start"] + share["count"])
     ]
     every = -(-len(tokens) // MAX_ROWS)
-    names = _names([share["id"] for share in shares])
+    names = _names(trace)
     rows, num_pairs = [], 0
     for _, position in tokens:
         num_pairs += min(position + 1, window or position + 1)
@@ -44,10 +45,11 @@ def view_mask(trace: Trace, step: Line) -> Picture:
     }
     terms = ", ".join(f"{names[share['id']]}: {share['count']} at {share['start']}" for share in shares[:8])
     return Picture(
-        f"step {step['step_id']}: attention mask of {len(tokens)} new tokens of {len(shares)} requests",
-        f"A row is {'a' if every == 1 else f'one in {every}'} new token{'s' if every > 1 else ''}, a column"
-        f" {scale} position{'s' if scale > 1 else ''} of its own request. The batch is flat: tokens of other requests"
-        " are no columns.",
+        f"step {step['step_id']}: attention mask of {counted(len(tokens), 'new token')} of"
+        f" {counted(len(shares), 'request')}",
+        f"A row is {'a new token' if every == 1 else f'one in {every} new tokens'}, a column"
+        f" {'a position' if scale == 1 else f'{scale} positions'} of its own request. The batch is flat: tokens of"
+        f" other requests are no columns.{others}",
         f"pairs = Σ over new tokens of {'min(window, position + 1)' if window else '(position + 1)'} = {num_pairs}"
         f"  ({terms}{', …' if len(shares) > 8 else ''})",
         "src/quire/kernels/paged_attention/__init__.py",
@@ -67,7 +69,7 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
     """All KV blocks after the step, by owner; and each request's block table."""
     state, size = trace.state_after(step), trace.header["engine"]["block_size"]
     num_blocks = trace.header["engine"]["num_blocks"]
-    references, names = state.references, _names(list(state.requests))
+    references, names = state.references, _names(trace)
     owner = {block: name for name, item in state.requests.items() for table in item.tables for block in table}
     kinds = {
         name: Kind(names[name], COLOURS[at % len(COLOURS)], f"request {name}") for at, name in enumerate(state.requests)
@@ -101,13 +103,14 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
             rows.append(Row(f"table {names[name]}" + (f".{group}" if len(item.tables) > 1 else ""), (), remark))
     held = len(references)
     tokens = sum(item.num_computed for item in state.requests.values())
+    num_entries = sum(len(table) for item in state.requests.values() for table in item.tables[:1])
     saved = sum(count - 1 for count in references.values())
     return Picture(
         f"step {step['step_id']}: KV blocks of {size} tokens",
         f"{held} blocks in use, {len(state.cached)} cached, {num_blocks - 1 - held - len(state.cached)} free;"
         f" sharing saves {saved}. A table maps a request's block to a block of the pool.",
-        f"waste = blocks × {size} - tokens = {sum(len(t) for r in state.requests.values() for t in r.tables[:1])}"
-        f" × {size} - {tokens}: at most one partly filled block per request",
+        f"waste = table entries × {size} - tokens = {num_entries} × {size} - {tokens}: at most one partly"
+        " filled block per request",
         "src/quire/scheduler/blocks.py",
         kinds,
         rows,
@@ -120,7 +123,7 @@ def view_step(trace: Trace, step: Line) -> Picture:
     at = next(index for index, item in enumerate(steps) if item["step_id"] == step["step_id"])
     shown = steps[max(0, at - MAX_STEPS + 1) : at + 1]
     ids = list(dict.fromkeys(share["id"] for item in shown for share in item["requests"]))
-    names = _names(ids)
+    names = _names(trace)
     kinds = {
         "prefill": Kind("▓", "#d95f02", "prefill: several prompt tokens"),
         "decode": Kind("d", "#1f77b4", "decode: one token, or several iterations"),
@@ -132,15 +135,19 @@ def view_step(trace: Trace, step: Line) -> Picture:
         shares = [next((share for share in item["requests"] if share["id"] == name), None) for item in shown]
         last = shares[-1]
         remark = "" if last is None else (
-            f"{last['count']} tokens from position {last['start']}, {len(last['new'])} new"
+            f"{counted(last['count'], 'token')} from position {last['start']}, {len(last['new'])} new"
         )  # fmt: skip
         rows.append(Row(f"{names[name]} {name}"[:24], [_share_kind(share) for share in shares], remark))
+    for name, since_s in trace.state_after(step).waiting.items():
+        rows.append(Row(f"{names[name]} {name}"[:24], (), f"waits for {1e3 * (step['t'] - since_s):.1f} ms"))
     phases = " + ".join(f"{phase} {step[f'{phase}_s'] * 1e3:.2f}" for phase in ("schedule", "execute", "output"))
     return Picture(
-        f"step {step['step_id']}: {step['num_tokens']} tokens of {step['num_requests']} requests in"
-        f" {step['duration_s'] * 1e3:.2f} ms",
-        f"The last {len(shown)} steps, a column each, this one on the right. Requests join and leave at every step.",
-        f"{step['duration_s'] * 1e3:.2f} ms = {phases}; {step['num_iterations']} forward passes",
+        f"step {step['step_id']}: {counted(step['num_tokens'], 'token')} of"
+        f" {counted(step['num_requests'], 'request')} in {step['duration_s'] * 1e3:.2f} ms",
+        f"The last {counted(len(shown), 'step')}, a column each, this one on the right. Requests join and leave at"
+        " every step.",
+        f"{step['duration_s'] * 1e3:.2f} ms = {phases};"
+        f" {counted(step['num_iterations'], 'forward pass', 'forward passes')}",
         "src/quire/scheduler/step_plan.py",
         kinds,
         rows,
@@ -177,7 +184,7 @@ def view_ops(trace: Trace, step: Line) -> Picture:
         rows.append(Row(name, ["time"] * round(40 * us / all_us), remark))
     return Picture(
         f"step {timed['step_id']}: {all_us / 1e3:.2f} ms in {len(trace.ops_of(timed))} instructions",
-        f"Instructions of one kind together, with {timed['num_tokens']} tokens in the step.",
+        f"Instructions of one kind together, with {counted(timed['num_tokens'], 'token')} in the step.",
         f"{all_us / 1e3:.2f} ms of {timed['execute_s'] * 1e3:.2f} ms that the step takes; rates count weights and KV",
         "src/quire/kernels/instruction.py",
         kinds,
@@ -193,6 +200,12 @@ VIEWS: dict[str, Callable[[Trace, Line], Picture]] = {
 }
 
 
-def _names(ids: list[str]) -> dict[str, str]:
-    """A letter per request; the alphabet begins again after 26."""
+def _names(trace: Trace) -> dict[str, str]:
+    """A letter per request of the trace, in the order in which they come; the alphabet begins again after 26."""
+    ids: dict[str, None] = {}
+    for line in trace.lines:
+        found = line.get("requests", ()) if "quire_trace" in line or line["kind"] == "step" else ()
+        ids |= dict.fromkeys([*line.get("waiting", ()), *(item["id"] for item in found)])
+        if line.get("kind") == "arrive":
+            ids[line["id"]] = None
     return {name: LETTERS[at % len(LETTERS)] for at, name in enumerate(ids)}

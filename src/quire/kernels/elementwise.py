@@ -131,7 +131,8 @@ def _lower_gate_rows(to: Lowering, call: Call) -> None:
 def _lower_of_one(to: Lowering, call: Call) -> None:
     x, number = call.arguments
     instruction = Scale if call.operation == "scale" else SoftCap
-    to.append(instruction(to.columns(x), to.result(call, takes_type=True), number))
+    source = to.columns(x)
+    to.append(instruction(source, to.in_place(call) or to.result(call, takes_type=True), number))
 
 
 def _make(*shape: int, scale: float) -> Arguments:

@@ -136,6 +136,21 @@ class Lowering:
         self.take_in(user)
         return buffer
 
+    def in_place(self, call: Call) -> Buffer | None:
+        """The buffer of x where an elementwise `call` of x may write over it; None if it may not.
+
+        Nothing else may read x, and what reads the result must want fp32.
+        """
+        x = call.arguments[0]
+        buffer = self._buffers.get(x.call)
+        wants_float = all(self._wanted(user, call) == RowType.f32 for user in self.users(call))
+        if buffer is None or buffer.type != RowType.f32 or not wants_float:
+            return None
+        if not x.is_whole or self.users(x.call) != [call]:
+            return None
+        self._buffers[call] = buffer
+        return buffer
+
     # --- Calls that attention takes in --------------------------------------------------------
 
     def waits(self, call: Call, users: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from quire.layers.rotary import RopeConfig, RotaryEmbedding, Rotation
 from quire.models.gemma2 import Gemma2Config, Gemma2ForCausalLM, Pattern
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_decoder import FULL, SLIDING
+from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope_of_type
 from quire.models.qwen3 import Qwen3Attention
 
@@ -50,7 +51,7 @@ class Gemma3Config(Gemma2Config):
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 2 with norms of heads and two rotations."""
 
-    Config = Gemma3Config
+    Config: ClassVar[type[LlamaConfig]] = Gemma3Config
     attention_class = Qwen3Attention
     offset_params: ClassVar[dict[str, float]] = Gemma2ForCausalLM.offset_params | {"q_norm": 1.0, "k_norm": 1.0}
 

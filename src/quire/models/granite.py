@@ -6,7 +6,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ class GraniteConfig(LlamaConfig):
 class GraniteForCausalLM(LlamaForCausalLM):
     """Llama with multiples."""
 
-    Config = GraniteConfig
+    Config: ClassVar[type[LlamaConfig]] = GraniteConfig
     config: GraniteConfig
 
     def build_norm(self, config: LlamaConfig) -> nn.Module:

@@ -79,10 +79,13 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, model: "LlamaForCausalLM", config: LlamaConfig, layer_index: int) -> None:
         super().__init__()
-        self.self_attn = model.build_attention(config, layer_index)
-        self.mlp = model.build_mlp(config, layer_index)
-        for name in self.norm_names:
+        half = len(self.norm_names) // 2  # in the order of computation, which lists of weights show
+        for name in self.norm_names[:half]:
             self.add_module(name, model.build_norm(config))
+        self.self_attn = model.build_attention(config, layer_index)
+        for name in self.norm_names[half:]:
+            self.add_module(name, model.build_norm(config))
+        self.mlp = model.build_mlp(config, layer_index)
 
     def forward(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
         """Shapes: x [T, E]; rotation: cos, sin [T, D] -> [T, E]."""

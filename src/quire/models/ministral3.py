@@ -5,7 +5,7 @@ that have this factor, keys by plain ones. Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -42,7 +42,7 @@ class Ministral3Config(LlamaConfig):
         return fields | {
             "head_size": reader.integer("head_dim", DEFAULT_HEAD_SIZE),
             "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-5),
-            "query_growth": check_positive(BETA, parameters[BETA]),
+            "query_growth": _check_growth(parameters[BETA]),
             "query_period": int(check_positive(ORIGINAL, parameters.get(ORIGINAL, fields["context_len"]))),
             "windows": (reader.optional_integer("sliding_window"),) * fields["num_layers"],
         }
@@ -51,6 +51,10 @@ class Ministral3Config(LlamaConfig):
     def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
         """Read the angles of whole heads."""
         return read_rope(reader, ignored=(BETA, "max_position_embeddings"))
+
+
+def _check_growth(value: Any) -> float:
+    return 0.0 if value == 0 else check_positive(BETA, value)
 
 
 class QueryAndKeyRotary(torch.nn.Module):
@@ -83,7 +87,7 @@ class Ministral3Attention(LlamaAttention):
 class Ministral3ForCausalLM(LlamaForCausalLM):
     """Llama with scaled queries."""
 
-    Config = Ministral3Config
+    Config: ClassVar[type[LlamaConfig]] = Ministral3Config
     attention_class = Ministral3Attention
 
     def build_rotary(self, config: LlamaConfig) -> torch.nn.Module:

@@ -14,7 +14,7 @@ const LAB = {
   kv: "The same memory given out as contiguous ranges, by a buddy allocator, and in blocks.",
   attention: "Bytes of KV cache with as many KV heads as query heads, fewer, one, or a compressed latent.",
 };
-const SETTINGS = ["seed", "requests", "slots", "context"];
+const SETTINGS = { seed: 1, requests: 1, slots: 1, context: 1, rate: 1, "pool MiB": 1 << 20 }; // each with the factor to the server's unit
 const app = {
   key: sessionStorage.getItem("quire-key") ?? "", asksKey: false, model: null, status: "connecting", error: "",
   turns: [], params: { max_tokens: "256" }, system: "", draft: "", token: null, answering: null, prompt: null,
@@ -148,7 +148,7 @@ async function send(text) {
   if (!text.trim() || app.answering) return;
   app.turns.push({ role: "user", content: text });
   const body = requestBody(app.turns);
-  const turn = { role: "assistant", content: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
+  const turn = { role: "assistant", content: "", shown: "", tokens: [], body, stats: null, error: "", id: "", started: performance.now(), firstToken: 0 };
   app.turns.push(turn);
   Object.assign(app, { draft: "", token: null, answering: new AbortController() });
   changed();
@@ -163,6 +163,7 @@ async function send(text) {
       const [choice] = chunk.choices;
       if (!choice) continue;
       turn.content += choice.delta.content ?? "";
+      turn.shown += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
       turn.reason = choice.finish_reason ?? turn.reason;
       (choice.logprobs?.content ?? []).forEach((entry, i) => {
         turn.firstToken ||= performance.now();
@@ -226,7 +227,7 @@ function Answer({ turn }) {
   let length = 0;
   return html`<div class="text" role="group" aria-label="Answer, token by token: arrow keys move between tokens" onKeyDown=${onKey}>
     ${turn.tokens.map((token, i) => {
-      const isText = length < turn.content.length;
+      const isText = length < turn.shown.length;
       length += token.text.length;
       return html`<span role="button" data-token=${i} tabindex=${i ? -1 : 0} class=${`token ${isText ? "" : "special"} ${app.token?.token === token ? "on" : ""}`}
         onMouseEnter=${() => select(token)} onFocus=${() => select(token)} onClick=${() => select(token, true)}
@@ -301,7 +302,7 @@ function curl(body) {
 // --- Lab --------------------------------------------------------------------------------------
 
 async function compare(name) {
-  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key, Number(value)]));
+  const settings = Object.fromEntries(Object.entries(app.settings).filter(([, value]) => value !== "").map(([key, value]) => [key.split(" ")[0], key in SETTINGS ? Number(value) * SETTINGS[key] : value]));
   const run = (app.lab[name] = { abort: new AbortController(), isRunning: true });
   changed();
   try {
@@ -317,7 +318,9 @@ function Lab() {
   const isBusy = Object.values(app.lab).some((run) => run.isRunning);
   return html`<section class="lab" aria-label="Lab"><h2>Lab</h2>
     <p class="hint">Each comparison runs the same requests with one thing switched, in a second process with lower priority: the engine that serves is not touched.</p>
-    <div class="fields">${SETTINGS.map((name) => html`<label>${name}<input type="number" min="0" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
+    <div class="fields"><label>model<select value=${app.settings.model ?? ""} onChange=${(e) => { app.settings.model = e.target.value; }}>
+        <option value="">default</option><option value="served">${app.model?.id ?? "served"}</option></select></label>
+      ${Object.keys(SETTINGS).map((name) => html`<label>${name}<input type="number" min="0" step="any" placeholder="default" value=${app.settings[name] ?? ""} onInput=${(e) => { app.settings[name] = e.target.value; }} /></label>`)}</div>
     <div class="cards">${Object.entries(LAB).map(([name, text]) => {
       const run = app.lab[name];
       return html`<article class=${run?.result ? "wide" : ""}><h3>${name}</h3><p>${text}</p>
@@ -337,7 +340,7 @@ function shown(value, unit) {
 function Comparison({ result }) {
   const { title, settings, columns, rows, explanation, charts, outputs_equal } = result;
   return html`<div class="result" role="region" aria-label=${`Result of ${result.name}`}><h3>${title}</h3>
-    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
+    <p class="hint">${Object.entries(settings).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${typeof value === "number" ? +value.toPrecision(4) : value}`).join(" · ")}${outputs_equal ? ` · outputs of ${outputs_equal} requests equal in all modes ✓` : ""}</p>
     <div class="scroll" tabindex="0"><table class="numbers"><thead><tr>${columns.map(([name, unit]) => html`<th>${name}${["steps", "seconds"].includes(unit) ? html` <small>${unit}</small>` : ""}</th>`)}</tr></thead>
       <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => html`<td>${shown(cell, columns[i][1])}</td>`)}</tr>`)}</tbody></table></div>
     <ul>${explanation.map((sentence) => html`<li>${sentence}</li>`)}</ul>

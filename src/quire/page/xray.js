@@ -13,18 +13,22 @@ const MAX_TIMED = 100; // Timed steps that keep their instructions: one has hund
 
 // --- State and recording ----------------------------------------------------------------------
 
-/** The engine after a line. `findable`: blocks that hold a prefix, whether a request uses them or not. */
+/**
+ * The engine after a line. `findable`: blocks that hold a prefix, whether a request uses them or not.
+ * `waiting`: when each request in the queue arrived or was preempted.
+ */
 export class State {
   constructor(header) {
     this.header = header;
     this.requests = new Map(header.requests.map((r) => [r.id, { ...r, tables: r.tables.map((t) => [...t]) }]));
     this.findable = new Set(header.cached);
+    this.waiting = new Map(Object.entries(header.waiting ?? {}));
   }
 
   /** Return a header line that restates this state. */
   describe() {
     const requests = [...this.requests.values()].map((r) => ({ ...r, tables: r.tables.map((t) => [...t]) }));
-    return { ...this.header, requests, cached: [...this.findable] };
+    return { ...this.header, requests, cached: [...this.findable], waiting: Object.fromEntries(this.waiting) };
   }
 
   /** Return the requests that hold each block in use: block → ids. */
@@ -43,8 +47,10 @@ export class State {
   }
 
   apply(line) {
+    if (line.kind === "finish" || line.kind === "preempt") this.requests.delete(line.id);
     if (line.kind === "step") this.#step(line);
-    else if (line.kind === "finish" || line.kind === "preempt") this.requests.delete(line.id);
+    else if (line.kind === "arrive" || line.kind === "preempt") this.waiting.set(line.id, line.t);
+    else if (line.kind === "finish" || line.kind === "admit") this.waiting.delete(line.id);
     else if (line.kind === "cache") for (const block of line.block_ids) this.findable.add(block);
     else if (line.kind === "evict") for (const block of line.block_ids) this.findable.delete(block);
   }
@@ -271,7 +277,8 @@ export class Xray {
     const index = recording.steps.indexOf(step);
     const end = Math.min(recording.steps.length, this.chosen ? Math.max(numColumns, index + numColumns / 2) : recording.steps.length);
     const shown = recording.steps.slice(Math.max(0, Math.floor(end - numColumns)), Math.floor(end));
-    const ids = [...new Set(shown.flatMap((item) => item.requests.map((share) => share.id)))];
+    const { waiting } = this.state;
+    const ids = [...new Set([...shown.flatMap((item) => item.requests.map((share) => share.id)), ...waiting.keys()])];
     const rows = new Map(ids.slice(-24).map((id, row) => [id, row * 24 + 18]));
     const [begin, finish] = [shown[0].begin, shown.at(-1).t];
     const column = (width - LABELS) / (this.axis === "time" ? 1 : numColumns);
@@ -306,8 +313,9 @@ export class Xray {
     });
     const queues = [...rows].map(([id, y]) => {
       const { admit } = recording.request(id);
-      if (!admit?.arrival_s || admit.t < begin) return null;
-      const [from, to] = [xOfTime(admit.arrival_s), xOfTime(admit.t)];
+      const [arrived, admitted] = waiting.has(id) ? [waiting.get(id), finish] : [admit?.arrival_s, admit?.t];
+      if (!arrived || admitted < begin) return null;
+      const [from, to] = [xOfTime(arrived), xOfTime(admitted)];
       return to - from > 2 && html`<line class="queue" x1=${from} x2=${to - 1} y1=${y - 5} y2=${y - 5} />`;
     });
     return html`
@@ -317,7 +325,7 @@ export class Xray {
         width=${width} height=${top + 112} onKeyDown=${onKey}>
         ${PATTERNS}${cells}${queues}
         ${[...rows].map(([id, y]) => html`<text x="0" y=${y} class="letter">${recording.request(id).letter}</text>
-          <text x="22" y=${y} class="small">${recording.request(id).finish ? "done" : ""}</text>`)}
+          <text x="22" y=${y} class="small">${recording.request(id).finish ? "done" : waiting.has(id) ? "waits" : ""}</text>`)}
         <g class="over">${bars(top, "tokens", (s) => s.num_tokens, most.tokens, String, (v) => Math.log2(1 + v))}
         ${bars(top + 60, "time", (s) => s.duration_s, most.time, ms)}</g>
       </svg>

@@ -2,7 +2,7 @@
 
 A speed is quoted as a share of these. On a CPU they are the engine's own instructions on registers, with the engine's
 threads (`native/ops/peak.h`): no product can be faster. On a GPU they are a large product of PyTorch's. Must not know
-models: `cli/bench_limits.py` turns limits into tokens per second.
+models: `insight/explain/phases.py` divides a step's work by these limits.
 """
 
 import time

@@ -6,7 +6,7 @@ gets a copy. Sliding-window groups give blocks back as the window moves past the
 
 The table of a state group has one entry, which every step rewrites. So a step that starts from a state which others
 need continues in a copy: after a fork, after a prefix hit, at a checkpoint, and before drafts, which may be rejected.
-Knows neither queues nor budgets. Next to read: `integrity.py`, which adds everything up, and `scheduler.py`.
+Knows neither queues nor budgets. Next to read: `scheduler.py`.
 """
 
 from collections.abc import Iterable, Iterator

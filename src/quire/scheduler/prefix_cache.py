@@ -106,14 +106,3 @@ class PrefixCache:
         """Group of the layers that the block was cached for; None if it holds no prefix."""
         entry = self._entries.get(block_id)
         return None if entry is None else entry.group_index
-
-    def inconsistencies(self) -> list[str]:
-        """Return the contradictions between the two maps; empty when there are none."""
-        problems = []
-        if len(self._block_ids) != len(self._entries):
-            problems.append(f"{len(self._block_ids)} digests for {len(self._entries)} cached blocks")
-        for block_id, entry in self._entries.items():
-            found = self._block_ids.get((entry.group_index, entry.digest))
-            if found != block_id:
-                problems.append(f"cached block {block_id} is found as {found}")
-        return problems

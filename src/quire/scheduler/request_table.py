@@ -7,12 +7,10 @@ Next to read: `scheduler.py`.
 
 import itertools
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from quire.config import SchedulerConfig
-from quire.errors import EngineError
 from quire.types import Request, RequestStatus
 
 _SORT_KEY = attrgetter("sort_key")
@@ -138,34 +136,13 @@ class RequestTable:
         """
         return max(among, key=lambda item: item.sort_key) if self._config.policy == "priority" else among[-1]
 
+    def waiting_since_s(self) -> dict[str, float]:
+        """Return the time of arrival of each request in the queue and of each parked one."""
+        return {item.request_id: item.arrival_time_s for item in (*self.waiting, *self.parked.values())}
+
     def num_free_places(self) -> int:
         """Sequences that may still start; a leader keeps places for its siblings."""
         return self._config.max_num_seqs - sum(1 + len(request.siblings) for request in self.running)
-
-    def check(self, owner_ids: set[str], in_flight: Sequence[Request] = ()) -> None:
-        """Raise EngineError unless every request is in exactly one place and exactly the running own blocks.
-
-        `in_flight`: the requests of each step in flight.
-        """
-        problems = []
-        running_ids = [request.request_id for request in self.running]
-        siblings = [sibling.request_id for request in self.by_id.values() for sibling in request.siblings]
-        waiting_ids = [request.request_id for request in self.waiting]
-        found = Counter(running_ids + waiting_ids + [*self.parked] + siblings)
-        if set(running_ids) != owner_ids:
-            problems.append(f"running are {sorted(running_ids)} but blocks are owned by {sorted(owner_ids)}")
-        problems += [f"{request_id!r} has a place but is gone" for request_id in found if request_id not in self.by_id]
-        for request_id, request in self.by_id.items():
-            if found[request_id] != 1 or request.status.is_finished:
-                problems.append(f"{request_id!r} ({request.status.name}) is in {found[request_id]} places")
-            if (request.leader_id is not None) != (request_id in siblings):
-                problems.append(f"{request_id!r} is not among the siblings of {request.leader_id!r}")
-            if in_flight.count(request) != request.num_in_flight:
-                problems.append(f"{request_id!r} is in {in_flight.count(request)} steps, not {request.num_in_flight}")
-        if self.num_free_places() < 0:
-            problems.append(f"{-self.num_free_places()} sequences more than max_num_seqs={self._config.max_num_seqs}")
-        if problems:
-            raise EngineError(f"scheduler integrity: {'; '.join(problems[:8])}")
 
     def _register(self, request: Request, serial: int) -> None:
         self.by_id[request.request_id] = request

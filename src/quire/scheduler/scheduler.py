@@ -16,7 +16,6 @@ from quire.errors import DuplicateRequestError, EngineError, QueueFullError
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import OwnedBlocks
 from quire.scheduler.blocks import BlockManager
-from quire.scheduler.integrity import check_blocks
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.scheduler.step_plan import StepPlanner
 from quire.types import (
@@ -45,8 +44,7 @@ class Scheduler:
     """Continuous batching over a paged KV cache. One instance per engine; not thread-safe.
 
     Every accepted request ends in exactly one finished status, by `update`, `finish` or `abort`. Its blocks are free at
-    once, or after the last step in flight that computes it. `blocks` are for reports; `clock` stamps requests without
-    an arrival time.
+    once, or after the last step in flight that computes it. `clock` stamps requests without an arrival time.
     """
 
     def __init__(
@@ -62,9 +60,9 @@ class Scheduler:
         self.config = config
         self._events = EventLog(0) if events is None else events
         self._clock = clock
-        self._requests = RequestTable(config) if requests is None else requests
+        self.requests = RequestTable(config) if requests is None else requests
         self.blocks = BlockManager(config, events) if blocks is None else blocks
-        self._planner = StepPlanner(config, self._requests, self.blocks, self._events)
+        self._planner = StepPlanner(config, self.requests, self.blocks, self._events)
         self._in_flight: deque[_StepInFlight] = deque()
         self._step_id = 0
 
@@ -79,17 +77,18 @@ class Scheduler:
         """
         members = (request, *request.siblings)
         for item in members:
-            if item.request_id in self._requests.by_id:
+            if item.request_id in self.requests.by_id:
                 raise DuplicateRequestError(f"request id '{item.request_id}' is already running; choose another")
         num_generated = 0 if request.sampling is None else request.max_tokens
         self.blocks.check_fits(request, request.num_prompt_tokens + num_generated)
-        most, num_waiting = self.config.max_num_waiting, len(self._requests.waiting)
+        most, num_waiting = self.config.max_num_waiting, len(self.requests.waiting)
         if most is not None and num_waiting >= most:
             raise QueueFullError(f"{num_waiting} requests are waiting, max_num_waiting is {most}; try again later")
         arrival_time_s = request.arrival_time_s or self._clock()
         for item in members:
             item.arrival_time_s = arrival_time_s
-        self._requests.enter(request)
+        self.requests.enter(request)
+        self._events.record(EventKind.ARRIVE, request.request_id, num_prompt_tokens=request.num_prompt_tokens)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End requests at any moment, with siblings that wait in them; unknown ids are ignored. Returns those ended."""
@@ -105,64 +104,58 @@ class Scheduler:
         It will recompute if `max_num_seqs` run already or the parent owns no blocks. Raises: EngineError if the parent
         is unknown or in flight.
         """
-        parent = self._requests.by_id.get(parent_id)
+        parent = self.requests.by_id.get(parent_id)
         if parent is None or parent.num_in_flight:
             raise EngineError(f"cannot fork '{parent_id}': " + ("its step is in flight" if parent else "unknown"))
         child.output_token_ids = list(parent.output_token_ids)
         child.arrival_time_s = parent.arrival_time_s
         child.num_cached_tokens = parent.num_cached_tokens
-        self._requests.enter_fork(parent, child)
-        if parent.status is RequestStatus.RUNNING and self._requests.num_free_places() > 0:
+        self.requests.enter_fork(parent, child)
+        if parent.status is RequestStatus.RUNNING and self.requests.num_free_places() > 0:
             self._planner.fork_running(parent, child, parent.num_computed_tokens)
             return
         child.status = RequestStatus.PREEMPTED
-        if is_idle(parent) or parent_id in self._requests.parked:
-            self._requests.parked[child.request_id] = child
+        if is_idle(parent) or parent_id in self.requests.parked:
+            self.requests.parked[child.request_id] = child
         else:
-            self._requests.waiting.push(child)
+            self.requests.waiting.push(child)
 
     def append_token(self, request_id: str, token_id: int) -> None:
         """Give a request that awaits an external token its next token (beam search). No stop rule is applied.
 
         Raises: EngineError if it does not wait for one; MemoryCapacityError if it would outgrow the whole KV cache.
         """
-        request = self._requests.by_id.get(request_id)
-        if request is None or not (is_idle(request) or request_id in self._requests.parked):
+        request = self.requests.by_id.get(request_id)
+        if request is None or not (is_idle(request) or request_id in self.requests.parked):
             raise EngineError(f"request '{request_id}' does not wait for a token")
         # Unlike a sampled last token this one will be computed, so there must be room for one more.
         self.blocks.check_fits(request, request.num_tokens + 2)
         request.output_token_ids.append(token_id)
-        if self._requests.parked.pop(request_id, None) is not None:
-            self._requests.waiting.push(request)
+        if self.requests.parked.pop(request_id, None) is not None:
+            self.requests.waiting.push(request)
 
     def get(self, request_id: str) -> Request | None:
         """Return the unfinished request with this id."""
-        return self._requests.by_id.get(request_id)
+        return self.requests.by_id.get(request_id)
 
     @property
     def has_unfinished(self) -> bool:
         """True if any request is waiting, running, or awaiting a token."""
-        return bool(self._requests.by_id)
+        return bool(self.requests.by_id)
 
     @property
     def num_running(self) -> int:
         """Unfinished sequences that own blocks."""
-        return len(self._requests.running)
+        return len(self.requests.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, preempted ones included; siblings count with their leader."""
-        return len(self._requests.waiting) + len(self._requests.parked)
+        return len(self.requests.waiting) + len(self.requests.parked)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, without any effect, while blocks are in use."""
         return self.blocks.reset_prefix_cache()
-
-    def check_integrity(self) -> None:
-        """Raise EngineError, naming the contradictions, unless all blocks and requests are where they should be."""
-        check_blocks(self.blocks, [owned for step in self._in_flight for owned in step.detached])
-        in_flight = [request for step in self._in_flight for request in step.requests.values()]
-        self._requests.check(set(self.blocks.owned), in_flight)
 
     # --- Schedule -------------------------------------------------------------------------------
 
@@ -180,7 +173,7 @@ class Scheduler:
         if alone is None:
             plan = self._planner.plan(step_tokens, is_first=not self._in_flight)
         else:
-            plan = self._planner.plan_alone(self._requests.by_id[alone])
+            plan = self._planner.plan_alone(self.requests.by_id[alone])
         output = self._planner.executor_view.commit(self._step_id, plan, self.blocks)
         if plan.shares:
             self._in_flight.append(_StepInFlight(output, {name: share.request for name, share in plan.shares.items()}))
@@ -208,7 +201,7 @@ class Scheduler:
         for item in output.scheduled:
             request = step.requests[item.request_id]
             request.num_in_flight -= 1
-            if self._requests.by_id.get(item.request_id) is request:  # else it has ended; its id may be in use again
+            if self.requests.by_id.get(item.request_id) is request:  # else it has ended; its id may be in use again
                 taken = results.get(item.request_id)
                 if taken is not None or not result.is_lost:  # of a lost step there are errors only
                     self._take(request, item, taken, updates)
@@ -226,7 +219,7 @@ class Scheduler:
             for request in step.requests.values():
                 request.num_in_flight -= 1
         self._in_flight.clear()
-        for request in tuple(self._requests.running):
+        for request in tuple(self.requests.running):
             if oldest.requests.get(request.request_id) is request:
                 request.num_computed_tokens = 0  # its sample is lost too: it is not idle
             self._planner.withdraw(request)
@@ -280,8 +273,8 @@ class Scheduler:
         return token_ids, stop
 
     def _end(self, request_id: str, status: RequestStatus, stop_reason: int | str | None) -> list[Request]:
-        request = self._requests.by_id.get(request_id)
-        ended = [] if request is None else self._requests.leave(request)
+        request = self.requests.by_id.get(request_id)
+        ended = [] if request is None else self.requests.leave(request)
         for item in ended:
             item.status = status
             item.stop_reason = stop_reason

@@ -14,6 +14,7 @@ from quire.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
 METRICS_NAMES = ("quire", "vllm")
+REASONING_FORMATS = ("auto", "none")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
 
@@ -30,6 +31,10 @@ class ServerOptions:
     metrics_names: str = option(
         "quire", "names at /metrics; vllm: vLLM's beside Quire's", choices=METRICS_NAMES, group="server"
     )
+    reasoning_format: str = option(
+        "auto", "reasoning of models that think: apart from the answer, or none: within it", choices=REASONING_FORMATS,
+        group="server",
+    )  # fmt: skip
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"
     )

@@ -14,7 +14,7 @@ from quire.server.protocol.tools import Offer
 from quire.structured_outputs import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.text.tool_calls.formats import GENERIC, ToolCallFormat, choose_format, uses_tools
-from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolCallStart, ToolEvent
+from quire.text.tool_calls.parser import ContentDelta, ToolCallParser, ToolEvent
 from quire.text.tool_calls.requests import tool_choice_schema, tool_names, tools_system_prompt
 
 Messages = list[dict[str, Any]]
@@ -151,10 +151,6 @@ class ToolReader:
             events += self._parser.finish()
         return [event for event in events if self._is_wanted(event)]
 
-    def deltas(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
-        """Return `events` in the format of the chat API."""
-        return [_delta(event) for event in self.events(text, ends=ends)]
-
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the finish reason for the client: "tool_calls" after calls, unless one tool was demanded by name."""
         has_called = self._parser.num_calls > 0 and not self._use.is_named
@@ -165,30 +161,3 @@ class ToolReader:
             # Other text beside demanded calls is brackets, or a call that the length limit cut off.
             return self._use.schema is None
         return self._use.is_parallel or event.index == 0
-
-
-def _delta(event: ToolEvent) -> dict[str, Any]:
-    if isinstance(event, ContentDelta):
-        return {"content": event.text}
-    if isinstance(event, ToolCallStart):
-        function = {"name": event.name, "arguments": ""}
-        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
-    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-
-
-def read_message(use: ToolUse, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
-    """Return content and calls of a whole answer, and its finish reason."""
-    reader = ToolReader(use)
-    content = ""
-    calls: dict[int, dict[str, Any]] = {}
-    for delta in reader.deltas(text, ends=True):
-        content += delta.get("content", "")
-        for call in delta.get("tool_calls", ()):
-            index = call.pop("index")
-            if "id" in call:
-                calls[index] = call
-            else:
-                calls[index]["function"]["arguments"] += call["function"]["arguments"]
-    if not calls:
-        return {"content": content}, reader.finish_reason(reason)
-    return {"content": content or None, "tool_calls": list(calls.values())}, reader.finish_reason(reason)

@@ -58,6 +58,7 @@ class PreTokenization:
 _GPT2_RULES = PreTokenization((_GPT2,))
 _SINGLE_DIGITS = PreTokenization((r"\p{N}", _GPT2))
 _LLAMA3_RULES = PreTokenization((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_CL100K_RULES = PreTokenization((_LLAMA3,))
 _QWEN2_RULES = PreTokenization((_QWEN2,), composes=True)
 _GPT4O_RULES = PreTokenization((_GPT4O,))
 
@@ -66,13 +67,17 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "gpt-2": _GPT2_RULES,
     "phi-2": _GPT2_RULES,
+    "olmo": _GPT2_RULES,
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
     "llama3": _LLAMA3_RULES,
     "llama-v3": _LLAMA3_RULES,
     "llama-bpe": _LLAMA3_RULES,
-    "smaug-bpe": PreTokenization((_LLAMA3,)),
+    "smaug-bpe": _CL100K_RULES,
+    "dbrx": _CL100K_RULES,
+    "glm4": _CL100K_RULES,
+    "chatglm-bpe": _CL100K_RULES,
     "qwen2": _QWEN2_RULES,
     "deepseek-r1-qwen": PreTokenization((_QWEN2,)),
     "qwen35": PreTokenization((_QWEN35,), composes=True),

@@ -9,7 +9,7 @@ from typing import Any
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
-from quire.weights.gguf_rope import rotated_share
+from quire.weights.gguf_rope import LOG_MULTIPLIER, rotated_share
 
 Config = dict[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -186,7 +186,7 @@ def _starcoder2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
 
 def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     config["sliding_window"] = _window(metadata)
-    if not metadata.has("attention.temperature_scale"):
+    if metadata.value("attention.temperature_scale", 0.0) == 0:
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
         return
     scaling = config["rope_scaling"] or {"rope_type": "default"}
@@ -196,8 +196,8 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         "original_max_position_embeddings": original,
         "llama_4_scaling_beta": metadata.number("attention.temperature_scale"),
     }
-    if scaling["rope_type"] == "yarn" and not {"attention_factor", "mscale"} & scaling.keys():
-        # llama.cpp divides by the factor that YaRN has.
+    if scaling["rope_type"] == "yarn" and not metadata.has(LOG_MULTIPLIER) and "attention_factor" not in scaling:
+        # llama.cpp then divides by the factor that YaRN has.
         config["rope_scaling"]["attention_factor"] = 1.0
 
 

@@ -18,6 +18,8 @@ LOW_FREQ_FACTOR = 1.0
 HIGH_FREQ_FACTOR = 4.0
 ORIGINAL_CONTEXT_LEN = 8192
 """Meta's values for RoPE; every published Llama 3.x has them, and only `factor` varies: 8 in 3.1, 32 in 3.2."""
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""Hugging Face's mscale_all_dim where mscale is 1; 0 stands for neither."""
 ATTENTION_FACTORS = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 _FACTOR_TOLERANCE = 1e-4
 """Relative; converters compute the factors in fp32 with other orders of operations."""
@@ -71,10 +73,11 @@ def _yarn(metadata: Metadata) -> dict[str, Any]:
     names = {
         "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
         **dict.fromkeys(ATTENTION_FACTORS, "attention_factor"),
-        "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
     }  # fmt: skip
     found = {ours: metadata.number(name) for name, ours in names.items() if metadata.has(name)}
-    return found | ({"mscale": 1.0} if "mscale_all_dim" in found else {})
+    if metadata.value(LOG_MULTIPLIER, 0.0) != 0:
+        found |= {"mscale": 1.0, "mscale_all_dim": metadata.number(LOG_MULTIPLIER)}
+    return found
 
 
 def _longrope(file: GGUFFile, metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:

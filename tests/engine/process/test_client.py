@@ -65,18 +65,6 @@ def text_of(updates: list[RequestUpdate]) -> str:
     return "".join(choice.text for update in updates for choice in update.choices)
 
 
-def test_text_comes_and_the_last_update_says_so() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        updates = await read(client.submit(submission()))
-        assert text_of(updates) == "hello"
-        assert updates[-1].finished
-        assert updates[-1].choices[0].finish_reason == "stop"
-        assert client.num_requests == 0
-        assert client.statistics.num_steps > 0
-
-    play(scenario, next_token=saying("hello"))
-
-
 def test_many_requests_at_once_get_their_own_texts() -> None:
     async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
         streams = [client.submit(submission(f"r{index}", max_tokens=index + 1)) for index in range(20)]
@@ -92,18 +80,6 @@ def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed() -> None:
         with pytest.raises(DuplicateRequestError, match="'r' is in use"):
             client.submit(submission())
         assert text_of(await read(stream)) == "hello"
-
-    play(scenario, next_token=saying("hello"))
-
-
-def test_a_slow_reader_gets_all_of_it_in_fewer_pieces() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        stream = client.submit(submission())
-        while client.num_requests:
-            await asyncio.sleep(0.01)
-        updates = await read(stream)
-        assert len(updates) == 1
-        assert text_of(updates) == "hello"
 
     play(scenario, next_token=saying("hello"))
 

@@ -53,16 +53,6 @@ def test_a_known_load_gives_known_numbers(streams: bool) -> None:
     assert found.num_lost_events == 0
 
 
-def test_a_prefix_is_looked_up_and_found() -> None:
-    engine, _ = make_engine()
-    meter = Meter(engine)
-    for name in ("first", "second"):
-        add(engine, name, list(range(1, 18)))
-        drive(engine, meter)
-    found = meter.take([])
-    assert (found.num_looked_up_tokens, found.num_cached_tokens) == (34, 16)
-
-
 def test_each_completion_of_n_ends_once() -> None:
     engine, _ = make_engine()
     meter = Meter(engine)

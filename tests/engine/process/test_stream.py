@@ -103,17 +103,3 @@ def test_unread_updates_come_before_the_engines_death() -> None:
         assert [token_id for item in seen for token_id in item.choices[0].token_ids] == [0, 1, 2]
 
     asyncio.run(main())
-
-
-def test_waiting_reader_gets_each_update() -> None:
-    async def main() -> None:
-        stream = RequestStream("r")
-        reading = asyncio.create_task(read(stream))
-        for index in range(5):
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            stream.put(update(index, num_top=2, finished=index == 4))
-            await asyncio.sleep(0)
-        assert [item.choices[0].token_ids for item in await reading] == [[0], [1], [2], [3], [4]]
-
-    asyncio.run(main())

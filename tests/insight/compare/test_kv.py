@@ -12,6 +12,7 @@ from quire.insight.compare.results import Settings
 from quire.scheduler.scheduler import Scheduler
 from tests.fakes import FakeExecutor
 from tests.scheduler.builders import make_config, make_request
+from tests.scheduler.integrity import check_integrity
 
 
 def make_scheduler(allocator: RunAllocator, **changes: Any) -> tuple[Scheduler, RunBlocks]:
@@ -24,7 +25,7 @@ def step(scheduler: Scheduler, executor: FakeExecutor) -> int:
     output = scheduler.schedule()
     if output.scheduled:
         scheduler.update(output, executor.execute(output))
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     return len(output.scheduled)
 
 

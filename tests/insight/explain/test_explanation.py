@@ -19,6 +19,7 @@ from quire.insight.explain.subject import PRESETS, open_subject
 from quire.runtime.machine_limits import MachineLimits
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import CONFIG, make_tiny_directory
+from tests.models.oracle import make_oracle, num_language_parameters
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 
@@ -66,12 +67,10 @@ def test_kv_cache_of_presets(model: str, batch: int, ctx: int, name: str, num_by
 
 
 def transformers_count(fields: dict[str, Any]) -> int:
-    """Parameters of the model that Transformers makes of a config, without allocating them."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**fields)
+    """Parameters of the language model that Transformers makes of a config, without allocating them."""
+    fields = {name: value for name, value in fields.items() if name != "architectures"}
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return num_language_parameters(make_oracle(fields.pop("model_type"), fields))
 
 
 @pytest.mark.parametrize("model", PRESETS)

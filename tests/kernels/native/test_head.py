@@ -17,7 +17,9 @@ from tests.kernels.native.packed_weights import (
 )
 
 
-def likeliest(packed: Packed, acts: np.ndarray, *, bias: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
+def likeliest(
+    packed: Packed, acts: np.ndarray, *, bias: np.ndarray | None = None, threads: int = 1, soft_cap: float = 0.0
+) -> np.ndarray:
     """Shapes: int32 `[S]`."""
     num_rows = len(acts)
     max_rows = num_rows + 2
@@ -26,7 +28,7 @@ def likeliest(packed: Packed, acts: np.ndarray, *, bias: np.ndarray | None = Non
     plan = _native.Plan(threads, max_rows, max_rows)
     plan.head(
         packed.weight, 0 if bias is None else bias.ctypes.data, rows_of(acts), values.ctypes.data, ids.ctypes.data,
-        max_rows,
+        max_rows, soft_cap=soft_cap,
     )  # fmt: skip
     plan.argmax(values.ctypes.data, ids.ctypes.data, max_rows, tokens.ctypes.data)
     run(plan, np.zeros(1), num_logit_rows=num_rows)
@@ -74,6 +76,26 @@ def test_of_equal_logits_the_lowest_id_wins(isa: str, threads: int, period: int)
     for found in each_isa(lambda: likeliest(packed, acts, threads=threads), [isa]):
         assert (found < period).all()
         assert np.array_equal(found, logits_of(packed, acts).argmax(1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cap", [5.0, 0.01])
+def test_logits_that_a_cap_makes_equal_count_as_equal(isa: str, cap: float) -> None:
+    """The answer is that of the op `soft_cap` over the logits."""
+    packed, acts = random_weights("q8", 90, 32), random_acts(5, 32)
+
+    def capped() -> np.ndarray:
+        logits = logits_of(packed, acts)
+        out = np.zeros_like(logits)
+        plan = _native.Plan(1, len(logits), 1)
+        plan.soft_cap(rows_of(logits), rows_of(out), logits.shape[1], cap)
+        run(plan, np.zeros(len(logits)))
+        return out.argmax(1)
+
+    for wanted, found in zip(
+        each_isa(capped, [isa]), each_isa(lambda: likeliest(packed, acts, threads=2, soft_cap=cap), [isa]), strict=True
+    ):
+        assert np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("num_outputs", [17, 33, 63])

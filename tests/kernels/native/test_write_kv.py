@@ -159,6 +159,41 @@ def test_angles_of_far_positions_are_fp32_products_and_their_cosines_exact(isa: 
         np.testing.assert_allclose(found.numpy(), wanted.astype(np.float64), rtol=2.0**-23, atol=0)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_cosines_and_sines_are_scaled_by_period_and_past_the_last_by_the_last(isa: str) -> None:
+    _native.set_isa(isa)
+    count, half, period = 40, 5, 16
+    frequencies, scales = torch.linspace(1.0, 0.37, half), torch.tensor([1.0, 1.25])
+    plain, scaled = torch.zeros(2, 2, count, half)
+    plan = _native.Plan(2, count, 1)
+    plan.rotary(frequencies.data_ptr(), plain[0].data_ptr(), plain[1].data_ptr(), half)
+    plan.rotary(frequencies.data_ptr(), scaled[0].data_ptr(), scaled[1].data_ptr(), half, scales.data_ptr(), 2, period)
+    run(plan, np.zeros(count))
+    factors = scales[(torch.arange(count) // period).clamp(max=1)]
+    assert torch.equal(scaled, plain * factors[:, None])
+
+
+def test_queries_may_turn_by_other_values_than_keys() -> None:
+    shape = Shape(head_size=16, format="f32")
+    qkv = new_tokens(shape, MIXED)
+    pool, plain = write(shape, MIXED, qkv, Extras(frequencies=torch.linspace(1.0, 0.01, 8)))
+    other_pool = Pool(shape, LENGTHS)
+    other = Runner(other_pool, Extras(), max_tokens=len(qkv))
+    other.qkv[:] = qkv
+    q, (cos, sin), (q_cos, q_sin) = other.qkv.data_ptr(), plain.angles, 2 * plain.angles
+    k = q + shape.widths[0] * 4
+    other.plan = _native.Plan(1, len(qkv), len(LENGTHS))
+    other.plan.write_kv(
+        q, k, k + shape.widths[1] * 4, *[sum(shape.widths)] * 3, shape.num_heads, cos=cos.data_ptr(),
+        sin=sin.data_ptr(), half=8, kv=other_pool.layer(), q_cos=q_cos.data_ptr(), q_sin=q_sin.data_ptr(),
+    )  # fmt: skip
+    other.run(MIXED, parts=1)
+    assert torch.equal(other_pool.bytes, pool.bytes)
+    queries = shape.widths[0]
+    assert torch.equal(other.qkv[:, :queries], 2 * plain.qkv[:, :queries])
+    assert torch.equal(other.qkv[:, queries:], plain.qkv[:, queries:])
+
+
 def test_queries_and_keys_are_normalised_before_they_are_rotated() -> None:
     shape = Shape(head_size=32, format="f32")
     generator = torch.Generator().manual_seed(5)

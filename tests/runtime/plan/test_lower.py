@@ -14,7 +14,7 @@ from quire import _native
 from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
-from quire.kernels.elementwise import soft_cap
+from quire.kernels.elementwise import Scale, SoftCap, soft_cap
 from quire.kernels.embedding import Embed
 from quire.kernels.instruction import Columns, Convert
 from quire.kernels.linear import Gemm, linear
@@ -434,6 +434,23 @@ def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_
         best = np.argmax(found.numpy(), -1).tolist()
         logits_of(plan, [3, 16, 3], part=GREEDY)
         assert plan.best_ids[:3].tolist() == best
+
+
+def test_caps_and_multiples_are_written_over_what_nothing_else_reads() -> None:
+    """So that capped logits take no second matrix of the vocabulary's width."""
+    program = program_of(
+        custom(
+            lambda self, x, batch: x * 2.0 + (x * 3.0) * 4.0,
+            compute_logits=lambda self, hidden: soft_cap(self.head(hidden), 3.0),
+        )
+    )
+    cap = program.head[-1]
+    assert isinstance(cap, SoftCap)
+    assert cap.x.buffer is cap.out is program.logits
+    twice, thrice, again = (item for item in program.body if isinstance(item, Scale))
+    assert twice.out is not twice.x.buffer
+    assert thrice.out is not thrice.x.buffer
+    assert again.out is again.x.buffer
 
 
 def test_a_head_without_a_linear_layer_is_refused() -> None:

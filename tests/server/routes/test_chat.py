@@ -39,13 +39,6 @@ async def test_answer_has_text_finish_reason_usage_and_timings() -> None:
     assert answer["timings"]["prompt_n"] + answer["timings"]["cache_n"] == 4
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@in_loop
-async def test_max_tokens_ends_the_text_with_length(name: str) -> None:
-    (choice,) = (await ask({name: 5}))["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
-
-
 @in_loop
 async def test_stop_strings_and_tokens_say_what_matched() -> None:
     (choice,) = (await ask({"stop": ["wö", "x"]}))["choices"]

@@ -128,12 +128,6 @@ async def test_streams_of_several_prompts_are_interleaved_and_equal_the_whole_an
     assert sorted(ends) == list(range(6))
 
 
-@in_loop
-async def test_streamed_echo() -> None:
-    found = await stream({"prompt": ["ab", "cd"], "echo": True})
-    assert [streamed(found, index) for index in range(2)] == ["abHello wörld", "cdHello wörld"]
-
-
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"max_tokens": 0}, {"logprobs": 0}], ids=str)
 @in_loop
 async def test_streamed_echo_begins_with_the_prompts_log_probabilities(fields: dict[str, Any]) -> None:

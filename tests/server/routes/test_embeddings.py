@@ -6,7 +6,6 @@ import pytest
 
 from quire.server.protocol.fields import MAX_PROMPTS
 from quire.server.protocol.prompts import EmbeddingList
-from quire.server.routes.embeddings import base64_of
 from tests.server.fake_engine import MODEL, assert_error, in_loop, make_server, post, requests_to
 
 PATH = "/v1/embeddings"
@@ -40,16 +39,6 @@ async def test_inputs_beyond_the_queue_are_computed_a_batch_at_a_time(num: int) 
     assert [item["embedding"][1] for item in response.json()["data"]] == [index % 200 for index in range(num)]
     assert max(seen) == most < num
     assert (admission.num_requests, engine.num_requests) == (0, 0)
-
-
-@in_loop
-async def test_base64_has_the_same_numbers() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        body = {"model": MODEL, "input": "ab", "encoding_format": "base64"}
-        answer = (await client.post(PATH, json=body)).json()
-    assert struct.unpack("<2f", b64decode(answer["data"][0]["embedding"])) == (2.0, 98.0)
-    assert struct.unpack("<2f", b64decode(base64_of([0.5, -1.0]))) == (0.5, -1.0)
 
 
 @in_loop

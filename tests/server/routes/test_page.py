@@ -74,10 +74,20 @@ async def test_comparison_gets_its_settings_and_no_key(command: Path, monkeypatc
         assert answer.json == {"given": given, "has_key": False}
 
 
+@in_loop
+async def test_comparison_runs_the_served_model_if_asked(command: Path) -> None:
+    async with serving() as server:
+        settings = {"model": "served", "rate": 2.5, "pool": 1 << 20}
+        given = (await server.answer("POST", "/lab/compare", body={"name": "kv", "settings": settings})).json["given"]
+        model = server.app.state.quire.supervisor.options.model
+        assert given[4:] == ["--model", model, "--rate", "2.5", "--pool", str(1 << 20)]
+
+
 @pytest.mark.parametrize(
     "body",
     [{"name": "rm"}, {"name": "kv", "settings": {"html": 1}}, {"name": "kv", "settings": {"seed": "1; ls"}},
-     {"name": "kv", "settings": {"seed": -1}}, {"name": "kv", "other": 1}, {}],
+     {"name": "kv", "settings": {"seed": -1}}, {"name": "kv", "settings": {"model": "/etc/passwd"}},
+     {"name": "kv", "other": 1}, {}],
 )  # fmt: skip
 @in_loop
 async def test_unknown_comparison_or_setting_runs_nothing(command: Path, body: object) -> None:

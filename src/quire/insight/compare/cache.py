@@ -19,7 +19,7 @@ class RecomputingScheduler(Scheduler):
 
     def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
         """Take back all computed tokens, then decide the step. Blocks stay and are overwritten."""
-        for request in self._requests.running:
+        for request in self.requests.running:
             request.num_computed_tokens = 0
         return super().schedule(alone, step_tokens)
 

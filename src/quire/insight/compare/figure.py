@@ -1,4 +1,4 @@
-"""`html_page`: a comparison as one self-contained HTML file with SVG charts, readable offline, in light and dark.
+"""A comparison as one HTML file with SVG charts, readable offline, in light and dark; or its charts as an SVG file.
 
 `cell_text` formats a cell for the page and the terminal. Next to read: `results.py`.
 """
@@ -14,17 +14,20 @@ from quire.insight.picture import page
 WIDTH, HEIGHT = 760, 240
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 5")
 """Modes differ by dash and label too, not by colour alone."""
-STYLE = """
+CHART_STYLE = """
 :root { color-scheme: light dark; --c0: #1f6fb2; --c1: #c2571a; --c2: #2f8a4c; --c3: #8a4fb5; --c4: #6b6b6b }
 @media (prefers-color-scheme: dark) {
   :root { --c0: #6db3ee; --c1: #f0a070; --c2: #7fd09a; --c3: #c79bea; --c4: #b5b5b5 }
 }
+text { font-size: 12px; fill: currentColor } .axis { stroke: currentColor; opacity: .5 }
+"""
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } th, td { padding: .2rem .8rem; text-align: right }
 th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8886 }
-svg { width: 100%; height: auto } text { font-size: 12px; fill: currentColor } figure { margin: 1.5rem 0 }
-figcaption { font-weight: 600 } .axis { stroke: currentColor; opacity: .5 }
+svg { width: 100%; height: auto } figure { margin: 1.5rem 0 } figcaption { font-weight: 600 }
 """
+SVG_STYLE = CHART_STYLE + ":root { color: #111 } @media (prefers-color-scheme: dark) { :root { color: #eee } }"
 
 
 def html_page(comparison: Comparison) -> str:
@@ -42,7 +45,23 @@ def html_page(comparison: Comparison) -> str:
         + "".join(f"<li>{escape(sentence)}</li>" for sentence in comparison.explanation)
         + f"</ul>{''.join(map(_figure, comparison.charts))}<p>{escape(settings)}</p>"
     )
-    return page(f"quire compare {comparison.name}", STYLE, shown)
+    return page(f"quire compare {comparison.name}", CHART_STYLE + STYLE, shown)
+
+
+def svg_image(comparison: Comparison) -> str:
+    """Return the charts, one below the other, as one SVG file. Its background is that of the page around it."""
+    y, drawn = 0, ""
+    for chart in comparison.charts:
+        drawing, height = _drawing(chart)
+        if drawing:
+            title = f'<text x="4" y="14" font-weight="bold">{escape(chart.title)}</text>'
+            drawn += f'<g transform="translate(0 {y})">{title}<g transform="translate(0 20)">{drawing}</g></g>\n'
+            y += height + 44
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" role="img"'
+        f' aria-label="{escape(comparison.title)}" font-family="system-ui, sans-serif">'
+        f"<style>{SVG_STYLE}</style>\n{drawn}</svg>\n"
+    )
 
 
 def equal_text(comparison: Comparison) -> str:
@@ -71,10 +90,24 @@ def cell_text(value: Any, unit: str) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    """Draw a chart; nothing if it has no points. Bars are spans with their own colour, labelled in their row."""
+    drawing, height = _drawing(chart)
+    if not drawing:
+        return ""
+    title = escape(chart.title)
+    return (
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
+        f"{drawing}</svg></figure>"
+    )
+
+
+def _drawing(chart: Chart) -> tuple[str, int]:
+    """Draw a chart; nothing if it has no points. Bars are spans with their own colour, labelled in their row.
+
+    Returns: the shapes, and the height of the drawing.
+    """
     points = [point for series in chart.series for point in series.points]
     if not points:
-        return ""
+        return "", 0
     is_line, is_bars = chart.kind == "line", chart.kind == "bars"
     top = max(point[1] for point in points) if is_line else max(point[2] for point in points) + 1
     height = HEIGHT if not is_bars else int(top) * 30 + 60
@@ -105,11 +138,8 @@ def _figure(chart: Chart) -> str:
                 f'<text x="{left - 8}" y="{22 + (index + 0.55) * y_unit:.0f}" text-anchor="end">{escape(label)}</text>'
             )
         labels.setdefault(series.name, legend)
-    title, axes = escape(chart.title), "" if is_bars else _axes(chart, (WIDTH - left - 20) / x_unit, top, bottom)
-    return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
-        f"{''.join(drawn)}{''.join(labels.values())}{axes}</svg></figure>"
-    )
+    axes = "" if is_bars else _axes(chart, (WIDTH - left - 20) / x_unit, top, bottom)
+    return "".join(drawn) + "".join(labels.values()) + axes, height
 
 
 def _axes(chart: Chart, right: float, top: float, bottom: int) -> str:

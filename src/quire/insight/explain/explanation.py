@@ -16,6 +16,7 @@ from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
 from quire.insight.explain.report import Quantity, Report, Section
+from quire.insight.picture import counted
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import StepShape
 from quire.memory_plan import split_memory
@@ -106,7 +107,7 @@ def steps(settings: Settings, kv_format: object) -> dict[str, StepShape]:
     if settings.chunk is not None:
         batch = max(settings.batches)
         requests = (*(decode,) * batch, (ctx - settings.chunk, settings.chunk))
-        name = f"chunk of {settings.chunk} tokens beside {batch} decodes"
+        name = f"chunk of {settings.chunk} tokens beside {counted(batch, 'decode')}"
         found[name] = StepShape(requests, batch + 1, kv_format)  # type: ignore[arg-type]
     return found
 
@@ -195,8 +196,13 @@ def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Sect
         # A window keeps no more than its tokens.
         total = streams * sum(min(settings.ctx, spec.window or settings.ctx) * spec.bytes_per_token for spec in stored)
         name = f"{streams} request{'s' * (streams > 1)} of {settings.ctx} tokens"
-        values = f"{streams} · {settings.ctx} · {per_token}"
-        section.quantities.append(Quantity(name, total, "B", "requests · tokens · bytes per token", values))
+        formula, values = "requests · tokens · bytes per token", f"{streams} · {settings.ctx} · {per_token}"
+        if total != streams * settings.ctx * per_token:
+            formula, values = (
+                "requests · Σ of the layers, min(tokens, window) · bytes per token",
+                f"{streams} · {total // streams}",
+            )
+        section.quantities.append(Quantity(name, total, "B", formula, values))
     section.notes.append(f"{len(groups)} group{'s' * (len(groups) > 1)} of layers, blocks of "
                          f"{config.scheduler.block_size} tokens")  # fmt: skip
     return section

@@ -5,19 +5,24 @@
 Next to read: `device.py`.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from quire.config import EngineConfig
+from quire.errors import UnsupportedModelError
 from quire.insight.explain.described import LatentAttend
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
-from quire.insight.explain.rank_model import RankModel, split_name
+from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
 from quire.kernels.collective import AllReduce
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.kernels.paged_attention.instructions import Attend
+from quire.runtime.machine_limits import MachineLimits, measure_limits
+from quire.runtime.worker import KV_FORMATS
+from quire.weights.checkpoint import Checkpoint
 
 ATTENTION = (Attend, LatentAttend)
 
@@ -156,7 +161,7 @@ def _describe(
     elif isinstance(instruction, AllReduce):
         size = instruction.num_bytes(step)
         formula = f"{num_tokens} · {instruction.out.width} · {instruction.value_bytes} = {size} B of result"
-        yield Op(f"{kind} of {previous}", 1, "", cost, formula)
+        yield Op(f"{kind} of {previous or 'the embedding'}", 1, "", cost, formula)
     else:
         yield Op(role if role == kind else f"{kind} {role}", 1, "", cost, f"{num_tokens} rows")
 
@@ -174,6 +179,25 @@ def _attention(instruction: Attend, step: StepShape, cost: Cost) -> Iterator[Op]
     formula = f"2 · {width} · {scores} scores, causal{window}; uncausal 2 · {width} · {every} = {shown}"
     for name, shape in (("QKᵀ", (tokens, width // heads, most)), ("PV", (tokens, most, width // heads))):
         yield Op(name, 1, f"{heads} heads of {'×'.join(map(str, shape))}", half, formula, uncausal)
+
+
+def measured_floors(
+    config: EngineConfig, checkpoint: Checkpoint, steps: Sequence[tuple[tuple[int, int], ...]]
+) -> tuple[MachineLimits, list[float]]:
+    """Return this device's limits, measured now, and the seconds that each step takes at least by them.
+
+    `steps`: requests as in `StepShape`; each needs one row of logits. A model that cannot be traced has no floors.
+    """
+    phases = []
+    unmeasured = Device(config.hardware, MachineLimits(0.0, {}), "not measured")
+    with contextlib.suppress(UnsupportedModelError):
+        rank = trace_rank(config, checkpoint, 1)
+        for requests in steps:
+            step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype])
+            phases.append(Phase("", step, config, rank, unmeasured))
+    limits = measure_limits(config.device, {"fp32"}.union(*(phase.flops_by_arithmetic for phase in phases)))
+    device = replace(unmeasured, limits=limits)
+    return limits, [replace(phase, device=device).floor_s for phase in phases]
 
 
 def phase_section(phase: Phase, *, with_ops: bool) -> Section:
@@ -231,8 +255,8 @@ def _collectives(phase: Phase) -> Sequence[Quantity]:
     found = [
         Quantity("all-reduce", one.num_bytes(step), "B", "tokens · width · bytes",
                  f"{step.num_tokens} · {width} · {one.value_bytes}"),
-        Quantity("all-reduces per layer", len(sums) // num_layers, "", "all-reduces / layers",
-                 f"{len(sums)} // {num_layers}, one more for the embedding"),
+        Quantity("all-reduces per layer", (len(sums) - 1) // num_layers, "", "(all-reduces - the embedding's) / layers",
+                 f"({len(sums)} - 1) / {num_layers}"),
         Quantity("sent per rank", phase.bytes_sent, "B", "Σ 2 (N - 1) / N · all-reduce + (N - 1) / N · logits",
                  f"N = {one.num_ranks}"),
     ]  # fmt: skip

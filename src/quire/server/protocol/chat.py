@@ -146,6 +146,7 @@ class AnswerMessage(Answer):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[AnswerToolCall] | None = None
 
@@ -176,6 +177,7 @@ class Delta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -333,6 +333,23 @@ class OutputFunctionCall(Answer):
     status: ItemStatus
 
 
+class ReasoningText(Answer):
+    """Text of a reasoning item."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(Answer):
+    """Reasoning of the model before its answer. `summary` is always empty."""
+
+    type: Literal["reasoning"]
+    id: str
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
 class IncompleteDetails(Answer):
     """The reason for an early end."""
 
@@ -347,7 +364,7 @@ class InputTokensDetails(Answer):
 
 
 class OutputTokensDetails(Answer):
-    """Always 0: reasoning is not separated from the text."""
+    """Always 0: tokens are counted together."""
 
     reasoning_tokens: int
 
@@ -385,7 +402,7 @@ class ResponseObject(Answer):
     max_tool_calls: int | None
     metadata: dict[str, Any]
     model: str
-    output: list[OutputMessage | OutputFunctionCall]
+    output: list[OutputMessage | OutputFunctionCall | OutputReasoning]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, Any]
@@ -411,8 +428,8 @@ class ResponseEvent(Answer):
     output_index: int | None = None
     content_index: int | None = None
     item_id: str | None = None
-    item: OutputMessage | OutputFunctionCall | None = None
-    part: OutputText | None = None
+    item: OutputMessage | OutputFunctionCall | OutputReasoning | None = None
+    part: OutputText | ReasoningText | None = None
     delta: str | None = None
     text: str | None = None
     name: str | None = None

@@ -9,26 +9,42 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
+from quire.server.front_end import PromptTokens
 from quire.server.generation import new_id
 from quire.server.logprobs import prompt_logprobs
 from quire.server.protocol.chat import ChatRequest, Message
 from quire.server.protocol.fields import renaming
+from quire.server.reply import ReplyReader
 from quire.server.request_record import Caller
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.routes.job import Chunks, Job
 from quire.server.state import ServerState
 from quire.server.streaming import stream_answer
-from quire.server.tools import ToolReader, ToolUse, fields_of, plan_tools, read_message
+from quire.server.tools import ToolUse, fields_of, plan_tools
+from quire.text.reasoning import ReasoningFormat, find_reasoning
 
 router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatJob(Job):
-    """A chat request, checked and tokenised. `opening` begins every answer: the message that `echo` repeats."""
+    """A chat request, checked and tokenised.
+
+    Fields:
+        tool_use, reasoning: calls and reasoning that answers may have.
+        opening: the beginning of every answer, the message that `echo` repeats.
+    """
 
     tool_use: ToolUse | None
+    reasoning: ReasoningFormat | None
     opening: str
+    keeps_reasoning: bool = True
+
+    def reader(self) -> ReplyReader | None:
+        """Return a reader of one choice; None if its text is all content."""
+        if self.tool_use is None and self.reasoning is None:
+            return None
+        return ReplyReader(self.reasoning, self.tool_use, keeps_reasoning=self.keeps_reasoning)
 
 
 @router.post("/v1/chat/completions")
@@ -53,7 +69,7 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         tools=None if offer is None else offer.tools,
         add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
-        variables={**(body.chat_template_kwargs or {}), "documents": body.documents},
+        variables={**reasoning_variables(body), **(body.chat_template_kwargs or {}), "documents": body.documents},
         add_special_tokens=bool(body.add_special_tokens),
         max_len=front_end.max_prompt_len(body.truncate_prompt_tokens, max_tokens),
         keeps_start=body.keeps_start,
@@ -63,7 +79,11 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
             name: value for name, value in (("max_tokens", max_tokens), ("logprobs", num_top)) if value is not None
         }
         calls = {} if tool_use is None else tool_use.sampling_values()
-        params = front_end.sampling_params({**body.sampling_values(), **limits, **calls})
+        values = {**body.sampling_values(), **limits, **calls}
+        reasoning = _reasoning(state, body, prompt, is_bound=values.get("structured_outputs") is not None)
+        if reasoning is not None and reasoning.has_special_marker:
+            values["skip_special_tokens"] = False
+        params = front_end.sampling_params(values)
         identity = caller.identity(body.priority, body.cache_salt)
         # The answer's id ends like the engine's: a trace and an answer can be matched.
         request_id = new_id("chat")
@@ -77,8 +97,26 @@ def prepare_chat(state: ServerState, body: ChatRequest, caller: Caller) -> ChatJ
         prompts=[prompt],
         num_top=num_top,
         tool_use=tool_use,
+        reasoning=reasoning,
         opening=_opening(body),
+        keeps_reasoning=body.include_reasoning is not False,
     )
+
+
+def reasoning_variables(body: ChatRequest) -> dict[str, Any]:
+    """Return `reasoning_effort` under the names that templates read."""
+    effort = body.reasoning_effort
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _reasoning(
+    state: ServerState, body: ChatRequest, prompt: PromptTokens, *, is_bound: bool
+) -> ReasoningFormat | None:
+    """Return how answers may reason; None if a grammar binds them, which allows no markers."""
+    if state.options.reasoning_format == "none" or is_bound or body.continue_final_message:
+        return None
+    front_end = state.supervisor.front_end
+    return find_reasoning(front_end.template, prompt.text or "", front_end.tokenizer)
 
 
 def message_dicts(messages: list[Message]) -> list[dict[str, Any]]:
@@ -108,8 +146,8 @@ def _written(job: ChatJob, results: list[RequestUpdate]) -> dict[str, Any]:
     choices = []
     for choice in finished.choices:
         message, finish_reason = {"content": choice.text}, choice.finish_reason
-        if job.tool_use is not None:
-            message, finish_reason = read_message(job.tool_use, choice.text, choice.finish_reason)
+        if (reader := job.reader()) is not None:
+            message, finish_reason = reader.message(choice.text, choice.finish_reason)
         if job.opening:
             message["content"] = job.opening + (message["content"] or "")
         written: dict[str, Any] = {
@@ -138,10 +176,9 @@ class _ChatChunks(Chunks):
     def __init__(self, job: ChatJob) -> None:
         super().__init__(job)
         self._opening = job.opening
-        self._tool_use = job.tool_use
-        self._is_plain = self._is_plain and job.tool_use is None
+        self._is_plain = self._is_plain and job.reader() is None
         self._writer = job.logprob_writer()
-        self._readers: dict[int, ToolReader] = {}
+        self._readers = {} if job.reader() is None else {index: job.reader() for index in range(job.body.n or 1)}
 
     def opening(self) -> bytes:
         """Return each choice's first chunk."""
@@ -155,8 +192,7 @@ class _ChatChunks(Chunks):
         ends = choice.finish_reason is not None
         deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
         reason = choice.finish_reason
-        if self._tool_use is not None:
-            reader = self._readers.setdefault(choice.index, ToolReader(self._tool_use))
+        if (reader := self._readers.get(choice.index)) is not None:
             deltas = reader.deltas(choice.text, ends=ends)
             reason = reader.finish_reason(reason)
         if not deltas and choice.token_ids and self._has_extras:

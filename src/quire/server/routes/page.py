@@ -44,11 +44,23 @@ MAX_MESSAGE_CHARACTERS = 500
 _child_lock = asyncio.Lock()
 
 
+class ComparisonSettings(Body):
+    """Options of `quire compare` that a client may set. `model`: the model of this server; `pool`: bytes."""
+
+    model: Literal["served"] | None = None
+    seed: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    requests: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    slots: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    context: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    pool: Annotated[int, Field(gt=0, le=1 << 36)] | None = None
+
+
 class ComparisonRequest(Body):
-    """A comparison by its name in `quire compare`, with a closed list of its settings."""
+    """A comparison by its name in `quire compare`, with its settings."""
 
     name: Literal["cache", "batching", "kv", "attention"]
-    settings: dict[Literal["seed", "requests", "slots", "context"], Annotated[int, Field(ge=0, le=1 << 20)]] = Field({})
+    settings: ComparisonSettings = Field(default_factory=ComparisonSettings)
 
 
 # --- Files ------------------------------------------------------------------------------------
@@ -113,7 +125,10 @@ async def explain(request: Request) -> Response:
 async def compare(request: Request) -> Response:
     """Return what `quire compare NAME --json` prints."""
     body = await read_body(request, ComparisonRequest)
-    settings = [part for name, value in body.settings.items() for part in (f"--{name}", str(value))]
+    values = body.settings.model_dump(exclude_none=True)
+    if "model" in values:
+        values["model"] = state_of(request).supervisor.options.model
+    settings = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     return JsonResponse(await _run(request, ["compare", body.name, "--json", "--quiet", *settings]))
 
 

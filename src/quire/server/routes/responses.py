@@ -17,12 +17,12 @@ from quire.server.generation import new_id, timestamp
 from quire.server.logprobs import TextLogprobs
 from quire.server.protocol.fields import renaming
 from quire.server.protocol.responses import ResponsesRequest
+from quire.server.reply import ReasoningDelta
 from quire.server.request_record import Caller
 from quire.server.routes.chat import ChatJob, prepare_chat
 from quire.server.routes.exchange import answer, prepare, read_body
 from quire.server.state import ServerState
 from quire.server.streaming import EventWriter, event, stream_answer
-from quire.server.tools import ToolReader
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tool_calls.parser import ContentDelta, ToolArgumentsDelta, ToolCallStart
 
@@ -129,7 +129,7 @@ def _written(job: ResponseJob, results: list[RequestUpdate]) -> dict[str, Any]:
 
 
 class ResponseOutput:
-    """Makes items from text: messages, and calls of functions.
+    """Makes items from text: reasoning, messages, and calls of functions.
 
     `items`: complete ones, and at the end the one in progress. `emit` gets the type and content of each event.
     """
@@ -138,12 +138,12 @@ class ResponseOutput:
         self.items: list[dict[str, Any]] = []
         self.num_generated = 0
         self._emit = emit
-        self._reader = None if job.chat.tool_use is None else ToolReader(job.chat.tool_use)
+        self._reader = job.chat.reader()
         self._logprobs = job.text_logprobs()
         self._num_chars = 0
 
     def begin(self) -> None:
-        """Start the only message of an answer without tools, before its first text."""
+        """Start the message of an answer without tools and reasoning, before its first text."""
         if self._reader is None:
             self._start_message()
 
@@ -160,7 +160,9 @@ class ResponseOutput:
         else:
             found = [ContentDelta(choice.text, start)] if choice.text else []
         for item in found:
-            if isinstance(item, ToolCallStart):
+            if isinstance(item, ReasoningDelta):
+                self._add_reasoning(item.text)
+            elif isinstance(item, ToolCallStart):
                 self._start_call(item)
             elif isinstance(item, ToolArgumentsDelta):
                 self.items[-1]["arguments"] += item.text
@@ -170,7 +172,7 @@ class ResponseOutput:
                 self._add_text(item.text, entries)
         if ends:
             rest = [] if self._logprobs is None else self._logprobs.take_rest(self._num_chars)
-            if rest or not self.items:
+            if rest or not self.items or (self.items[-1]["type"] == "reasoning" and choice.finish_reason != "length"):
                 self._add_text("", rest)
             self._end(is_cut=choice.finish_reason == "length")
 
@@ -190,6 +192,15 @@ class ResponseOutput:
         self.items[-1]["content"].append(part)
         self._emit("response.content_part.added", {**self._place(), "part": part})
 
+    def _add_reasoning(self, text: str) -> None:
+        if not self.items:
+            self._start({"type": "reasoning", "id": _item_id("rs"), "summary": [], "content": [],
+                         "status": "in_progress"})  # fmt: skip
+            self.items[-1]["content"].append({"type": "reasoning_text", "text": ""})
+            self._emit("response.content_part.added", {**self._place(), "part": self.items[-1]["content"][0]})
+        self.items[-1]["content"][0]["text"] += text
+        self._emit("response.reasoning_text.delta", {**self._place(), "delta": text})
+
     def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> None:
         if not self.items or self.items[-1]["type"] != "message":
             self._start_message()
@@ -204,7 +215,12 @@ class ResponseOutput:
         if not self.items:
             return
         item = self.items[-1]
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            (part,) = item["content"]
+            self._emit("response.reasoning_text.done", {**self._place(), "text": part["text"]})
+            self._emit("response.content_part.done", {**self._place(), "part": part})
+            item["status"] = "incomplete" if is_cut else "completed"
+        elif item["type"] == "message":
             (part,) = item["content"]
             done = {**self._place(), "text": part["text"], "logprobs": part["logprobs"]}
             self._emit("response.output_text.done", done)

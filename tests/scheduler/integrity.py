@@ -1,18 +1,48 @@
-"""Audit of all blocks: each is counted once and each reference has an owner. Runs after every step in tests.
+"""Audit of a scheduler, after every step: blocks and requests are where they should be, each counted once."""
 
-Reads `BlockManager`, changes nothing. Next to read: `blocks.py`.
-"""
-
+from collections import Counter
 from collections.abc import Sequence
 
-from quire.errors import EngineError
 from quire.scheduler.block_pool import OwnedBlocks
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.prefix_cache import PrefixCache
+from quire.scheduler.scheduler import Scheduler
 from quire.types import NULL_BLOCK_ID
 
 
+def check_integrity(scheduler: Scheduler) -> None:
+    steps = scheduler._in_flight
+    check_blocks(scheduler.blocks, [owned for step in steps for owned in step.detached])
+    problems = _request_problems(scheduler)
+    assert not problems, f"scheduler integrity: {'; '.join(problems[:8])}"
+
+
+def _request_problems(scheduler: Scheduler) -> list[str]:
+    """Every request is in exactly one place, and exactly the running ones own blocks."""
+    table, owner_ids = scheduler.requests, set(scheduler.blocks.owned)
+    in_flight = [request for step in scheduler._in_flight for request in step.requests.values()]
+    problems = []
+    running_ids = [request.request_id for request in table.running]
+    siblings = [sibling.request_id for request in table.by_id.values() for sibling in request.siblings]
+    waiting_ids = [request.request_id for request in table.waiting]
+    found = Counter(running_ids + waiting_ids + [*table.parked] + siblings)
+    if set(running_ids) != owner_ids:
+        problems.append(f"running are {sorted(running_ids)} but blocks are owned by {sorted(owner_ids)}")
+    problems += [f"{request_id!r} has a place but is gone" for request_id in found if request_id not in table.by_id]
+    for request_id, request in table.by_id.items():
+        if found[request_id] != 1 or request.status.is_finished:
+            problems.append(f"{request_id!r} ({request.status.name}) is in {found[request_id]} places")
+        if (request.leader_id is not None) != (request_id in siblings):
+            problems.append(f"{request_id!r} is not among the siblings of {request.leader_id!r}")
+        if in_flight.count(request) != request.num_in_flight:
+            problems.append(f"{request_id!r} is in {in_flight.count(request)} steps, not {request.num_in_flight}")
+    if table.num_free_places() < 0:
+        problems.append(f"{-table.num_free_places()} sequences more than max_num_seqs")
+    return problems
+
+
 def check_blocks(blocks: BlockManager, detached: Sequence[OwnedBlocks] = ()) -> None:
-    """Raise EngineError, naming each contradiction, unless
+    """Fail, naming each contradiction, unless
 
     - free + referenced = total - 1, and the free list holds exactly the unreferenced blocks;
     - each block's reference count is the number of block tables and kept states it stands in;
@@ -27,10 +57,8 @@ def check_blocks(blocks: BlockManager, detached: Sequence[OwnedBlocks] = ()) -> 
     problems += _group_problems(blocks, [owned for _, owned in owners])
     for name, owned in owners:
         problems += _table_problems(blocks, name, owned)
-    problems += blocks.cache.inconsistencies()
-    if problems:
-        shown = "; ".join(problems[:8])
-        raise EngineError(f"KV block integrity: {shown}" + (f" and {len(problems) - 8} more" * (len(problems) > 8)))
+    problems += _prefix_problems(blocks.cache)
+    assert not problems, f"KV block integrity: {'; '.join(problems[:8])}"
 
 
 def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list[str]:
@@ -87,4 +115,15 @@ def _table_problems(blocks: BlockManager, name: str, owned: OwnedBlocks) -> list
         real = table[left_behind:]
         if len(set(real)) != len(real):
             problems.append(f"{name!r} group {index}: a block stands twice in {table}")
+    return problems
+
+
+def _prefix_problems(cache: PrefixCache) -> list[str]:
+    problems = []
+    if len(cache._block_ids) != len(cache._entries):
+        problems.append(f"{len(cache._block_ids)} digests for {len(cache._entries)} cached blocks")
+    for block_id, entry in cache._entries.items():
+        found = cache._block_ids.get((entry.group_index, entry.digest))
+        if found != block_id:
+            problems.append(f"cached block {block_id} is found as {found}")
     return problems

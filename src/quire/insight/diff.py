@@ -1,0 +1,209 @@
+"""`compare_with_hf`: a model's tensors beside those of Hugging Face Transformers, module by module, for one prompt.
+
+Both compute in fp32. The model runs op by op, so that each module has an output; then its plan runs, which has logits
+only. Modules are matched by their names in the checkpoint. Next to read: `cli/diff.py`, `models/registry.py`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire import _native
+from quire.config import EngineOptions
+from quire.engine.build import resolve_config
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError, UnsupportedModelError
+from quire.parallel.executor import InProcessExecutor
+from quire.runtime.worker import Worker
+from quire.sampling_params import SamplingParams
+from quire.weights.checkpoint import Checkpoint
+
+INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+LOGITS, PLAN_LOGITS = "logits", "logits of the plan"
+Outputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor of both sides.
+
+    Fields:
+        name: the module's, without the checkpoint's prefix. source: class and file that made it here.
+        max_error: largest |ours - reference|; share: divided by the largest |reference|.
+        cosine: of both as vectors. token, channel: place of the largest error; ours, reference: the values there.
+    """
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    max_error: float
+    share: float
+    cosine: float
+    token: int
+    channel: int
+    ours: float
+    reference: float
+
+
+def compare_with_hf(options: EngineOptions, checkpoint: Checkpoint, path: Path, token_ids: Sequence[int]) -> list[Row]:
+    """Return a row per module that both sides have, in the order of computation, then the logits.
+
+    `path`: the model's directory or GGUF file. Raises: ConfigError without Transformers; UnsupportedModelError if it
+    cannot load the model, or no module has the same name on both sides.
+    """
+    reference = _reference(path, token_ids)
+    ours, sources, model = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)
+    names: Mapping[str, tuple[str, ...]] = getattr(model, "stacked_params", {})
+    expected = _renamed(reference, getattr(model, "renames", {}))
+    rows = []
+    for name, tensor in ours.items():
+        wanted = _find(name, expected, names)
+        order = getattr(model, "row_orders", {}).get(name.rpartition(".")[2])
+        if wanted is not None and wanted.numel() == tensor.numel():
+            wanted = wanted.reshape(tensor.shape)
+            rows.append(_row(name, sources.get(name, ""), tensor, wanted if order is None else wanted[..., order]))
+    if not any(row.name not in (LOGITS, PLAN_LOGITS) for row in rows):
+        raise UnsupportedModelError("no module has the same name here and in Transformers: only logits can be compared")
+    return rows + _plan_rows(options, checkpoint, token_ids, expected[LOGITS])
+
+
+def bisect_kernels(options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[Row]:
+    """Compute the plan with each instruction set's kernels. Returns: the logits of each beside those op by op."""
+    expected = _ours(replace(options, enforce_eager=True), checkpoint, token_ids)[0][LOGITS]
+    before, rows = _native.isa(), []
+    try:
+        for isa in filter(_native.isa_supported, INSTRUCTION_SETS):
+            _native.set_isa(isa)
+            rows += [replace(row, name=isa) for row in _plan_rows(options, checkpoint, token_ids, expected)]
+    finally:
+        _native.set_isa(before)
+    return rows
+
+
+def first_departure(rows: Sequence[Row], tolerance: float) -> Row | None:
+    """Return the first tensor whose largest error is above `tolerance` times the largest value of the reference."""
+    return next((row for row in rows if not row.share <= tolerance), None)
+
+
+# --- Both sides ---------------------------------------------------------------------------------
+
+
+def _plan_rows(
+    options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int], reference: torch.Tensor
+) -> list[Row]:
+    """Return the row of the plan's logits; nothing if the model has no plan. Shapes: reference [T, V]."""
+    ours, _, _ = _ours(options, checkpoint, token_ids)
+    return [_row(PLAN_LOGITS, "runtime/plan", ours[PLAN_LOGITS], reference)] if PLAN_LOGITS in ours else []
+
+
+def _ours(
+    options: EngineOptions, checkpoint: Checkpoint, token_ids: Sequence[int]
+) -> tuple[Outputs, dict[str, str], Any]:
+    """Compute the prompt in one step. Returns: outputs by module, class and file of each module, and the model."""
+    options = replace(
+        options, device="cpu", dtype="float32", max_model_len=len(token_ids) + 1, max_num_seqs=1,
+        max_num_batched_tokens=len(token_ids) + 1, enable_prefix_caching=False,
+    )  # fmt: skip
+    worker = Worker(resolve_config(options, checkpoint), checkpoint)
+    engine = LLMEngine(worker.config, InProcessExecutor(worker), None)
+    model = getattr(worker.forward, "model", nn.Module())
+    engine.add_request("diff", {"prompt_token_ids": list(token_ids)}, SamplingParams(temperature=0, max_tokens=1))
+    with _recorded(model) as found:
+        engine.step()
+    found[LOGITS] = worker.forward.logits(np.arange(len(token_ids), dtype=np.int32)).clone()
+    if not list(model.children()):
+        found[PLAN_LOGITS] = found[LOGITS]
+    sources = {name: _source(module) for name, module in model.named_modules()}
+    engine.shutdown()
+    return found, sources, model
+
+
+def _reference(path: Path, token_ids: Sequence[int]) -> Outputs:
+    try:
+        import transformers
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError as error:
+        raise ConfigError("--ref hf needs Transformers: pip install 'quire[hf]'") from error
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    place: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
+    try:
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent if path.is_file() else path, dtype=torch.float32, attn_implementation="eager", **place
+        )
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise UnsupportedModelError(f"Transformers cannot load {path.name}: {error}") from error
+    with _recorded(model.eval()) as found, torch.inference_mode():
+        found[LOGITS] = model(torch.tensor([list(token_ids)])).logits[0]
+    return found
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[Outputs]:
+    """Keep the first tensor that each module returns, by the module's name, in the order in which they end."""
+    found: Outputs = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(value, torch.Tensor) and name:
+                found[name] = value.detach().float().clone()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# --- Names and numbers --------------------------------------------------------------------------
+
+
+def _renamed(outputs: Outputs, renames: Mapping[str, str]) -> Outputs:
+    """Return outputs under the names of our modules."""
+    found: Outputs = {}
+    for name, tensor in outputs.items():
+        dotted = f"{name}."
+        for prefix, ours in renames.items():
+            if dotted.startswith(prefix):
+                dotted = ours + dotted.removeprefix(prefix)
+                break
+        found[dotted.removesuffix(".")] = tensor
+    return found
+
+
+def _find(name: str, expected: Outputs, stacked: Mapping[str, tuple[str, ...]]) -> torch.Tensor | None:
+    """Return the reference's output for a module; of a merged projection those of its parts, side by side."""
+    if name in expected:
+        return expected[name]
+    parent, _, last = name.rpartition(".")
+    parts = [expected.get(f"{parent}.{part}") for part in stacked.get(last, ())]
+    found = [part for part in parts if part is not None]
+    return torch.cat([part.flatten(0, -2) for part in found], -1) if found and len(found) == len(parts) else None
+
+
+def _row(name: str, source: str, ours: torch.Tensor, reference: torch.Tensor) -> Row:
+    ours, reference = ours.flatten(0, -2), reference.flatten(0, -2)  # [T, C]
+    error = (ours - reference).abs()
+    error = torch.where(error.isnan(), torch.inf, error)
+    worst = int(error.argmax())
+    token, channel = divmod(worst, ours.shape[-1])
+    largest = float(error.flatten()[worst])
+    cosine = float(torch.cosine_similarity(ours.flatten().double(), reference.flatten().double(), 0))
+    values = float(ours[token, channel]), float(reference[token, channel])
+    share = largest / max(float(reference.abs().max()), 1e-30)
+    return Row(name, source, tuple(ours.shape), largest, share, cosine, token, channel, *values)
+
+
+def _source(module: nn.Module) -> str:
+    file = inspect.getsourcefile(type(module)) or ""
+    return f"{type(module).__name__}, {'/'.join(Path(file).parts[-2:])}"

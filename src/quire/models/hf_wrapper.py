@@ -1,0 +1,44 @@
+"""`language_config`: the language model in the config of a model that also sees images, which is run without images.
+
+Next to read: `gemma3.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.models.hf_config import HFConfigReader
+
+RENAMES = {"model.language_model.": "", "language_model.model.": "", "language_model.": "", "model.": ""}
+"""Prefixes of the language model's tensors, in checkpoints of transformers 4 and 5."""
+VISION_TENSORS = (r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\.",)
+"""Patterns of the tensors that only images need."""
+VISION_FIELDS = (
+    "text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "boi_token_id",
+    "eoi_token_index", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act", "vision_feature_layer",
+    "multimodal_projector_bias", "spatial_merge_size",
+)  # fmt: skip
+"""Fields of the whole model that the language model does not depend on."""
+
+
+def language_config(hf_config: Mapping[str, Any], model_types: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
+    """Return the fields of the language model. `defaults`: of fields that `text_config` may leave out.
+
+    `tie_word_embeddings` of the whole model takes precedence, as in Transformers 5.
+    Raises: ModelFileError; UnsupportedModelError for another model type or an unknown field.
+    """
+    text_config = hf_config.get("text_config")
+    if not isinstance(text_config, Mapping):
+        raise ModelFileError(f"the model's config has text_config={str(text_config)[:60]}, which is not a config")
+    reader = HFConfigReader(hf_config)
+    for name in VISION_FIELDS:
+        reader.raw(name)
+    ties = reader.raw("tie_word_embeddings")
+    reader.finish()
+    fields = {"model_type": model_types[0], **defaults, **text_config}
+    if fields["model_type"] not in model_types:
+        raise UnsupportedModelError(
+            f"the model's config has text_config.model_type={str(fields['model_type'])[:60]!r}; supported are "
+            f"{', '.join(model_types)}"
+        )
+    return fields if ties is None else fields | {"tie_word_embeddings": ties}

@@ -1,0 +1,124 @@
+"""Reasoning that a model writes between two markers before its answer, and the answer behind it.
+
+Qwen3, DeepSeek-R1, SmolLM3 and GLM write `<think>…</think>`. Some templates end the prompt with the first marker. Must
+not know: requests. Next to read: `tool_calls/parser.py`, which reads the answer.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from quire.text.stop_strings import begun_len
+
+
+class _Tokenizer(Protocol):
+    @property
+    def special_token_ids(self) -> Collection[int]: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """`is_open`: the prompt ends inside. `has_special_marker`: markers are special tokens, which text must keep."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False
+    has_special_marker: bool = False
+
+
+FORMATS = (ReasoningFormat(), ReasoningFormat("<seed:think>", "</seed:think>"), ReasoningFormat("[THINK]", "[/THINK]"))
+
+
+def find_reasoning(chat_template: str | None, prompt: str, tokenizer: _Tokenizer) -> ReasoningFormat | None:
+    """Return the format of a template's reasoning; None without any, or if the prompt has closed it already."""
+    found = next((item for item in FORMATS if chat_template is not None and item.end in chat_template), None)
+    if found is None or prompt.rstrip().endswith(found.end):
+        return None
+    ids = tokenizer.encode(found.end, add_special_tokens=False)
+    is_special = len(ids) == 1 and ids[0] in tokenizer.special_token_ids
+    return replace(found, is_open=prompt.rstrip().endswith(found.start), has_special_marker=is_special)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text: of the reasoning, or of the answer behind it. `start`: place in the whole text, in characters."""
+
+    text: str
+    start: int
+    is_reasoning: bool
+
+
+class ReasoningParser:
+    """Splits one text: call `feed` with its pieces, then `finish`.
+
+    Blanks around the reasoning are left out. The result does not depend on how the text was cut. A text that does not
+    begin with reasoning is all answer; reasoning without an end goes on to the end of the text. Never raises.
+    """
+
+    def __init__(self, format: ReasoningFormat) -> None:
+        self._format = format
+        self._read = self._inside if format.is_open else self._before
+        self._held, self._start = "", 0
+        self._is_first = True
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return what is certain with `text`."""
+        self._held += text
+        return self._pieces(ends=False)
+
+    def finish(self) -> list[Piece]:
+        """Return the rest."""
+        return self._pieces(ends=True)
+
+    def _pieces(self, *, ends: bool) -> list[Piece]:
+        found: list[Piece] = []
+        while True:
+            read, held = self._read, len(self._held)
+            found += read(ends)
+            if (read == self._read and held == len(self._held)) or not self._held:
+                return found
+
+    def _take(self, size: int, *, is_reasoning: bool = False, gives: bool = True) -> list[Piece]:
+        piece = Piece(self._held[:size], self._start, is_reasoning)
+        self._held, self._start = self._held[size:], self._start + size
+        return [piece] if gives and piece.text else []
+
+    def _skip_blanks(self) -> bool:
+        """Drop blanks; return False if nothing is left."""
+        self._take(len(self._held) - len(self._held.lstrip()), gives=False)
+        return bool(self._held)
+
+    def _before(self, ends: bool) -> list[Piece]:
+        text = self._held.lstrip()
+        if text.startswith(self._format.start):
+            self._skip_blanks()
+            self._take(len(self._format.start), gives=False)
+            self._read = self._inside
+        elif ends or not self._format.start.startswith(text):
+            self._read = self._answer
+        return []
+
+    def _inside(self, ends: bool) -> list[Piece]:
+        if self._is_first and not self._skip_blanks():
+            return []
+        end = self._held.find(self._format.end)
+        size = end if end >= 0 else len(self._held) - (0 if ends else begun_len(self._held, self._format.end))
+        text = self._held[:size].rstrip()
+        found = self._take(len(text), is_reasoning=True)
+        self._is_first = self._is_first and not found
+        if end >= 0:
+            self._take(end - len(text) + len(self._format.end), gives=False)
+            self._read = self._gap
+        elif ends:
+            self._take(len(self._held), gives=False)
+        return found
+
+    def _gap(self, ends: bool) -> list[Piece]:
+        if self._skip_blanks():
+            self._read = self._answer
+        return []
+
+    def _answer(self, ends: bool) -> list[Piece]:
+        return self._take(len(self._held))

@@ -1,0 +1,57 @@
+"""docs/learn is executed: its commands and Python blocks print what is shown, its figures are what they draw."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.guards.shown_commands import FIGURES, Page, Shown, run_page
+
+LEARN = Path(__file__).parents[2] / "docs" / "learn"
+PAGES = sorted(LEARN.glob("*.md"))
+TRANSLATIONS = sorted((LEARN / "zh").glob("*.md"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
+def test_page_shows_what_its_commands_print(path: Path, smollm2_path: Path) -> None:
+    page = Page.read(path)
+    all_printed, figures = run_page(page)
+    for shown, printed in all_printed:
+        assert shown.start < 0 or shown.equals(printed), f"{shown.source}\nprints\n{printed}"
+    for name, figure in figures.items():
+        kept = (LEARN / FIGURES / name).read_bytes()
+        assert figure.is_measured or figure.data == kept, f"{name} is stale: run `make docs`"
+    assert sorted(figures) == sorted(set(page.figures()))
+
+
+def test_every_figure_is_shown_on_a_page() -> None:
+    shown = {name for path in PAGES for name in Page.read(path).figures()}
+    assert {path.name for path in (LEARN / FIGURES).iterdir()} == shown
+
+
+@pytest.mark.parametrize("path", TRANSLATIONS, ids=[path.stem for path in TRANSLATIONS])
+def test_translation_has_the_blocks_and_figures_of_its_page(path: Path) -> None:
+    original, translation = Page.read(LEARN / path.name), Page.read(path)
+    assert translation.blocks() == original.blocks()
+    assert translation.figures() == original.figures()
+    assert translation.outline() == original.outline()
+
+
+def test_every_page_has_a_translation() -> None:
+    assert [path.name for path in TRANSLATIONS] == [path.name for path in PAGES]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_measured", "is_equal"),
+    [
+        ("a 1\nb\n", "a 1\nb\n", False, True),
+        ("a 1\n", "a 2\n", False, False),
+        ("a   1.5 ms  b\n", "a 20 µs b\n", True, True),
+        ("a 1 ms\n", "c 1 ms\n", True, False),
+        ("a\n...\nd\n", "a\nb\nc\nd\n", False, True),
+        ("a\n...\nd\n", "a\nb\nc\n", False, False),
+        ("", "a\n", False, False),
+    ],
+)
+def test_output_is_compared_with_what_is_shown(shown: str, printed: str, is_measured: bool, is_equal: bool) -> None:
+    assert Shown("", False, is_measured, shown, 0, 0).equals(printed) is is_equal

@@ -1,0 +1,75 @@
+"""`quire diff`: equal models are equal, a wrong one is found at the module that is wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kernels.activations import relu2_and_mul
+from quire.models.llama import LlamaForCausalLM, LlamaMLP
+from quire.models.registry import ModelRegistry
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_directory(tmp_path_factory.mktemp("diff") / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def forget_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRegistry, "_registered", {})
+
+
+class SecondMLP(LlamaMLP):
+    """Another activation in the second layer only."""
+
+    num_built = 0
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        SecondMLP.num_built += 1
+        self.is_wrong = SecondMLP.num_built % 2 == 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_wrong:
+            return super().forward(x)
+        return self.down_proj(relu2_and_mul(self.gate_up_proj(x)))
+
+
+class WithWrongMLP(LlamaForCausalLM):
+    mlp_class = SecondMLP
+
+
+def test_right_model_is_equal_in_every_tensor_and_on_every_instruction_set(directory: str) -> None:
+    value = parsed(call("diff", directory, "--bisect", "--tolerance", "1e-4", "--json"))
+    names = [row["name"] for row in value["rows"]]
+    assert value["first"] is None
+    assert {"embed_tokens", "layers.0.self_attn.qkv_proj", "layers.1.mlp", "layers.1", "norm"} <= set(names)
+    assert names[-2:] == ["logits", "logits of the plan"]
+    assert {"scalar", "avx2"} <= {row["name"] for row in value["kernels"]}
+    assert all(row["share"] < 1e-4 for row in value["rows"] + value["kernels"])
+
+
+def test_first_wrong_module_is_named_with_its_source(directory: str) -> None:
+    ModelRegistry.register_model("LlamaForCausalLM", WithWrongMLP)
+    result = call("diff", directory)
+    assert result.exit_code == 6
+    assert "first tensor out of tolerance: layers.1.mlp.down_proj" in result.stdout
+    assert "layers.1.mlp.gate_up_proj before it is equal" in result.stdout
+
+
+def test_all_lists_every_tensor(directory: str) -> None:
+    lines = call("diff", directory, "--all").stdout.splitlines()
+    assert sum(line.startswith("layers.0.") for line in lines) == 8
+
+
+def test_bad_input_is_one_line(directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no tokens" in call("diff", directory, "--prompt", "", "--quiet").stderr
+    assert call("diff", "./no-such-model", "--quiet").exit_code == 3
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = call("diff", directory, "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == "error[invalid_option]: --ref hf needs Transformers: pip install 'quire[hf]'\n"

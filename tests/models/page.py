@@ -1,0 +1,73 @@
+"""Writes the table of `docs/models.md` from the model files, the GGUF cases and the tiny configs.
+
+The text around the table is written by hand. `python -m tests.models.page` writes the page; with `--check` it exits 1
+if the page is stale.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+
+from quire.kernels.tracing import NotTraceableError
+from quire.models.hf_rope import PARAMETERS
+from quire.models.registry import model_types
+from quire.runtime.loader import make_model
+from quire.runtime.plan.lower import lower
+from quire.runtime.plan.packed_weights import BY_DTYPE
+from quire.runtime.plan.trace import trace_model
+from tests.models.test_gguf_families import CASES
+from tests.models.tiny_configs import TINY_CONFIGS, full_config
+
+PAGE = Path("docs/models.md")
+BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+HEADER = ("`model_type`", "models", "architectures", "GGUF", "planned", "configs compared with Transformers")
+
+
+def render() -> str:
+    """Return the table of model files, and the kinds of rotary angles."""
+    rows = [HEADER, ("---",) * len(HEADER), *map(_row, model_types())]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return f"\n{table}\n\nRotary angles (`rope_type`): {', '.join(f'`{kind}`' for kind in PARAMETERS)}.\n\n"
+
+
+def is_planned(hf_config: dict[str, Any]) -> bool:
+    """Return whether a plan holds the model of this config."""
+    with torch.device("meta"):
+        model: Any = make_model(hf_config)
+    try:
+        lower(trace_model(model, (0,) * model.config.num_layers), lambda parameter: BY_DTYPE["float32"])
+    except NotTraceableError:
+        return False
+    return True
+
+
+def _row(model_type: str) -> tuple[str, ...]:
+    module = importlib.import_module(f"quire.models.{model_type}")
+    summary = str(module.__doc__).partition("\n")[0]
+    configs = TINY_CONFIGS[model_type].values()
+    formats = dict.fromkeys(gguf.MODEL_ARCH_NAMES[arch] for of, _, arch, _ in CASES.values() if of == model_type)
+    planned = all(is_planned(full_config(model_type, fields)) for fields in configs)
+    return (
+        f"`{model_type}`", summary.rstrip("."), ", ".join(f"`{name}`" for name in module.ARCHITECTURES),
+        ", ".join(f"`{name}`" for name in formats) or "–", "yes" if planned else "no", str(len(configs)),
+    )  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it with `--check`; returns the exit code."""
+    page = PAGE.read_text(encoding="utf-8")
+    fresh = page[: page.index(BEGIN) + len(BEGIN)] + render() + page[page.index(END) :]
+    if arguments != ["--check"]:
+        PAGE.write_text(fresh, encoding="utf-8")
+    elif page != fresh:
+        print(f"{PAGE} is stale: run python -m tests.models.page", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""The `config.json` of released models, in the spelling of transformers 4, with all their fields."""
+
+from typing import Any
+
+import pytest
+
+from quire.models.registry import ModelRegistry
+
+COMMON = {
+    "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.02,
+    "use_cache": True, "torch_dtype": "bfloat16", "transformers_version": "4.50.0",
+}  # fmt: skip
+SILU = {**COMMON, "hidden_act": "silu", "attention_bias": False}
+PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
+    "Phi-4-mini-instruct": (3.84, {
+        **SILU, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "auto_map": {}, "embd_pdrop": 0.0,
+        "full_attn_mod": 1, "hidden_size": 3072, "intermediate_size": 8192, "interpolate_factor": 1,
+        "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 24,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5,
+        "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+        "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064,
+    }),
+    "Phi-3-mini-4k-instruct": (3.82, {
+        **SILU, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "embd_pdrop": 0.0, "hidden_size": 3072,
+        "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
+        "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064,
+    }),
+    "SmolLM3-3B": (3.08, {
+        **SILU, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048,
+        "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+        "max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+        "use_sliding_window": False, "vocab_size": 128256,
+    }),
+    "OLMo-2-1124-7B": (7.30, {
+        **SILU, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 4096,
+        "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_scaling": None,
+        "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352,
+    }),
+    "Olmo-3-7B": (7.30, {
+        **SILU, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096,
+        "intermediate_size": 11008, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+        "max_position_embeddings": 65536, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn",
+        },
+        "tie_word_embeddings": False, "vocab_size": 100278,
+    }),
+    "granite-3.3-8b-instruct": (8.17, {
+        **SILU, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12.0, "hidden_size": 4096, "intermediate_size": 12800, "logits_scaling": 16.0,
+        "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None,
+        "rope_theta": 10000000.0, "tie_word_embeddings": True, "vocab_size": 49159,
+    }),
+    "gemma-2-9b-it": (9.24, {
+        **COMMON, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": False,
+        "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "final_logit_softcapping": 30.0,
+        "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 3584, "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 16,
+        "num_hidden_layers": 42, "num_key_value_heads": 8, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": None, "vocab_size": 256000,
+    }),
+    "gemma-3-1b-it": (1.00, {
+        **COMMON, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": False,
+        "attn_logit_softcapping": None, "cache_implementation": "hybrid", "final_logit_softcapping": None,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": None,
+        "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
+    }),
+    "gemma-3-4b-it": (3.88, {
+        **COMMON, "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+    }),
+    "GLM-4-9B-0414": (9.40, {
+        **SILU, "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 13696, "max_position_embeddings": 32768, "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552,
+    }),
+    "starcoder2-3b": (3.03, {
+        **COMMON, "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "embedding_dropout": 0.1,
+        "activation_function": "gelu", "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
+        "intermediate_size": 12288, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384,
+        "mlp_type": "default", "norm_epsilon": 1e-5, "norm_type": "layer_norm", "num_attention_heads": 24,
+        "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "sliding_window": 4096, "use_bias": True, "vocab_size": 49152,
+    }),
+    "Devstral-2-123B-Instruct-2512": (125.0, {
+        **COMMON, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 12288, "intermediate_size": 28672, "max_position_embeddings": 262144,
+        "num_attention_heads": 96, "num_hidden_layers": 88, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "beta_fast": 4.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+            "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.0, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn",
+        },
+        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072,
+    }),
+}  # fmt: skip
+"""By name: billions of parameters of the language model, and the fields."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_config_is_read_and_makes_a_model_of_the_published_size(name: str) -> None:
+    billions, fields = PUBLISHED[name]
+    config = ModelRegistry.make_model_config(fields)
+    assert config.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert config.context_len == fields.get("max_position_embeddings", 131072)

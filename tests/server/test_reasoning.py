@@ -1,0 +1,116 @@
+"""Reasoning is apart from the answer: in messages, streams and responses, beside tools, and off where asked."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from quire.server.options import ServerOptions
+from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from quire.server.protocol.responses import ResponseObject
+from tests.engine.builders import saying
+from tests.server.fake_engine import CHAT, chunks, in_loop, listening, make_server, post
+
+THINKS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+TEXT = "<think>\n2 and 2.\n</think>\n\nFour."
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+PATH = "/v1/chat/completions"
+
+
+def server(text: str = TEXT, template: str = THINKS, **options: Any) -> Any:
+    app, _ = make_server(next_token=saying(text), num_blocks=2000, max_model_len=2048, max_num_batched_tokens=2048)
+    app.state.quire.options = ServerOptions(**options)
+    app.state.quire.supervisor.front_end.chat_template = template
+    return app
+
+
+async def message(fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    response = await post(server(**settings), PATH, {**CHAT, "max_tokens": 200, **fields})
+    assert response.status_code == 200, response.text
+    ChatCompletion.model_validate(response.json())
+    return dict(response.json()["choices"][0]["message"])
+
+
+@in_loop
+async def test_message_has_reasoning_and_content() -> None:
+    found = await message({})
+    assert (found["reasoning_content"], found["content"]) == ("2 and 2.", "Four.")
+
+
+@in_loop
+async def test_stream_has_the_same_deltas_apart() -> None:
+    response = await post(server(), PATH, {**CHAT, "max_tokens": 200, "stream": True})
+    found = chunks(response.text)
+    deltas = [ChatCompletionChunk.model_validate(chunk).choices[0].delta for chunk in found]
+    assert "".join(delta.reasoning_content or "" for delta in deltas) == "2 and 2."
+    assert "".join(delta.content or "" for delta in deltas) == "Four."
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"include_reasoning": False}, "Four."),
+        ({"reasoning_effort": "none"}, TEXT),  # the template closes the reasoning itself
+        ({"chat_template_kwargs": {"enable_thinking": False}}, TEXT),
+    ],
+)
+@in_loop
+async def test_reasoning_can_be_left_out(fields: dict[str, Any], content: str) -> None:
+    found = await message(fields)
+    assert "reasoning_content" not in found
+    assert found["content"] == content
+
+
+@in_loop
+async def test_server_and_templates_without_reasoning_leave_the_text_as_it_is() -> None:
+    assert (await message({}, reasoning_format="none"))["content"] == TEXT
+    assert (await message({}, template="{% for m in messages %}{{ m.content }}{% endfor %}"))["content"] == TEXT
+
+
+@in_loop
+async def test_prompt_that_ends_inside_the_reasoning_is_continued() -> None:
+    template = THINKS.replace("assistant: ", "assistant: <think>\n")
+    found = await message({}, text="Hm.</think>Four.", template=template)
+    assert (found["reasoning_content"], found["content"]) == ("Hm.", "Four.")
+
+
+@in_loop
+async def test_call_behind_the_reasoning_is_a_call() -> None:
+    found = await message({"tools": [TOOL]}, text=f"<think>I need {CALL}?</think>{CALL}")
+    assert found["reasoning_content"] == f"I need {CALL}?"
+    assert [call["function"]["name"] for call in found["tool_calls"]] == ["weather"]
+
+
+@in_loop
+async def test_structured_output_is_all_content() -> None:
+    found = await message({"response_format": {"type": "json_object"}}, text='{"a": "</think>"}')
+    assert json.loads(found["content"]) == {"a": "</think>"}
+
+
+@in_loop
+async def test_response_begins_with_a_reasoning_item() -> None:
+    body = {"model": CHAT["model"], "input": "Hi", "max_output_tokens": 200}
+    answer = (await post(server(), "/v1/responses", body)).json()
+    ResponseObject.model_validate(answer)
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert [item["content"][0]["text"] for item in answer["output"]] == ["2 and 2.", "Four."]
+
+
+@in_loop
+async def test_openais_client_reads_a_stream_of_responses() -> None:
+    async with listening(server()) as url:
+        settings: dict[str, Any] = {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}
+        async with openai.AsyncOpenAI(**settings) as client:
+            events = [
+                event async for event in await client.responses.create(model=CHAT["model"], input="Hi", stream=True)
+            ]
+    kinds = [event.type for event in events]
+    text = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    assert text == "2 and 2."
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert events[-1].response.output_text == "Four."
