@@ -15,8 +15,8 @@ namespace quire {
 struct ExpertUpOp {
   Weight weight;      // [X * 2 F, E]
   const float* bias;  // [X * 2 F] or null
-  Rows x;         // [T, E], as the weight wants
-  Rows out;       // [T * top_k, F]
+  Rows x;             // [T, E], as the weight wants
+  Rows out;           // [T * top_k, F]
   const RoutedRow* routed;
   const int32_t* counts;
   int64_t num_experts;
@@ -30,8 +30,8 @@ struct ExpertUpOp {
 struct ExpertDownOp {
   Weight weight;      // [X * E, F]
   const float* bias;  // [X * E] or null: added to each product
-  Rows x;         // [T * top_k, F], as the weight wants
-  Rows out;       // f32 [T, E]
+  Rows x;             // [T * top_k, F], as the weight wants
+  Rows out;           // f32 [T, E]
   const RoutedRow* routed;
   const int32_t* counts;
   int64_t num_experts;
@@ -43,14 +43,6 @@ namespace {
 constexpr int64_t kGatheredBytes = 1 << 19;  // of a thread's scratch
 constexpr int64_t kUnalignedWidth = 2 * kPanelWidth;
 constexpr int64_t kRowsOfWeights = 4;  // reading a panel's weights takes about as long as four rows of products
-
-// The first expert after `expert` that computes rows; `expert` if there is none.
-inline int64_t next_expert(const int32_t* counts, int64_t num_experts, int64_t expert) {
-  for (int64_t e = expert + 1; e < num_experts; ++e) {
-    if (counts[e] > 0) return e;
-  }
-  return expert;
-}
 
 // Calls visit(expert, first, count) for consecutive rows of `routed` that one expert computes, at most `most`.
 template <typename Visit>
@@ -66,16 +58,14 @@ inline void visit_blocks(const int32_t* counts, int64_t num_experts, int64_t mos
   }
 }
 
-// y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for num_rows rows from `first` on.
-// Returns where they begin in a row of `out`, whose width is kPanelWidth or, if first_output is no multiple of a tile,
-// kUnalignedWidth. next_output: the first output of the next product.
+// y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for
+// num_rows rows from `first` on. Returns where they begin in a row of `out`, whose width is kPanelWidth or, if
+// first_output is no multiple of a tile, kUnalignedWidth.
 inline const float* multiply_outputs(const Weight& weight, const float* bias, const Rows& x, int64_t first,
-                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width,
-                                     int64_t next_output, float* out) {
+                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width, float* out) {
   const int64_t tile = first_output / kTile, offset = first_output % kTile;
   const int64_t num_tiles = (offset + count + kTile - 1) / kTile;
   KvFetch fetch;
-  fetch.next_weights = weight.data + next_output / kTile * tile_bytes(weight.format, weight.num_inputs);
   for (int64_t c = 0; c < num_tiles; c += kPanelTiles) {
     const int64_t tiles = num_tiles - c < kPanelTiles ? num_tiles - c : kPanelTiles;
     multiply(weight, x, first, num_rows, tile + c, tiles, fetch, out + c * kTile, width);
@@ -135,14 +125,11 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
     const int64_t last = mine.end >= done ? panels : (mine.end - begin + each - 1) / each;
     if (panel == last) return;
     const Rows x = gathered(op.x, row_bytes, op.routed + first, count, rows);
-    const int64_t begin_of_next = 2 * inner * next_expert(op.counts, op.num_experts, e);
     for (; panel < last; ++panel) {
       const int64_t column = panel * kPanelWidth, left = inner - column;
       const int64_t columns = left < kPanelWidth ? left : kPanelWidth, gate = 2 * inner * e + column;
-      const int64_t next = panel + 1 < last ? gate + kPanelWidth : begin_of_next;
-      const float* g = multiply_outputs(op.weight, op.bias, x, 0, count, gate, columns, width, next, values);
-      const float* u =
-          multiply_outputs(op.weight, op.bias, x, 0, count, gate + inner, columns, width, next + inner, factors);
+      const float* g = multiply_outputs(op.weight, op.bias, x, 0, count, gate, columns, width, values);
+      const float* u = multiply_outputs(op.weight, op.bias, x, 0, count, gate + inner, columns, width, factors);
       for (int64_t r = 0; r < count; ++r) {
         float result[kPanelWidth];
         if (op.limit > 0.0f) {
@@ -184,12 +171,10 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
     memset(row<float>(op.out, t) + first_column, 0, static_cast<size_t>(end_column - first_column) * sizeof(float));
   }
   visit_blocks(op.counts, op.num_experts, kPanelRows, [&](int64_t e, int64_t first, int64_t count) {
-    const int64_t begin_of_next = outputs * next_expert(op.counts, op.num_experts, e) + first_column;
     for (int64_t column = first_column; column < end_column; column += kPanelWidth) {
       const int64_t columns = end_column - column < kPanelWidth ? end_column - column : kPanelWidth;
       const int64_t output = outputs * e + column;
-      const int64_t next = column + kPanelWidth < end_column ? output + kPanelWidth : begin_of_next;
-      const float* y = multiply_outputs(op.weight, op.bias, op.x, first, count, output, columns, width, next, values);
+      const float* y = multiply_outputs(op.weight, op.bias, op.x, first, count, output, columns, width, values);
       for (int64_t r = 0; r < count; ++r) {
         const RoutedRow& routed = op.routed[first + r];
         add_scaled(routed.weight, y + r * width, columns, row<float>(op.out, routed.token) + column);

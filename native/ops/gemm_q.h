@@ -137,8 +137,7 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
       // A lone last tile is taken twice.
       tiles[i] = q_tile<kFormat>(weight, tile + (c + i < num_tiles ? c + i : c));
     }
-    const bool is_last = fetch.next_weights != nullptr && c + kTilesAtOnce >= num_tiles;
-    const std::byte* next = is_last ? fetch.next_weights : weight.data + (tile + c + kTilesAtOnce) * bytes;
+    const std::byte* next = weight.data + (tile + c + kTilesAtOnce) * bytes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
       const Ahead ahead = {next + g * blocks * num_lines * 64, num_lines,

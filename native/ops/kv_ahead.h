@@ -31,9 +31,6 @@ class KvFetch {
     if (left_ > 0) block_ = first_block(request_) + skipped;
   }
 
-  // Weights that are read after the tiles of a product, which fetches them; null: those of the tiles that follow.
-  const std::byte* next_weights = nullptr;
-
   // The next bytes, at most `bytes`; none when all are done.
   struct Bytes {
     const std::byte *begin, *end;
