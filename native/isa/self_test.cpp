@@ -158,7 +158,8 @@ std::string expert_results(const OpTable& ops, WeightFormat format) {
   constexpr int64_t kExperts = 4, kTopK = 2;
   Memory values(kTokens * kWidth * 4), x(kTokens * kWidth * 4), inner(kTokens * kTopK * kWidth * 4);
   Memory up(kExperts * 2 * kWidth * kWidth * 4 + 4096), down(kExperts * kWidth * kWidth * 4 + 4096);
-  Memory logits(kTokens * kExperts * 4), choices(kTokens * kTopK * 8), routed(kTokens * kTopK * 8), counts(kExperts * 4);
+  Memory logits(kTokens * kExperts * 4), choices(kTokens * kTopK * 8), routed(kTokens * kTopK * 8),
+      counts(kExperts * 4);
   Memory out(kTokens * kWidth * 4);
   values.fill(random);
   logits.fill(random);
@@ -169,8 +170,13 @@ std::string expert_results(const OpTable& ops, WeightFormat format) {
   const auto* rows = reinterpret_cast<RoutedRow*>(routed.data());
   auto* loads = reinterpret_cast<int32_t*>(counts.data());
   SmallStep step(kTokens);
-  const RouteOp route{rows_of(logits, RowType::f32, kExperts), rows_of(choices, RowType::f32, 2 * kTopK),
-                      reinterpret_cast<RoutedRow*>(routed.data()), loads, kExperts, kTopK, true};
+  const RouteOp route{rows_of(logits, RowType::f32, kExperts),
+                      rows_of(choices, RowType::f32, 2 * kTopK),
+                      reinterpret_cast<RoutedRow*>(routed.data()),
+                      loads,
+                      kExperts,
+                      kTopK,
+                      true};
   run_op(scalar_ops, "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
   run_op(ops, "route", route, step.context());
   run_op(ops, "expert_up",

@@ -65,7 +65,8 @@ inline void merge(const Partial& part, int64_t num_rows, int64_t stride, const P
   }
 }
 
-// One row's result; `sink` is a weight without a value, relative to `highest`. Adding zero makes a sum of -0 what it is where masked values were skipped: +0.
+// One row's result; `sink` is a weight without a value, relative to `highest`. Adding zero makes a sum of -0 what it is
+// where masked values were skipped: +0.
 inline void finish(const Partial& total, int64_t row, int64_t stride, float sink, float* out) {
   const F32x16 inverse = broadcast(1.0f / (sum(load(total.totals + row * kLanes)) + sink));
   for (int64_t i = 0; i < stride; i += kLanes) {

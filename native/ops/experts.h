@@ -15,8 +15,8 @@ namespace quire {
 struct ExpertUpOp {
   Weight weight;      // [X * 2 F, E]
   const float* bias;  // [X * 2 F] or null
-  Rows x;         // [T, E], as the weight wants
-  Rows out;       // [T * top_k, F]
+  Rows x;             // [T, E], as the weight wants
+  Rows out;           // [T * top_k, F]
   const RoutedRow* routed;
   const int32_t* counts;
   int64_t num_experts;
@@ -30,8 +30,8 @@ struct ExpertUpOp {
 struct ExpertDownOp {
   Weight weight;      // [X * E, F]
   const float* bias;  // [X * E] or null: added to each product
-  Rows x;         // [T * top_k, F], as the weight wants
-  Rows out;       // f32 [T, E]
+  Rows x;             // [T * top_k, F], as the weight wants
+  Rows out;           // f32 [T, E]
   const RoutedRow* routed;
   const int32_t* counts;
   int64_t num_experts;
@@ -58,12 +58,11 @@ inline void visit_blocks(const int32_t* counts, int64_t num_experts, int64_t mos
   }
 }
 
-// y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for num_rows rows from `first` on.
-// Returns where they begin in a row of `out`, whose width is kPanelWidth or, if first_output is no multiple of a tile,
-// kUnalignedWidth.
+// y, and the bias if there is one, of outputs first_output … first_output + count - 1 of a weight, at most a panel, for
+// num_rows rows from `first` on. Returns where they begin in a row of `out`, whose width is kPanelWidth or, if
+// first_output is no multiple of a tile, kUnalignedWidth.
 inline const float* multiply_outputs(const Weight& weight, const float* bias, const Rows& x, int64_t first,
-                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width,
-                                     float* out) {
+                                     int64_t num_rows, int64_t first_output, int64_t count, int64_t width, float* out) {
   const int64_t tile = first_output / kTile, offset = first_output % kTile;
   const int64_t num_tiles = (offset + count + kTile - 1) / kTile;
   KvFetch fetch;

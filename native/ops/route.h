@@ -25,7 +25,7 @@ struct RouteOp {
 
 namespace {
 
-constexpr int64_t kTokensAlone = 4;  // a barrier costs as much as routing some tokens
+constexpr int64_t kTokensAlone = 8;  // a barrier costs as much as routing some tokens
 
 // Indices and logits of the largest logits, in descending order. NaN is below all, but not skipped among the first.
 inline void choose_largest(const float* logits, int64_t num_experts, int64_t top_k, int32_t* experts, float* largest) {

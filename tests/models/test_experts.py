@@ -1,6 +1,7 @@
 """Mixtures of experts beyond logits: errors, stored forms, quantised weights, and the experts that a step reads."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.layers.group import LocalGroup
 from quire.models.registry import ModelRegistry
 from quire.runtime.loader import load_model, plan_placements
 from quire.runtime.plan.emit import BODY
+from quire.runtime.plan.packed_weights import kept_bytes
 from quire.sampling_params import SamplingParams
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import ModelFiles
@@ -158,6 +160,10 @@ def test_mxfp4_experts_have_the_values_of_transformers(tmp_path: Path, dtype: st
     assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
     formats = {op.format.name for op in runner.planned.ops if isinstance(op, ExpertGemm)}
     assert formats == {"f32" if dtype == "float32" else "q8"}
+    stacks = [tensor for tensor in checkpoint.tensors.values() if tensor.format == "MXFP4"]
+    num_values = sum(math.prod(tensor.shape) for tensor in stacks)
+    assert sum(tensor.num_bytes for tensor in stacks) == num_values * 17 // 32
+    assert kept_bytes(stacks) == num_values * 34 // 32
 
 
 def test_mxfp4_experts_are_split_among_ranks(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ LLAMA3_ROPE = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 QWEN = {**LLAMA, "tie_word_embeddings": True}
 QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+QWEN2_MOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
@@ -125,6 +128,13 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "max_window_layers": 0,
+        },
+    },
+    "qwen2_moe": {
+        "shared expert": {**LLAMA, **QWEN2_MOE},
+        "no biases, one layer dense, odd sizes": {
+            **LLAMA, **QWEN2_MOE, "qkv_bias": False, "num_hidden_layers": 3, "mlp_only_layers": [1], "hidden_size": 40,
+            "num_key_value_heads": 1, "norm_topk_prob": True, "shared_expert_intermediate_size": 36,
         },
     },
     "qwen3_moe": {

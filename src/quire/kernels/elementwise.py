@@ -1,4 +1,4 @@
-"""Sums, products, multiples and soft caps of values: one class per native op. Only the cap needs a kernel.
+"""Sums, products, multiples, gated rows and soft caps of values: one class per native op.
 
 Next to read: `instruction.py`.
 """
@@ -14,7 +14,7 @@ from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, same_sizes
 
-SIZES["soft_cap"] = same_sizes
+SIZES["soft_cap"] = SIZES["gate_rows"] = same_sizes
 
 
 @kernel
@@ -24,6 +24,15 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     Shapes: x [...] -> [...]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)
+
+
+@kernel
+def gate_rows(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Multiply each row by the sigmoid of its gate: out[t] = x[t] / (1 + exp(-gates[t])).
+
+    Shapes: x [T, E]; gates [T, 1] -> [T, E]. Dtypes: bf16, fp16 or fp32, returned the same.
+    """
+    return (x.float() * torch.sigmoid(gates.float())).to(x.dtype)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -84,6 +93,22 @@ class SoftCap(Instruction):
         return Cost(10 * step.num_tokens * self.out.width)
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class GateRows(Instruction):
+    """out = x · sigmoid(gates), one gate per row."""
+
+    x: Columns
+    gates: Columns
+    out: Buffer
+
+    def emit(self, to: Emitter) -> None:
+        gates = to.rows(self.gates)
+        to.push("gate_rows", x=to.rows(self.x), gates=gates, out=to.rows(self.out), width=self.out.width)
+
+    def cost(self, step: StepShape) -> Cost:
+        return Cost(step.num_tokens * self.out.width)
+
+
 @lowers("add")
 def _lower_add(to: Lowering, call: Call) -> None:
     a, b = call.arguments
@@ -94,6 +119,12 @@ def _lower_add(to: Lowering, call: Call) -> None:
 def _lower_multiply(to: Lowering, call: Call) -> None:
     a, b = call.arguments
     to.append(Multiply(to.columns(a), to.columns(b), to.result(call, takes_type=True)))
+
+
+@lowers("gate_rows")
+def _lower_gate_rows(to: Lowering, call: Call) -> None:
+    x, gates = call.arguments
+    to.append(GateRows(to.columns(x), to.columns(gates), to.result(call, takes_type=True)))
 
 
 @lowers("scale", "soft_cap")
@@ -108,7 +139,16 @@ def _make(*shape: int, scale: float) -> Arguments:
     return {"x": random(*shape, scale=scale), "cap": 30.0}
 
 
+def _make_rows(num_tokens: int, width: int) -> Arguments:
+    return {"x": random(num_tokens, width), "gates": random(num_tokens, 1, seed=1, scale=3.0)}
+
+
 CHECKS = (
+    Check(
+        gate_rows,
+        lambda x, gates: x / (1 + torch.exp(-gates)),
+        {"empty": partial(_make_rows, 0, 7), "rows": partial(_make_rows, 33, 70)},
+    ),
     Check(
         soft_cap,
         lambda x, cap: cap * torch.tanh(x / cap),

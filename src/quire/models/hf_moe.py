@@ -1,4 +1,4 @@
-"""`read_experts`: the fields of a mixture of experts in a `config.json`.
+"""`read_experts` and `read_sparse_layers`: the fields of a mixture of experts in a `config.json`.
 
 Next to read: `qwen3_moe.py`; `layers/experts.py` for the layer.
 """
@@ -12,6 +12,17 @@ TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef", "router_jitte
 """Of losses and noise, which are not used."""
 MAX_EXPERTS = 10_000
 """A config with more is corrupted; building as many would look like a hang."""
+
+
+def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers have experts instead of an MLP. Raises: ModelFileError for layers that are not there."""
+    period, dense = reader.integer("decoder_sparse_step", 1), reader.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < num_layers for index in dense):
+        raise ModelFileError(
+            f"the model's config has mlp_only_layers={str(dense)[:60]}, which is not a list of layers from 0 to "
+            f"{num_layers - 1}"
+        )
+    return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 
 def read_experts(reader: HFConfigReader) -> dict[str, Any]:

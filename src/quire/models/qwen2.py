@@ -4,7 +4,7 @@ Next to read: `llama.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.models import hf_decoder
 from quire.models.hf_config import HFConfigReader
@@ -37,7 +37,7 @@ class Qwen2Config(LlamaConfig):
 def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """The window of each layer: by `layer_types`, or else the layers from `max_window_layers` on have one."""
     uses_windows = reader.flag("use_sliding_window", False)
-    window = reader.optional_integer("sliding_window") or DEFAULT_WINDOW
+    window = reader.optional_integer("sliding_window", minimum=int(uses_windows)) or DEFAULT_WINDOW
     first = reader.optional_integer("max_window_layers", minimum=0)
     first = DEFAULT_MAX_WINDOW_LAYERS if first is None else first
     return hf_decoder.read_windows(reader, num_layers, window if uses_windows else None, lambda index: index >= first)
@@ -46,7 +46,7 @@ def read_windows(reader: HFConfigReader, num_layers: int) -> tuple[int | None, .
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Llama with biases and windows."""
 
-    Config = Qwen2Config
+    Config: ClassVar[type[Qwen2Config]] = Qwen2Config
 
 
 ARCHITECTURES = {"Qwen2ForCausalLM": Qwen2ForCausalLM}

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from quire.errors import ModelFileError
 from quire.layers.experts import SparseMLP, stacked_experts
 from quire.layers.group import SINGLE, Group
 from quire.models.hf_config import HFConfigReader
-from quire.models.hf_moe import read_experts
+from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 
 
@@ -30,19 +29,10 @@ class Qwen3MoeConfig(Qwen3Config):
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """See `LlamaConfig.read`."""
         fields = super().read(reader)
-        num_layers, period = fields["num_layers"], reader.integer("decoder_sparse_step", 1)
-        dense = reader.raw("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < num_layers for index in dense):
-            raise ModelFileError(
-                f"the model's config has mlp_only_layers={str(dense)[:60]}, which is not a list of layers from 0 to "
-                f"{num_layers - 1}"
-            )
         return fields | read_experts(reader) | {
             "renormalise": reader.flag("norm_topk_prob", False),
             "expert_size": reader.integer("moe_intermediate_size"),
-            "sparse_layers": tuple(
-                index not in dense and (index + 1) % period == 0 for index in range(num_layers)
-            ),
+            "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
         }  # fmt: skip
 
 

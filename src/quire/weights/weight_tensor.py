@@ -44,8 +44,9 @@ class WeightTensor:
     @property
     def num_bytes(self) -> int:
         """As stored."""
+        size = self.stored.size + (0 if self.scales is None else self.scales.size)
         has_all_rows = self.row_order is None or len(self.shape) == 1
-        return self.stored.size if has_all_rows else self.shape[0] * self.stored.shape[1]
+        return size if has_all_rows else self.shape[0] * size // len(self.stored)
 
     @property
     def raw(self) -> np.ndarray:

@@ -42,6 +42,7 @@ class Extras:
     epsilon: float = 1e-6
     out_type: str = "f32"
     soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 @dataclass
@@ -130,6 +131,7 @@ class Runner:
             shape.head_size**-0.5,
             pool.layer(),
             soft_cap=extras.soft_cap,
+            sinks=address(extras.sinks),
             parts=2,
         )
 

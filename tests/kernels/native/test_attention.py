@@ -134,6 +134,31 @@ def test_scores_are_held_within_a_soft_cap(kv_format: str, tolerance: float) -> 
     assert not torch.allclose(found[0], attended(0.0), atol=0.1)
 
 
+@pytest.mark.parametrize(("kv_format", "tolerance"), [("f32", 1e-6), ("f16", 1e-3), ("bf16", 8e-3), ("i8", 8e-3)])
+@pytest.mark.parametrize("window", [0, 20])
+def test_sinks_take_their_share_of_the_weights(kv_format: str, tolerance: float, window: int) -> None:
+    """From next to none of it to all of it; whole and in chunks, on any number of threads and instruction set."""
+    shape, lengths = Shape(6, 2, 64, 32, kv_format), [300, 33]
+    tokens = random_tokens(shape, lengths)
+    sinks = torch.tensor([-200.0, -1.0, 0.0, 1.0, 4.0, 200.0])
+    extras = Extras(window=window, sinks=sinks)
+    expected = []
+    for rows in tokens:
+        q, k, v = split(rows, shape)
+        k, v = as_stored(k, kv_format), as_stored(v, kv_format)
+        scores = (q.double() @ k.transpose(1, 2) / 8.0).masked_fill(~visible(len(rows), window), -torch.inf)
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(rows), 1)], -1)
+        expected.append((scores.softmax(-1)[..., :-1] @ v).transpose(0, 1).flatten(1))
+    found = []
+    for isa in ISAS:
+        _native.set_isa(isa)
+        for steps, threads in ((in_chunks(lengths, [7, 50]), 1), (whole(lengths), 3)):
+            found.append(torch.cat(floats(run_steps(Pool(shape, lengths), tokens, steps, extras, num_threads=threads))))
+    assert (found[0] - torch.cat(expected)).abs().max() <= tolerance * torch.cat(expected).abs().max()
+    assert all(torch.equal(found[0], other) for other in found)
+    assert not found[0][:, -64:].any()
+
+
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
     """Weights that vanish, and a first position whose weight is nearly one: an attention sink."""

@@ -32,6 +32,7 @@ class Experts:
     top_k: int = 2
     width: int = 64
     inner: int = 32
+    is_clamped: bool = False
     up: Packed = field(init=False)
     down: Packed = field(init=False)
 
@@ -42,6 +43,9 @@ class Experts:
         self.up.add_rows(stored, finite_rows(stored, up_rows, self.width, seed=1))
         self.down = Packed(self.format_name, down_rows, self.inner)
         self.down.add_rows(stored, finite_rows(stored, down_rows, self.inner, seed=2))
+        random = np.random.default_rng(3)
+        self.up_bias = 9 * random.standard_normal(up_rows, dtype=np.float32)
+        self.down_bias = random.standard_normal(down_rows, dtype=np.float32)
 
     def rows(self, values: np.ndarray) -> np.ndarray:
         """fp32 values as the rows that the weights want."""
@@ -64,8 +68,10 @@ class Experts:
         chosen = _native.Rows(choices.ctypes.data, choices.strides[0], _native.RowType.f32)
         common = (routed.ctypes.data, self.counts.ctypes.data, self.num_experts)
         plan.route(rows_of(logits), chosen, *common, self.top_k, True)
-        plan.expert_up(self.up.weight, 0, rows_of(x), rows_of(inner), *common, Activation.silu)
-        plan.expert_down(self.down.weight, 0, rows_of(inner), rows_of(out), *common, add)
+        biases = [bias.ctypes.data if self.is_clamped else 0 for bias in (self.up_bias, self.down_bias)]
+        gates = (Activation.silu, 1.702, 7.0 if self.is_clamped else 0.0)
+        plan.expert_up(self.up.weight, biases[0], rows_of(x), rows_of(inner), *common, *gates)
+        plan.expert_down(self.down.weight, biases[1], rows_of(inner), rows_of(out), *common, add)
         run(plan, np.zeros(num_tokens))
         return out
 
@@ -78,9 +84,16 @@ class Experts:
             chosen = np.argsort(-row, kind="stable")[: self.top_k]
             weights = np.exp(row[chosen] - row.max())
             for expert, weight in zip(chosen, weights / weights.sum(), strict=True):
-                gate, other = np.split(up[expert * 2 * self.inner : (expert + 1) * 2 * self.inner] @ x[token], 2)
-                inner = self.rounded((gate / (1 + np.exp(-gate)) * other).astype(np.float32)[None])[0]
-                out[token] += weight * (down[expert * self.width : (expert + 1) * self.width] @ inner)
+                rows = slice(expert * 2 * self.inner, (expert + 1) * 2 * self.inner)
+                gate, other = np.split(up[rows] @ x[token] + self.is_clamped * self.up_bias[rows], 2)
+                if self.is_clamped:
+                    gate, other = np.minimum(gate, 7), np.clip(other, -7, 7)
+                    inner = gate / (1 + np.exp(-1.702 * gate)) * (other + 1)
+                else:
+                    inner = gate / (1 + np.exp(-gate)) * other
+                rows = slice(expert * self.width, (expert + 1) * self.width)
+                product = down[rows] @ self.rounded(inner.astype(np.float32)[None])[0]
+                out[token] += weight * (product + self.is_clamped * self.down_bias[rows])
         return out
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
@@ -99,8 +112,9 @@ def random_step(num_tokens: int, experts: Experts) -> tuple[np.ndarray, np.ndarr
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("num_tokens", [1, 150])
-def test_results_are_those_of_each_tokens_experts(format_name: str, num_tokens: int) -> None:
-    experts = Experts(format_name)
+@pytest.mark.parametrize("is_clamped", [False, True])
+def test_results_are_those_of_each_tokens_experts(format_name: str, num_tokens: int, is_clamped: bool) -> None:
+    experts = Experts(format_name, is_clamped=is_clamped)
     values, logits = random_step(num_tokens, experts)
     expected = experts.expected(values, logits)
     # bf16 rows and int8 blocks of the products between may round to a neighbour.
@@ -112,7 +126,7 @@ def test_results_are_those_of_each_tokens_experts(format_name: str, num_tokens: 
 @pytest.mark.parametrize(("format_name", "inner"), [*((name, 32) for name in FORMATS), ("f32", 21), ("bf16", 21)])
 def test_a_token_has_the_bits_that_it_has_alone(format_name: str, inner: int) -> None:
     """On any number of threads and instruction set. 21 columns begin within a tile of the experts before."""
-    experts = Experts(format_name, inner=inner, width=96 if inner == 32 else 35)
+    experts = Experts(format_name, inner=inner, width=96 if inner == 32 else 35, is_clamped=format_name == "q8")
     values, logits = random_step(70, experts)
 
     def found() -> np.ndarray:

@@ -135,7 +135,7 @@ def test_rounding_to_bf16_is_torchs_for_every_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 16, 33, 600])
-@pytest.mark.parametrize("op", ["scale", "multiply", "soft_cap", "norm of groups"])
+@pytest.mark.parametrize("op", ["scale", "multiply", "gate_rows", "soft_cap", "norm of groups"])
 def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: str, width: int) -> None:
     a, b = normal(4, 3 * width)[:, width : 2 * width], normal(4, width, seed=1) * 3
     logit_rows = np.array([3, 1], np.int32)
@@ -144,6 +144,7 @@ def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: st
     wanted = {
         "scale": lambda: np.float32(0.3) * a,
         "multiply": lambda: a * b,
+        "gate_rows": lambda: a / (1 + np.exp(-b[:, :1])),
         "soft_cap": lambda: (2 * np.tanh(a.astype(np.float64) / 2)).astype(np.float32),
         "norm of groups": lambda: np.sign(a) * np.abs(a) / np.sqrt(a**2 + np.float32(0.1)),  # groups of one value
     }[op]()
@@ -157,6 +158,8 @@ def test_elementwise_ops_are_their_formula_in_any_type_and_for_logit_rows(op: st
             plan.scale(x=x, factor=0.3, **fields)
         elif op == "multiply":
             plan.multiply(a=x, b=rows_of(b), **fields)
+        elif op == "gate_rows":
+            plan.gate_rows(x=x, gates=rows_of(b), **fields)
         elif op == "soft_cap":
             plan.soft_cap(x=x, cap=2.0, **fields)
         else:

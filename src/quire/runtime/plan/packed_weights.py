@@ -11,6 +11,7 @@ What a stored format becomes (layouts: `native/plan/types.h`):
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,10 +86,11 @@ def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
     """Bytes of stored weights that stay as they are: quantised ones in their packed format, floats as in the file."""
     total = 0
     for tensor in tensors:
-        if tensor.format in FLOATS or len(tensor.shape) != 2:
+        if tensor.format in FLOATS or len(tensor.shape) < 2:
             total += tensor.num_bytes
         else:
-            total += packed_bytes(PACKED_DIRECTLY.get(tensor.format, WeightFormat.q8), *tensor.shape)
+            *rows, num_inputs = tensor.shape
+            total += packed_bytes(PACKED_DIRECTLY.get(tensor.format, WeightFormat.q8), math.prod(rows), num_inputs)
     return total
 
 
