@@ -71,7 +71,8 @@ class EngineOptions:
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory used in all")
     kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache; unset, on CPUs: 256 tokens per sequence or 4 full contexts, at most 4 GiB"
+        None,
+        "memory for the KV cache of a rank; unset, on CPUs: 256 tokens per sequence or 4 full contexts, at most 4 GiB",
     )
     num_blocks_override: int | None = option(None, "number of KV blocks, instead of from memory")
     enable_prefix_caching: bool = option(True, "share KV blocks of equal prefixes")
@@ -94,7 +95,7 @@ class EngineOptions:
     )
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
-    tensor_parallel_size: int = option(1, "GPUs or processes that share each layer")
+    tensor_parallel_size: int = option(1, "processes that share each layer, on the cores of this machine")
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
