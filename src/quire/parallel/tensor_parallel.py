@@ -33,15 +33,12 @@ def create_executor(
     return kind.create(config, checkpoint, progress, grammars)
 
 
-class TensorParallelExecutor:
-    """Rank 0 and the processes of the others."""
-
-    max_in_flight = 1
+class TensorParallelExecutor(InProcessExecutor):
+    """Rank 0 in this process, and the processes of the others."""
 
     def __init__(self, worker: Worker, processes: RankProcesses) -> None:
-        self._worker: Worker | None = worker
+        super().__init__(worker)
         self._processes = processes
-        self._submitted: SchedulerOutput | None = None
         self._finalizer = weakref.finalize(self, processes.stop)
 
     @classmethod
@@ -68,10 +65,6 @@ class TensorParallelExecutor:
         worker.sampler.grammars = grammars
         return cls(worker, processes)
 
-    def submit(self, output: SchedulerOutput) -> None:
-        """See `Executor`. The step is computed by `collect`."""
-        self._submitted = output
-
     def collect(self) -> StepResult:
         """See `Executor`. Raises: EngineDeadError if a rank is lost or fails, or after `shutdown`."""
         if self._worker is None:
@@ -92,18 +85,13 @@ class TensorParallelExecutor:
         finally:
             runner.ends_early = False
 
-    def end_step_early(self) -> None:
-        """See `Executor`."""
-        if (worker := self._worker) is not None:
-            worker.runner.ends_early = True
-
     def watch(self, tell: Callable[[EngineDeadError], None]) -> None:
         """Call `tell`, in any thread, when a rank is lost, also between steps; at once if one is lost already."""
         self._processes.watch(tell)
 
     def shutdown(self) -> None:
         """End the other ranks and let go of rank 0."""
-        self._worker = None
+        super().shutdown()
         self._finalizer()
 
 
