@@ -17,7 +17,7 @@ from quire.parallel.executor import Executor, InProcessExecutor
 from quire.parallel.rank_processes import RankProcesses
 from quire.runtime.ranks import check_ranks
 from quire.runtime.worker import Worker
-from quire.types import SchedulerOutput, StepResult
+from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
