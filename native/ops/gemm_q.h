@@ -114,38 +114,46 @@ void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, in
 using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, Ahead, float*, int64_t);
 
 // The kernel for 1 … kRowsAtOnce rows.
-template <WeightFormat kFormat, int kRows = kRowsAtOnce>
+template <WeightFormat kFormat, int kTiles, int kRows = kRowsAtOnce>
 inline MultiplyTiles multiply_tiles_for(int64_t num_rows) {
   if constexpr (kRows > 1) {
-    if (num_rows < kRows) return multiply_tiles_for<kFormat, kRows - 1>(num_rows);
+    if (num_rows < kRows) return multiply_tiles_for<kFormat, kTiles, kRows - 1>(num_rows);
   }
-  return multiply_tiles<kFormat, kRows, kTilesAtOnce>;
+  return multiply_tiles<kFormat, kRows, kTiles>;
 }
 
 // Rows are dealt to as few groups as hold them, evenly: a last group of one row would be half as fast.
-template <WeightFormat kFormat>
-void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+template <WeightFormat kFormat, int kTiles>
+void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
   // All groups fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and the others
   // leave it idle.
-  const auto num_lines = static_cast<int>((kTilesAtOnce * bytes / 64 + blocks * groups - 1) / (blocks * groups));
-  for (int64_t c = 0; c < num_tiles; c += kTilesAtOnce) {
-    QTile tiles[kTilesAtOnce];
-    for (int i = 0; i < kTilesAtOnce; ++i) {
+  const auto num_lines = static_cast<int>((kTiles * bytes / 64 + blocks * groups - 1) / (blocks * groups));
+  for (int64_t c = 0; c < num_tiles; c += kTiles) {
+    QTile tiles[kTiles];
+    for (int i = 0; i < kTiles; ++i) {
       // A lone last tile is taken twice.
       tiles[i] = q_tile<kFormat>(weight, tile + (c + i < num_tiles ? c + i : c));
     }
-    const std::byte* next = weight.data + (tile + c + kTilesAtOnce) * bytes;
+    const std::byte* next = weight.data + (tile + c + kTiles) * bytes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
       const Ahead ahead = {next + g * blocks * num_lines * 64, num_lines,
                            g == 0 ? KvFetch::Bytes{} : fetch.take(blocks * kKvBytesOfBlock)};
-      multiply_tiles_for<kFormat>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes, blocks,
-                                               ahead, out + begin * out_stride + c * kTile, out_stride);
+      multiply_tiles_for<kFormat, kTiles>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes,
+                                                       blocks, ahead, out + begin * out_stride + c * kTile, out_stride);
     }
   }
+}
+
+// Few rows wait for memory, which delivers one stream of weights faster than several.
+template <WeightFormat kFormat>
+void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+                   int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
+  const auto by = num_rows > kRowsAtOnce ? multiply_q_by<kFormat, kTilesAtOnce> : multiply_q_by<kFormat, 1>;
+  by(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
 // See gemm.h: the order of operations. out has room for an even number of tiles.
