@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import torch
 
+from quire.cli.reference import write_page
 from quire.kernels.tracing import NotTraceableError
 from quire.models.hf_rope import PARAMETERS
 from quire.models.registry import model_types
@@ -23,7 +24,6 @@ from tests.models.test_gguf_families import CASES
 from tests.models.tiny_configs import TINY_CONFIGS, full_config
 
 PAGE = Path("docs/models.md")
-BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 HEADER = ("`model_type`", "models", "architectures", "GGUF", "planned", "configs compared with Transformers")
 
 
@@ -59,14 +59,7 @@ def _row(model_type: str) -> tuple[str, ...]:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or check it with `--check`; returns the exit code."""
-    page = PAGE.read_text(encoding="utf-8")
-    fresh = page[: page.index(BEGIN) + len(BEGIN)] + render() + page[page.index(END) :]
-    if arguments != ["--check"]:
-        PAGE.write_text(fresh, encoding="utf-8")
-    elif page != fresh:
-        print(f"{PAGE} is stale: run python -m tests.models.page", file=sys.stderr)
-        return 1
-    return 0
+    return write_page(PAGE, render(), "tests.models.page", arguments)
 
 
 if __name__ == "__main__":

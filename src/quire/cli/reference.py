@@ -31,16 +31,21 @@ def render() -> str:
     return "\n".join([*parts, "## Exit codes\n", _table(("code", "meaning"), codes)])
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or check it with `--check`; returns the exit code."""
-    page = PAGE.read_text(encoding="utf-8")
-    fresh = page[: page.index(BEGIN) + len(BEGIN)] + render() + page[page.index(END) :]
+def write_page(path: Path, generated: str, module: str, arguments: list[str]) -> int:
+    """Write the generated part of a page, or check it with `--check`. `module` makes it. Returns: the exit code."""
+    page = path.read_text(encoding="utf-8")
+    fresh = page[: page.index(BEGIN) + len(BEGIN)] + generated + page[page.index(END) :]
     if arguments != ["--check"]:
-        PAGE.write_text(fresh, encoding="utf-8")
+        path.write_text(fresh, encoding="utf-8")
     elif page != fresh:
-        sys.stderr.write(f"{PAGE} is stale: run python -m quire.cli.reference\n")
+        sys.stderr.write(f"{path} is stale: run python -m {module}\n")
         return 1
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it with `--check`; returns the exit code."""
+    return write_page(PAGE, render(), "quire.cli.reference", arguments)
 
 
 def _verb_row(name: str) -> tuple[str, str]:

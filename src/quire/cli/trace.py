@@ -5,7 +5,7 @@ Next to read: `../engine/recorder.py`, `../insight/trace.py`, `../insight/chrome
 
 import json
 import time
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,6 +20,7 @@ from quire.config import EngineOptions
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from quire.insight.torch_profile import TorchProfile
     from quire.insight.trace import Trace
 
 SUFFIXES = (".jsonl", ".json", ".html")
@@ -88,7 +89,6 @@ def _record_prompt(
 ) -> None:
     from quire.cli.session import chat_prompt, generate, open_engine, sampling_params_for
     from quire.engine.recorder import Recorder
-    from quire.insight.torch_profile import TorchProfile
 
     engine_values, chosen = chosen_options(values, EngineOptions), chosen_options(values, SamplingParams)
     arguments = split_arguments(words, engine_values, what="prompt")
@@ -103,11 +103,19 @@ def _record_prompt(
         def write(_: str = "") -> None:
             file.write(recorder.take())
 
-        with TorchProfile() if profiles else nullcontext() as profile:
+        with _torch_profile(profiles) as profile:
             generate(engine, chat_prompt(engine, [{"role": "user", "content": text}]), params, write)
         write()
         file.write(b"" if profile is None else profile.line())
         recorder.close()
+
+
+def _torch_profile(is_wanted: bool) -> "AbstractContextManager[TorchProfile | None]":
+    if not is_wanted:
+        return nullcontext()
+    from quire.insight.torch_profile import TorchProfile
+
+    return TorchProfile()
 
 
 def _record_server(file: BinaryIO, url: str | None, seconds: float | None, op_period: int, output: Output) -> None:

@@ -176,9 +176,9 @@ class _ChatChunks(Chunks):
     def __init__(self, job: ChatJob) -> None:
         super().__init__(job)
         self._opening = job.opening
-        self._is_plain = self._is_plain and job.reader() is None
+        self._readers = [job.reader() for _ in range(job.body.n or 1)]
+        self._is_plain = self._is_plain and self._readers[0] is None
         self._writer = job.logprob_writer()
-        self._readers = {} if job.reader() is None else {index: job.reader() for index in range(job.body.n or 1)}
 
     def opening(self) -> bytes:
         """Return each choice's first chunk."""
@@ -192,7 +192,7 @@ class _ChatChunks(Chunks):
         ends = choice.finish_reason is not None
         deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
         reason = choice.finish_reason
-        if (reader := self._readers.get(choice.index)) is not None:
+        if (reader := self._readers[choice.index]) is not None:
             deltas = reader.deltas(choice.text, ends=ends)
             reason = reader.finish_reason(reason)
         if not deltas and choice.token_ids and self._has_extras:
