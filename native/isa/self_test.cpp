@@ -229,8 +229,6 @@ std::string sampling_results(const OpTable& ops) {
   return results + integers.bytes();
 }
 
-bool has_tiles(const OpTable& ops) { return std::strncmp(ops.isa, "amx", 3) == 0; }
-
 // AMX has bits of its own for bf16 weights.
 const OpTable& reference(const OpTable& ops, WeightFormat format) {
 #ifdef QUIRE_X86

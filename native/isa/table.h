@@ -14,6 +14,8 @@ struct OpTable {
   Op ops[kMostOps];
 };
 
+static inline bool has_tiles(const OpTable& ops) { return std::strncmp(ops.isa, "amx", 3) == 0; }
+
 extern const OpTable scalar_ops;
 #ifdef QUIRE_X86
 extern const OpTable avx2_ops;

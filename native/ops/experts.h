@@ -112,7 +112,7 @@ inline void expert_up(const ExpertUpOp& op, const Context& context) {
   visit_blocks(op.counts, op.num_experts, most,
                [&](int64_t, int64_t, int64_t count) { work += panels * (count + kRowsOfWeights); });
   const Range mine = share(work, context);
-  const TileSession session(op.weight.format, context.step->num_tokens);
+  const TileSession session(op.x.type);
   float* values = reinterpret_cast<float*>(context.scratch);
   float* factors = values + kPanelRows * kUnalignedWidth;
   std::byte* rows = context.scratch + 2 * kPanelRows * kUnalignedWidth * sizeof(float);
@@ -162,7 +162,7 @@ inline void expert_down(const ExpertDownOp& op, const Context& context) {
   const int64_t width = outputs % kTile == 0 ? kPanelWidth : kUnalignedWidth;
   // Each thread has columns of its own in all experts, and so the whole sum of each of its results.
   const Range mine = share((outputs + kPanelWidth - 1) / kPanelWidth, context);
-  const TileSession session(op.weight.format, context.step->num_tokens);
+  const TileSession session(op.x.type);
   float* values = reinterpret_cast<float*>(context.scratch);
   const int64_t first_column = mine.begin * kPanelWidth;
   const int64_t end_column = mine.end * kPanelWidth < outputs ? mine.end * kPanelWidth : outputs;

@@ -5,6 +5,7 @@
 //   f32, f16   y = fma(x[i], w[i], y) for i = 0, 1, …
 //   bf16       per pair of inputs y = fma(x[2j+1], w[2j+1], y), then y = fma(x[2j], w[2j], y): VDPBF16PS's order;
 //              on AMX, and only there, another one (gemm_amx.h)
+//   q4, q4m, q8 with bf16 rows, on AMX: see gemm_amx.h
 //   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
 //              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
 #pragma once
@@ -37,17 +38,24 @@ namespace {
 constexpr int64_t kPanelTiles = 2;  // 32 outputs: one int8 block
 constexpr int64_t kPanelWidth = kPanelTiles * kTile;
 constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay in L1
+constexpr int64_t kMostPieceRows = 256;
+
+// Whether a product dequantises its weights (gemm_amx.h).
+inline bool dequantises(const Weight& weight, const Rows& x) {
+  return wanted_rows(weight.format) == RowType::q8 && x.type == RowType::bf16;
+}
 
 // y of rows first … first + num_rows - 1 and of num_tiles tiles of 16 outputs from `tile` on, to out[row][16 * tiles].
 // out has room for kPanelTiles tiles.
 inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                      int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  if (wanted_rows(weight.format) == RowType::q8) {
 #if defined(QUIRE_TILES)
-    multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
-#else
-    multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
+  if (dequantises(weight, x)) {
+    return multiply_tiles(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
+  }
 #endif
+  if (wanted_rows(weight.format) == RowType::q8) {
+    multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
   } else {
     multiply_float(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
   }
@@ -59,11 +67,13 @@ struct Pieces {
   int64_t num_rows, row_blocks, num_outputs;
   int64_t count;
 
-  Pieces(int64_t rows, int64_t outputs, int64_t num_threads) : num_rows(rows), num_outputs(outputs) {
+  // `dequantises`: each piece dequantises its weights.
+  Pieces(int64_t rows, int64_t outputs, int64_t num_threads, bool dequantises) : num_rows(rows), num_outputs(outputs) {
     const int64_t panels = (outputs + kPanelWidth - 1) / kPanelWidth;
-    int64_t height = kPanelRows;
+    const int64_t lowest = dequantises ? kPanelRows : 4;
+    int64_t height = dequantises ? kMostPieceRows : kPanelRows;
     // Eight pieces for each thread, so that none has an eighth more than another; but rows share a panel's weights.
-    while (height > 4 && panels * blocks_of(height) < 8 * num_threads) height /= 2;
+    while (height > lowest && panels * blocks_of(height) < 8 * num_threads) height /= 2;
     row_blocks = blocks_of(height);
     count = rows == 0 ? 0 : panels * row_blocks;
   }
@@ -90,11 +100,12 @@ inline void fetch_to_write(const Rows& out, Range rows, int64_t column, int64_t 
   }
 }
 
-// One piece of a GemmOp: at most kPanelRows rows by 32 outputs (64 products if gated), from product to written result.
+// One piece of a GemmOp: at most kMostPieceRows rows by 32 outputs (64 products if gated), from product to written
+// result.
 inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t count, int64_t num_outputs, KvFetch& fetch,
                        float* scratch) {
   const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
-  float* factors = scratch + kPanelRows * kPanelWidth;
+  float* factors = scratch + kMostPieceRows * kPanelWidth;
   fetch_to_write(op.out, rows, column, count);
   multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, scratch, kPanelWidth);
   if (op.gated) {
@@ -119,9 +130,10 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
 
 inline void gemm(const GemmOp& op, const Context& context) {
   const int64_t count = num_rows(context, op.of_logit_rows);
-  const Pieces pieces(count, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads);
+  const Pieces pieces(count, op.gated ? op.weight.num_outputs / 2 : op.weight.num_outputs, context.num_threads,
+                      dequantises(op.weight, op.x));
   const Range mine = share(pieces.count, context);
-  const TileSession session(op.weight.format, count);
+  const TileSession session(op.x.type);
   KvFetch fetch(op.ahead, context);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     gemm_piece(op, pieces.rows(i), pieces.column(i), pieces.columns(i), pieces.num_outputs, fetch,

@@ -1,12 +1,11 @@
-// Products on AMX's tile registers (isa/tiles.h).
+// Products of bf16 rows on AMX's tile registers (isa/tiles.h). Their bits are their own: per 32 inputs, the last few
+// padded with zeros, y = y + (even + odd), of two chains of fused multiply-adds of which each starts at 0.
 //
-// int8 rows: a tile instruction gives the exact sums of one block of 32 inputs for 8 or 16 rows x 16 outputs; scaling
-// them takes longer than that, in the same order as gemm_q.h: the bits are the same. What is left of the rows, if fewer
-// than 8, is left to gemm_q.h.
-// bf16 rows: the one product whose bits depend on the instruction set. Per 32 inputs, the last few padded with zeros:
-// y = y + (even + odd), of two chains of fused multiply-adds of which each starts at 0 (isa/tiles.h).
+// bf16 weights are multiplied as they lie. 4- and 8-bit weights are dequantised to bf16 right before: w in fp32 by one
+// fused multiply-add, times 1.0028, the lowest 16 bits cut off. That factor centres the error of cutting, whose mean
+// square is then 12 % above that of rounding to nearest; a weight that is a bf16 stays as it is.
 #pragma once
-#include "ops/gemm_q.h"
+#include "ops/kv_ahead.h"
 #include "plan/types.h"
 
 #if defined(QUIRE_TILES)
@@ -16,144 +15,32 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kFewestTileRows = 8;  // of int8; VNNI is as fast up to there
+// The tile registers of this thread: sums 0 … 3, rows of activations 4 and 5, weights 6 and 7. Configuring takes 45 ns,
+// and context switches are dearer while they are in use.
+thread_local int64_t configured_rows = 0;
 
-// The tile registers of this thread for as long as it multiplies with such a weight: configuring takes 45 ns, and
-// context switches are dearer while they are in use. At most num_rows rows at once.
+// As many rows of activations, at most 16; the other tiles are whole.
+inline void use_rows(int64_t num_rows) {
+  if (configured_rows == num_rows) return;
+  TileShape shapes[kNumTiles];
+  for (int i = 0; i < kNumTiles; ++i) shapes[i] = {static_cast<uint8_t>(i < 6 ? num_rows : 16), 64};
+  configure_tiles(shapes);
+  configured_rows = num_rows;
+}
+
+// For as long as a thread multiplies rows of this type.
 class TileSession {
  public:
-  TileSession(WeightFormat format, int64_t num_rows)
-      : used_(format == WeightFormat::bf16 || (wanted_rows(format) == RowType::q8 && num_rows >= kFewestTileRows)) {
-    // Numbers as in q_rows and bf16_block.
-    constexpr TileShape kBytes[] = {{16, 64}, {16, 64}, {16, 32}, {8, 64}, {8, 64}, {8, 32}, {8, 64}, {8, 64}};
-    constexpr TileShape kHalves[] = {{16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}};
-    if (used_) configure_tiles(format == WeightFormat::bf16 ? kHalves : kBytes);
+  explicit TileSession(RowType type) {
+    if (type == RowType::bf16) use_rows(16);
   }
   ~TileSession() {
-    if (used_) release_tiles();
+    if (configured_rows > 0) release_tiles();
+    configured_rows = 0;
   }
   TileSession(const TileSession&) = delete;
   TileSession& operator=(const TileSession&) = delete;
-
- private:
-  bool used_;
 };
-
-// --- int8 ---------------------------------------------------------------------------------------------------------
-
-constexpr int64_t kCutBlocks = 16;
-
-// Some blocks of one tile of weights: signed bytes, and scales as fp32.
-struct UnpackedCut {
-  alignas(64) int8_t w[kCutBlocks][8][64];
-  alignas(64) float d[kCutBlocks][kTile];
-  alignas(64) float m[kCutBlocks][kTile];
-};
-
-inline void unpack_cut(const Weight& weight, int64_t tile, int64_t begin, int64_t count, UnpackedCut* cut) {
-  constexpr int64_t kAhead = 2048;
-  const int64_t blocks = weight.num_inputs / kBlock, bytes = weight.format == WeightFormat::q8 ? 512 : 256;
-  const std::byte* data = weight.data + tile * tile_bytes(weight.format, weight.num_inputs);
-  const auto* u = reinterpret_cast<const uint8_t*>(data) + begin * bytes;
-  const auto* d = reinterpret_cast<const uint16_t*>(data + blocks * bytes) + begin * kTile;
-  const int8_t centre = weight.format == WeightFormat::q4 ? 8 : 0;
-  for (int64_t b = 0; b < count; ++b, u += bytes, d += kTile) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(u + kAhead + i);
-    auto* w = cut->w[b][0];
-    if (weight.format == WeightFormat::q8) {
-      for (int i = 0; i < 512; ++i) w[i] = static_cast<int8_t>(u[i] ^ 0x80);  // u - 128
-    } else {
-      for (int j = 0; j < 4; ++j) {
-        for (int i = 0; i < 64; ++i) {
-          w[128 * j + i] = static_cast<int8_t>((u[64 * j + i] & 15) - centre);
-          w[128 * j + 64 + i] = static_cast<int8_t>((u[64 * j + i] >> 4) - centre);
-        }
-      }
-    }
-    store(cut->d[b], widen_f16(d));
-    if (weight.format == WeightFormat::q4m) store(cut->m[b], widen_f16(d + blocks * kTile));
-  }
-}
-
-// The integer sums of one block of kRows rows.
-template <int kSums, int kActs, int kWeights>
-inline void q_block(const std::byte* x, int64_t stride, const int8_t* w, int32_t* sums) {
-  tile_load<kActs>(x, stride);
-  tile_load<kWeights>(w, 64);
-  tile_zero<kSums>();
-  tile_dot_s8<kSums, kActs, kWeights>();
-  tile_store<kSums>(sums, 64);
-}
-
-template <bool kMinima, int kRows>
-inline void scale_block(const int32_t (*sums)[kTile], const std::byte* x, int64_t stride, F32x16 d, F32x16 m,
-                        F32x16 (&y)[kRows]) {
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-    const auto* acts = reinterpret_cast<const ActBlock*>(x + r * stride);
-    y[r] = fma(to_float(load(sums[r])), d * broadcast(acts->scale), y[r]);
-    if (kMinima) y[r] = fma(m, broadcast(acts->scaled_sum), y[r]);
-  }
-}
-
-// kRows rows x one tile, some blocks from x on. The sums of the next block are on their way while one is scaled.
-template <bool kMinima, int kRows>
-void q_rows(const UnpackedCut& cut, int64_t count, bool resumes, const std::byte* x, int64_t stride, float* out,
-            int64_t out_stride) {
-  constexpr int kFirst = kRows == 16 ? 0 : 3, kActs = kFirst + 2;
-  alignas(64) int32_t sums[2][kRows][kTile];
-  F32x16 y[kRows];
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = resumes ? load(out + r * out_stride) : zero();
-  q_block<kFirst, kActs, 6>(x, stride, cut.w[0][0], sums[0][0]);
-  for (int64_t b = 0; b < count; b += 2, x += 2 * sizeof(ActBlock)) {
-    const std::byte *second = x + sizeof(ActBlock), *third = second + sizeof(ActBlock);
-    if (b + 1 < count) q_block<kFirst + 1, kActs, 7>(second, stride, cut.w[b + 1][0], sums[1][0]);
-    scale_block<kMinima>(sums[0], x, stride, load(cut.d[b]), kMinima ? load(cut.m[b]) : zero(), y);
-    if (b + 2 < count) q_block<kFirst, kActs, 6>(third, stride, cut.w[b + 2][0], sums[0][0]);
-    if (b + 1 < count) {
-      scale_block<kMinima>(sums[1], second, stride, load(cut.d[b + 1]), kMinima ? load(cut.m[b + 1]) : zero(), y);
-    }
-  }
-  QUIRE_UNROLL for (int r = 0; r < kRows; ++r) store(out + r * out_stride, y[r]);
-}
-
-template <bool kMinima>
-void q_group(const UnpackedCut& cut, int64_t count, bool resumes, const std::byte* x, int64_t stride, int64_t num_rows,
-             float* out, int64_t out_stride) {
-  if (num_rows == 16) return q_rows<kMinima, 16>(cut, count, resumes, x, stride, out, out_stride);
-  if (num_rows == 8) return q_rows<kMinima, 8>(cut, count, resumes, x, stride, out, out_stride);
-  // 9 … 15 rows: the tile instructions would read 16.
-  ActBlock rows[16][kCutBlocks];
-  alignas(64) float values[16][kTile] = {};
-  memset(rows[num_rows], 0, static_cast<size_t>(16 - num_rows) * sizeof rows[0]);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    memcpy(rows[r], x + r * stride, static_cast<size_t>(count) * sizeof(ActBlock));
-    if (resumes) memcpy(values[r], out + r * out_stride, sizeof values[r]);
-  }
-  q_rows<kMinima, 16>(cut, count, resumes, reinterpret_cast<const std::byte*>(rows), sizeof rows[0], values[0], kTile);
-  for (int64_t r = 0; r < num_rows; ++r) memcpy(out + r * out_stride, values[r], sizeof values[r]);
-}
-
-inline void multiply_q_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
-                             int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const int64_t blocks = weight.num_inputs / kBlock, few = num_rows % 16 < kFewestTileRows ? num_rows % 16 : 0;
-  if (few > 0) {
-    const int64_t rest = num_rows - few;
-    multiply_q(weight, x, first + rest, few, tile, num_tiles, fetch, out + rest * out_stride, out_stride);
-  }
-  for (int64_t c = 0; c < num_tiles && num_rows > few; ++c) {
-    for (int64_t begin = 0; begin < blocks; begin += kCutBlocks) {
-      const int64_t count = blocks - begin < kCutBlocks ? blocks - begin : kCutBlocks;
-      UnpackedCut cut;
-      unpack_cut(weight, tile + c, begin, count, &cut);
-      for (int64_t r = 0; r < num_rows - few; r += 16) {
-        const int64_t rows = num_rows - few - r < 16 ? num_rows - few - r : 16;
-        const auto* acts = row<std::byte>(x, first + r) + begin * static_cast<int64_t>(sizeof(ActBlock));
-        const auto group = weight.format == WeightFormat::q4m ? q_group<true> : q_group<false>;
-        group(cut, count, begin > 0, acts, x.stride_bytes, rows, out + r * out_stride + c * kTile, out_stride);
-      }
-    }
-  }
-}
 
 // --- bf16 ---------------------------------------------------------------------------------------------------------
 
@@ -283,6 +170,198 @@ inline void multiply_bf16_tiles(const Weight& weight, const Rows& x, int64_t fir
   }
 }
 
+// --- 4- and 8-bit weights: see pack.h for their order
+// -----------------------------------------------------------------
+
+constexpr int64_t kFewTileRows = 64;    // up to here a weight is used once when it has been dequantised
+constexpr int64_t kMostTileRows = 256;  // of one call
+constexpr int64_t kCutBlocks = 18;      // of two tiles: 36 KiB of bf16, which L1 holds
+constexpr int64_t kBlockHalves = kTile * kBlock;
+constexpr float kCentred = 1.0028f;
+
+// The weights of one tile: integers and scales, from some block on.
+struct TileWeights {
+  const uint8_t* u;
+  const uint16_t* d;
+  const uint16_t* m;  // of q4m
+};
+
+template <WeightFormat kFormat>
+struct TileBlock {
+  static constexpr bool kBytes = kFormat == WeightFormat::q8, kMinima = kFormat == WeightFormat::q4m;
+  static constexpr int64_t kSize = kBytes ? 512 : 256;
+
+  static TileWeights weights(const Weight& weight, int64_t tile, int64_t block) {
+    const int64_t blocks = weight.num_inputs / kBlock;
+    const std::byte* data = weight.data + tile * tile_bytes(kFormat, weight.num_inputs);
+    const auto* d = reinterpret_cast<const uint16_t*>(data + blocks * kSize) + block * kTile;
+    return {reinterpret_cast<const uint8_t*>(data) + block * kSize, d, d + blocks * kTile};
+  }
+
+  // A number of 4 or 8 bits, shifted to the top of a fraction, is 1 + u / 16 or 1 + u / 256.
+  static __m512 value(__m512i shifted, __m512 scale, __m512 base) {
+    const __m512i fraction = _mm512_set1_epi32(kBytes ? 0x007f8000 : 0x00780000), one = _mm512_set1_epi32(0x3f800000);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_ternarylogic_epi32(shifted, fraction, one, 0xea)), scale, base);
+  }
+  // The upper halves of two inputs' weights: one row of pairs.
+  static void put(__m512 even, __m512 odd, uint16_t* out) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    _mm512_store_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd)));
+  }
+
+  // Block `b` from `from` on as [16 pairs of inputs][16 outputs][2].
+  static void dequantise(const TileWeights& from, int64_t b, uint16_t* out) {
+    const __m512 d = widen_f16(from.d + b * kTile).v, centred = _mm512_set1_ps(kCentred);
+    const __m512 scale = _mm512_mul_ps(_mm512_mul_ps(d, _mm512_set1_ps(kBytes ? 256.0f : 16.0f)), centred);
+    const __m512 least = kMinima ? _mm512_fnmadd_ps(d, _mm512_set1_ps(16.0f), widen_f16(from.m + b * kTile).v)
+                                 : _mm512_mul_ps(d, _mm512_set1_ps(kBytes ? -384.0f : -24.0f));
+    const __m512 base = _mm512_mul_ps(least, centred);
+    const uint8_t* chunk = from.u + b * kSize;
+    QUIRE_UNROLL for (int j = 0; j < kSize / 64; ++j, chunk += 64) {
+      const __m512i p = _mm512_loadu_si512(chunk);
+      if constexpr (kBytes) {
+        put(value(_mm512_slli_epi32(p, 15), scale, base), value(_mm512_slli_epi32(p, 7), scale, base), out + j * 64);
+        put(value(_mm512_srli_epi32(p, 1), scale, base), value(_mm512_srli_epi32(p, 9), scale, base),
+            out + j * 64 + 32);
+      } else {
+        uint16_t* rows = out + j * 128;
+        put(value(_mm512_slli_epi32(p, 19), scale, base), value(_mm512_slli_epi32(p, 11), scale, base), rows);
+        put(value(_mm512_slli_epi32(p, 3), scale, base), value(_mm512_srli_epi32(p, 5), scale, base), rows + 32);
+        put(value(_mm512_slli_epi32(p, 15), scale, base), value(_mm512_slli_epi32(p, 7), scale, base), rows + 64);
+        put(value(_mm512_srli_epi32(p, 1), scale, base), value(_mm512_srli_epi32(p, 9), scale, base), rows + 96);
+      }
+    }
+  }
+};
+
+// kGroups x 16 rows by one block of a tile, whose first 16 rows … lie at x.
+template <int kGroups>
+inline void multiply_block(const uint16_t* w, const std::byte* const* x, int64_t at, int64_t stride) {
+  tile_load<6>(w, 64);
+  tile_load<4>(x[0] + at, stride);
+  tile_dot_bf16<0, 4, 6>();
+  if constexpr (kGroups > 1) {
+    tile_load<5>(x[1] + at, stride);
+    tile_dot_bf16<1, 5, 6>();
+  }
+  if constexpr (kGroups > 2) {
+    tile_load<4>(x[2] + at, stride);
+    tile_dot_bf16<2, 4, 6>();
+  }
+  if constexpr (kGroups > 3) {
+    tile_load<5>(x[3] + at, stride);
+    tile_dot_bf16<3, 5, 6>();
+  }
+}
+
+// At most 64 rows. While the tile unit multiplies a block, the vector units dequantise the second next one: what was
+// stored must have reached L1.
+template <WeightFormat kFormat, int kGroups>
+void multiply_few(const Weight& weight, const std::byte* const* x, int64_t stride, int64_t tile, int64_t num_tiles,
+                  KvFetch& fetch, float* const* out, int64_t out_stride) {
+  using Block = TileBlock<kFormat>;
+  constexpr int64_t kLead = 2, kBuffers = 4, kAhead = 40, kKvBytes = 256;
+  const int64_t blocks = weight.num_inputs / kBlock, total = num_tiles * blocks;
+  alignas(64) uint16_t w[kBuffers][kBlockHalves];
+  TileWeights next = Block::weights(weight, tile, 0);
+  int64_t ready = 0, block = 0;
+  const auto dequantise = [&] {
+    if (ready == total) return;
+    Block::dequantise(next, block, w[ready % kBuffers]);
+    ++ready;
+    if (++block == blocks) block = 0, next = Block::weights(weight, tile + ready / blocks, 0);
+  };
+  for (int64_t i = 0; i < kLead; ++i) dequantise();
+  for (int64_t c = 0, done = 0; c < num_tiles; ++c) {
+    tile_zero<0>();
+    if constexpr (kGroups > 1) tile_zero<1>();
+    if constexpr (kGroups > 2) tile_zero<2>();
+    if constexpr (kGroups > 3) tile_zero<3>();
+    for (int64_t b = 0; b < blocks; ++b, ++done) {
+      const uint8_t* ahead = next.u + (block + kAhead) * Block::kSize;
+      QUIRE_UNROLL for (int64_t i = 0; i < Block::kSize; i += 64) prefetch(ahead + i);
+      if constexpr (Block::kMinima) prefetch(next.m + (block + kAhead) * kTile);
+      prefetch(next.d + (block + kAhead) * kTile);
+      const KvFetch::Bytes kv = fetch.take(kKvBytes);
+      for (const std::byte* at = kv.begin; at < kv.end; at += 64) prefetch(at);
+      multiply_block<kGroups>(w[done % kBuffers], x, b * kStepBytes, stride);
+      dequantise();
+    }
+    tile_store<0>(out[0] + c * kTile, out_stride * 4);
+    if constexpr (kGroups > 1) tile_store<1>(out[1] + c * kTile, out_stride * 4);
+    if constexpr (kGroups > 2) tile_store<2>(out[2] + c * kTile, out_stride * 4);
+    if constexpr (kGroups > 3) tile_store<3>(out[3] + c * kTile, out_stride * 4);
+  }
+}
+
+inline void multiply_panel(const Bf16Group* groups, int64_t num_groups, const uint16_t* panel, int64_t num_tiles,
+                           int64_t num_blocks, bool resumes) {
+  bf16_groups(groups, num_groups, reinterpret_cast<const std::byte*>(panel), kCutBlocks * kBlockHalves * 2, num_tiles,
+              num_blocks * 16, resumes, false);
+}
+
+template <WeightFormat kFormat>
+void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+                       int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
+  using Block = TileBlock<kFormat>;
+  use_rows(num_rows < 16 ? num_rows : 16);
+  if (num_rows <= kFewTileRows) {
+    const int64_t last = num_rows < 16 ? 0 : num_rows - 16, groups = (num_rows + 15) / 16;
+    const std::byte* from[4];
+    float* to[4];
+    for (int64_t g = 0; g < groups; ++g) {
+      // Rows of the last group may have been in the one before: they get the same values again.
+      const int64_t begin = g * 16 < last ? g * 16 : last;
+      from[g] = row<std::byte>(x, first + begin);
+      to[g] = out + begin * out_stride;
+    }
+    constexpr decltype(&multiply_few<kFormat, 1>) kFew[] = {multiply_few<kFormat, 1>, multiply_few<kFormat, 2>,
+                                                            multiply_few<kFormat, 3>, multiply_few<kFormat, 4>};
+    return kFew[groups - 1](weight, from, x.stride_bytes, tile, num_tiles, fetch, to, out_stride);
+  }
+  const int64_t blocks = weight.num_inputs / kBlock;
+  alignas(64) uint16_t panel[2][kCutBlocks * kBlockHalves];
+  for (int64_t c = 0; c < num_tiles; c += 2) {
+    const int64_t tiles = num_tiles - c < 2 ? 1 : 2;
+    for (int64_t begin = 0; begin < blocks; begin += kCutBlocks) {
+      const int64_t count = blocks - begin < kCutBlocks ? blocks - begin : kCutBlocks;
+      for (int64_t i = 0; i < tiles; ++i) {
+        const TileWeights from = Block::weights(weight, tile + c + i, begin);
+        for (int64_t b = 0; b < count; ++b) {
+          QUIRE_UNROLL for (int64_t k = 0; k < Block::kSize; k += 64) {
+            prefetch(from.u + (b + kCutBlocks) * Block::kSize + k);
+          }
+          Block::dequantise(from, b, panel[i] + b * kBlockHalves);
+        }
+      }
+      const auto group_at = [&](int64_t r) {
+        return Bf16Group{row<std::byte>(x, first + r) + begin * kStepBytes, x.stride_bytes,
+                         out + r * out_stride + c * kTile, out_stride};
+      };
+      for (int64_t r = 0; r < num_rows; r += 32) {
+        const int64_t left = num_rows - r;
+        const Bf16Group pair[] = {group_at(r), group_at(left >= 32 ? r + 16 : r)};
+        use_rows(left < 16 ? left : 16);
+        multiply_panel(pair, left >= 32 ? 2 : 1, panel[0], tiles, count, begin > 0);
+        if (left <= 16 || left >= 32) continue;
+        const Bf16Group rest[] = {group_at(r + 16), {}};
+        use_rows(left - 16);
+        multiply_panel(rest, 1, panel[0], tiles, count, begin > 0);
+      }
+      use_rows(16);
+    }
+  }
+}
+
+// See gemm.h. At most kMostTileRows rows.
+inline void multiply_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
+                           int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
+  const auto as = weight.format == WeightFormat::q4    ? multiply_tiles_as<WeightFormat::q4>
+                  : weight.format == WeightFormat::q4m ? multiply_tiles_as<WeightFormat::q4m>
+                                                       : multiply_tiles_as<WeightFormat::q8>;
+  if (num_rows > 0) as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -294,7 +373,7 @@ namespace {
 // Other instruction sets have no state to set up.
 class TileSession {
  public:
-  TileSession(WeightFormat, int64_t) {}
+  explicit TileSession(RowType) {}
   ~TileSession() {}
 };
 

@@ -49,9 +49,9 @@ inline void head(const HeadOp& op, const Context& context) {
     ids[r] = -1;
   }
   float* scratch = reinterpret_cast<float*>(context.scratch);
-  const Pieces pieces(num_rows, num_outputs, context.num_threads);
+  const Pieces pieces(num_rows, num_outputs, context.num_threads, dequantises(op.weight, op.x));
   const Range mine = share(pieces.count, context);
-  const TileSession session(op.weight.format, num_rows);
+  const TileSession session(op.x.type);
   KvFetch fetch;
   for (int64_t piece = mine.begin; piece < mine.end; ++piece) {
     const int64_t column = pieces.column(piece), count = pieces.columns(piece);

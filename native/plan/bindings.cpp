@@ -98,6 +98,7 @@ void bind_values(nb::module_& m) {
             new (self) KvAhead{kv, window, begin, end};
           },
           "kv"_a, "window"_a, "begin"_a, "end"_a);
+  m.def("has_tiles", [] { return has_tiles(*chosen_ops); }, "Whether the instruction set in use has tile registers.");
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
   m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
         "Bytes of one block of one layer of the KV pool.");
@@ -199,6 +200,13 @@ void bind_plan(nb::module_& m) {
       "tokens"_a, "tokens_stride"_a, "block_tables"_a, "table_stride"_a, "group_stride"_a, "nanoseconds"_a = 0,
       "Compute one step: see `Step` in native/plan/types.h for the int32 arrays whose addresses these are.");
   plan.def_prop_ro("num_threads", &Plan::num_threads);
+  plan.def(
+      "set_tile_rows",
+      [](Plan& self, int64_t num_rows) {
+        if (num_rows > 0 && !has_tiles(*chosen_ops)) throw nb::value_error("this instruction set has no tiles");
+        self.set_tile_rows(num_rows);
+      },
+      "num_rows"_a, "Use bf16 tiles in steps of at least so many rows; 0: in none. See native/plan/plan.h.");
 }
 
 }  // namespace quire

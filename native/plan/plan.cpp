@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -41,8 +42,15 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_req
 }
 
 void Plan::push(int32_t op, const void* params, uint32_t mask) {
-  Entry entry{op, mask, {}};
-  std::memcpy(entry.params, params, static_cast<size_t>(chosen_ops->ops[op].size));
+  const Op& of = chosen_ops->ops[op];
+  Entry entry{op, mask, {}, {}};
+  std::memcpy(entry.params, params, static_cast<size_t>(of.size));
+  std::memcpy(entry.tile_params, params, static_cast<size_t>(of.size));
+  for (const Field& field : std::span(of.fields, static_cast<size_t>(of.num_fields))) {
+    if (field.kind != FieldKind::rows) continue;
+    auto* rows = reinterpret_cast<Rows*>(entry.tile_params + field.offset);
+    if (rows->type == RowType::q8) rows->type = RowType::bf16;
+  }
   entries_.push_back(entry);
 }
 
@@ -94,7 +102,9 @@ void Plan::run_thread(int thread, Barrier& barrier) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     if ((entry.mask & parts_) == 0) continue;
-    table.ops[entry.op].run(entry.params, context);
+    const int64_t num_rows = entry.mask & 1 ? step_.num_tokens : step_.num_logit_rows;
+    const bool as_tiles = tile_rows_ > 0 && num_rows >= tile_rows_;
+    table.ops[entry.op].run(as_tiles ? entry.tile_params : entry.params, context);
     barrier.wait();
     if (times != nullptr) {
       const int64_t after = now();

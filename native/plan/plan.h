@@ -19,12 +19,17 @@ class Plan {
   // The pool may run other things between steps.
   Plan(std::shared_ptr<ThreadPool> pool, int64_t max_tokens, int64_t max_requests);
 
-  // `op`: its place in OpTable::ops; `params` are of its size. It runs when run()'s parts have one of `mask`'s bits.
+  // `op`: its place in OpTable::ops; `params` are of its size. It runs when run()'s parts have one of `mask`'s bits;
+  // bit 0 is for ops of the step's tokens, others are for ops of rows of logits.
   void push(int32_t op, const void* params, uint32_t mask);
 
   // Computes one step. The derived arrays of `step` are filled in here. `nanoseconds`: null, or where to leave the time
   // of each op that ran, in the order in which they were added.
   void run(Step step, uint32_t parts, int64_t* nanoseconds);
+
+  // Steps (the head: rows of logits) of at least so many rows give products bf16 rows where the plan says q8: those of
+  // gemm_amx.h. 0: no step does. Only for instruction sets that have tiles.
+  void set_tile_rows(int64_t num_rows) { tile_rows_ = num_rows; }
 
   int num_threads() const { return pool_->num_threads(); }
 
@@ -33,6 +38,7 @@ class Plan {
     int32_t op;
     uint32_t mask;
     alignas(16) std::byte params[kMaxParams];
+    alignas(16) std::byte tile_params[kMaxParams];  // the same with bf16 in place of q8 rows
   };
 
   void derive();
@@ -45,6 +51,7 @@ class Plan {
   std::unique_ptr<std::byte[]> scratch_memory_;
   std::byte* scratch_;
   const int64_t ahead_bytes_;
+  int64_t tile_rows_ = 0;
   Step step_{};
   uint32_t parts_ = 0;
   int64_t* nanoseconds_ = nullptr;

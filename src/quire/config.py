@@ -19,6 +19,8 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Compute dtypes and their size in bytes."""
 KV_DTYPES = {**DTYPES, "int8": 1}
 """Types of the KV cache and the size of a value in bytes."""
+TILE_ROWS = 12
+"""Tokens of a step from which on AMX's bf16 tiles beat int8 vectors (benchmarks/kernels/gemm_quantised.py)."""
 KV_SCALE_BYTES = {**dict.fromkeys(DTYPES, 0), "int8": 4}
 """Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -89,6 +91,9 @@ class EngineOptions:
     multi_step_decode: int = option(
         8, "most tokens to decode per request in one engine step; 1 when a request waits or uses stop strings"
     )
+    batch_invariant: bool = option(
+        False, "a request gets the same bits however it is batched, also where another arithmetic is faster (AMX)"
+    )
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=POLICIES)
     sjf_ageing_tokens_per_s: float = option(
         100.0, "sjf: tokens by which a waiting prompt counts as shorter, per second"
@@ -140,6 +145,8 @@ class Hardware:
     name: str = ""
     memory_limit: str = ""
     """Limit below the memory of the machine, for messages: "cgroup", "RLIMIT_AS, ulimit -v"."""
+    has_tiles: bool = False
+    """True if the kernels in use multiply bf16 in AMX's tile registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,13 @@ class EngineConfig:
     """True: the model runs as a native plan; False: op by op in PyTorch."""
     keeps_stored_weights: bool = False
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
+    batch_invariant: bool = True
+    """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `TILE_ROWS`."""
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows from which on steps are computed in bf16 tiles; 0: never."""
+        return 0 if self.batch_invariant else TILE_ROWS
 
     @property
     def threads_per_rank(self) -> int:

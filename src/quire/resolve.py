@@ -15,6 +15,7 @@ from quire.config import (
     KV_DTYPES,
     KV_SCALE_BYTES,
     QUANTIZED_BITS,
+    TILE_ROWS,
     Decision,
     EngineConfig,
     EngineOptions,
@@ -47,6 +48,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     uses_plan = _resolve_execution(options, device, block_size, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
+    batch_invariant = _resolve_batch_invariance(options, hardware, dtype, uses_plan, decisions)
     if options.quantization is not None:
         reason = "chosen; weights that are stored in 8 bit or less stay as they are"
         decisions.append(Decision("quantization", options.quantization, reason))
@@ -80,8 +82,9 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         max_num_waiting=options.max_num_waiting,
     )
     return EngineConfig(
-        options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored
-    )
+        options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,
+        batch_invariant,
+    )  # fmt: skip
 
 
 def _check_options(options: EngineOptions) -> None:
@@ -174,6 +177,22 @@ def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, 
         chosen, reason = "float16", "this GPU has no bfloat16 instructions (compute capability below 8.0)"
     decisions.append(Decision("dtype", chosen, reason))
     return chosen
+
+
+def _resolve_batch_invariance(
+    options: EngineOptions, hardware: Hardware, dtype: str, uses_plan: bool, decisions: list[Decision]
+) -> bool:
+    """Return True if all numbers of rows are computed alike."""
+    if not hardware.has_tiles or not uses_plan or dtype == "float32":
+        reason = "one arithmetic is the fastest for any number of rows"
+    elif options.batch_invariant:
+        reason = "chosen; prompts and large batches are slower than in bf16 tiles"
+    else:
+        reason = f"prompts and steps of {TILE_ROWS} tokens or more use AMX's bf16 tiles; --batch-invariant prevents it"
+        decisions.append(Decision("batch_invariant", "off", reason))
+        return False
+    decisions.append(Decision("batch_invariant", "on", reason))
+    return True
 
 
 def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decision]) -> str:

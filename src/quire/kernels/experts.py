@@ -138,7 +138,7 @@ class ExpertGemm(Instruction):
         return self._cost(step, int((counters(self.route) > 0).sum()))
 
     def _cost(self, step: StepShape, num_read: float) -> Cost:
-        whole = product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
+        whole = product_cost(step, tuple(self.weight.shape), self.format, self.bias)
         flops = whole.flops * self.num_active // self.num_experts
         return replace(whole, flops=flops, bytes_read=round(num_read * whole.bytes_read / self.num_experts))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from quire._native import KvFormat, RowType, WeightFormat, packed_bytes, wanted_rows
+from quire._native import KvFormat, RowType, WeightFormat, has_tiles, packed_bytes, wanted_rows
 
 ROW_ALIGNMENT = 64
 KV_BYTES = {KvFormat.f32: 4, KvFormat.f16: 2, KvFormat.bf16: 2, KvFormat.i8: 1}
@@ -28,7 +28,8 @@ class Buffer:
     def row_bytes(self) -> int:
         """Bytes per row; rows start at multiples of 64."""
         if self.type == RowType.q8:
-            used = self.width // 32 * 48
+            # On AMX, steps of many rows have bf16 in their place (native/plan/plan.h).
+            used = self.width // 32 * (64 if has_tiles() else 48)
         else:
             used = 4 * self.width if self.type == RowType.f32 else 2 * (self.width + self.width % 2)
         return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
@@ -74,11 +75,13 @@ class StepShape:
         requests: per request its first new position and its number of new tokens.
         num_logit_rows: S.
         kv_format: of the KV cache.
+        tile_rows: from so many tokens on, products with 4- and 8-bit weights are bf16's; 0: never.
     """
 
     requests: tuple[tuple[int, int], ...]
     num_logit_rows: int = 0
     kv_format: KvFormat = KvFormat.f32
+    tile_rows: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -194,9 +197,11 @@ class Convert(Instruction):
         return Cost()
 
 
-def product_cost(num_rows: int, shape: tuple[int, ...], weight_format: WeightFormat, bias: Any) -> Cost:
-    """The cost of a linear layer [N, I]: 2 · rows · N · I operations, its weight and bias read once."""
+def product_cost(step: StepShape, shape: tuple[int, ...], weight_format: WeightFormat, bias: Any) -> Cost:
+    """The cost of a linear layer [N, I]: 2 · T · N · I operations, its weight and bias read once."""
     num_outputs, num_inputs = shape
     num_bytes = packed_bytes(weight_format, num_outputs, num_inputs) + (0 if bias is None else 4 * num_outputs)
-    arithmetic = ROW_ARITHMETIC[wanted_rows(weight_format)]
-    return Cost(2 * num_rows * num_outputs * num_inputs, num_bytes, 0, arithmetic)
+    rows = wanted_rows(weight_format)
+    if rows == RowType.q8 and 0 < step.tile_rows <= step.num_tokens:
+        rows = RowType.bf16
+    return Cost(2 * step.num_tokens * num_outputs * num_inputs, num_bytes, 0, ROW_ARITHMETIC[rows])

@@ -74,7 +74,7 @@ class Gemm(Instruction):
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
-        return product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
+        return product_cost(step, tuple(self.weight.shape), self.format, self.bias)
 
 
 @lowers("linear")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from quire._native import has_tiles
 from quire.config import Hardware
 from quire.errors import ConfigError
 
@@ -73,6 +74,7 @@ def _detect_cpu() -> Hardware:
         num_threads=num_threads,
         name=info.name or platform.machine(),
         memory_limit=memory_limit,
+        has_tiles=has_tiles(),
     )
 
 

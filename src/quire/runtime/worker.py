@@ -92,6 +92,7 @@ class Worker:
                     max_tokens=config.scheduler.max_num_batched_tokens,
                     max_requests=config.scheduler.max_num_seqs,
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
+                    tile_rows=config.tile_rows,
                 )
                 layers = kv_layers(config, self.cache)
                 return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool, exchange))

@@ -1,14 +1,25 @@
 """Products on tile registers: the kernels of AMX, here with its instructions emulated, on any processor with AVX-512.
 
-int8 must give the bits of the other instruction sets. bf16 has an order of its own, whose oracle is in
-test_gemm_float.py; what is tested here is every way to cut rows, inputs and outputs into tiles.
+bf16 has an order of its own, whose oracle is in test_gemm_float.py; what is tested here is every way to cut rows, inputs
+and outputs into tiles, and 4- and 8-bit weights dequantised to bf16.
 """
 
 import numpy as np
 import pytest
+import torch
 
 from quire import _native
-from tests.kernels.native.packed_weights import ISAS, each_isa, quantised, random_acts, random_weights
+from tests.kernels.native.packed_weights import (
+    ISAS,
+    STORED,
+    Packed,
+    each_isa,
+    finite_rows,
+    quantised,
+    random_weights,
+    rows_of,
+    run,
+)
 from tests.kernels.native.test_gemm_float import expected_on, product, random
 from tests.kernels.native.test_gemm_quantised import multiply
 
@@ -16,27 +27,81 @@ AMX = [isa for isa in ISAS if isa.startswith("amx")]
 pytestmark = pytest.mark.skipif(not AMX, reason="the kernels need AVX-512")
 NUM_OUTPUTS = 273
 """Enough that one thread multiplies up to 64 rows at once; of fewer outputs, rows are cut smaller."""
-ROWS = [1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 40, 63, 64, 70]
 
 
-@pytest.mark.parametrize("format_name", ["q4", "q4m", "q8"])
-@pytest.mark.parametrize("num_inputs", [32, 64, 512, 544])
-def test_int8_products_have_the_bits_of_the_other_instruction_sets(format_name: str, num_inputs: int) -> None:
-    packed, acts = random_weights(format_name, NUM_OUTPUTS, num_inputs), random_acts(max(ROWS), num_inputs)
-    reference = next(each_isa(lambda: multiply(packed, acts), ["avx512"])).view(np.uint32)
-    for num_rows in ROWS:
+def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarray:
+    """The bf16 weights of native/ops/gemm_amx.h of `random_weights`, as fp32; long doubles hold products exactly."""
+    raw = finite_rows(STORED[format_name], num_outputs, num_inputs).reshape(num_outputs, num_inputs // 32, -1)
+    d, m = (raw[:, :, i : i + 2].copy().view(np.float16)[..., 0, None].astype(np.float32) for i in (0, 2))
+    centre, levels = (128, 256) if format_name == "q8" else (0 if format_name == "q4m" else 8, 16)
+    if format_name == "q8":
+        u = raw[:, :, 2:].view(np.int8).astype(np.int64) + 128
+    else:
+        u = np.concatenate([raw[:, :, -16:] & 15, raw[:, :, -16:] >> 4], 2).astype(np.int64)
+    factor = np.float32(1.0028)
+    least = (m if format_name == "q4m" else -centre * d) - np.longdouble(levels) * d
+    scale, base = levels * d * factor, least.astype(np.float32) * factor
+    values = ((1 + u / np.longdouble(levels)) * scale + base).astype(np.float32)
+    return (values.view(np.uint32) & 0xFFFF0000).view(np.float32).reshape(num_outputs, num_inputs)
+
+
+@pytest.mark.parametrize("format_name", STORED)
+@pytest.mark.parametrize("num_inputs", [32, 96, 576, 608, 1216])
+def test_quantised_weights_are_multiplied_as_bf16(format_name: str, num_inputs: int) -> None:
+    packed, weight = random_weights(format_name, 49, num_inputs), dequantised(format_name, 49, num_inputs)
+    assert np.abs(weight - packed.decoded()).max() <= 2**-7.6 * np.abs(packed.decoded()).max()
+    x = random((300, num_inputs), "bf16", 1)
+    wanted = expected_on("amx", x, torch.from_numpy(weight).bfloat16(), "bf16")
+    rows = x.view(torch.uint16).numpy()
+    for first, count in (
+        (0, 1),
+        (1, 7),
+        (2, 15),
+        (3, 16),
+        (4, 17),
+        (0, 33),
+        (5, 48),
+        (6, 64),
+        (0, 65),
+        (1, 90),
+        (0, 300),
+    ):
         for threads in (1, 3):
-            for found in each_isa(lambda: multiply(packed, acts[:num_rows], threads=threads), AMX):  # noqa: B023
-                np.testing.assert_array_equal(found.view(np.uint32), reference[:num_rows], err_msg=f"{num_rows} rows")
+            for found in each_isa(lambda: multiply(packed, rows[first : first + count], threads=threads), AMX):  # noqa: B023
+                np.testing.assert_array_equal(
+                    found.view(np.uint32), wanted[first : first + count], err_msg=f"{count} rows"
+                )
 
 
-@pytest.mark.parametrize("format_name", ["q4", "q4m", "q8"])
-def test_the_largest_integers(format_name: str) -> None:
-    values = np.where(np.arange(16 * 64).reshape(16, 64) % 3 == 0, -127.0, 127.0).astype(np.float32)
-    packed, acts = random_weights(format_name, 32, 64), quantised(values)
-    reference, *others = each_isa(lambda: multiply(packed, acts), ["scalar", *AMX])
-    for found in others:
-        np.testing.assert_array_equal(found.view(np.uint32), reference.view(np.uint32))
+def converted_and_multiplied(packed: Packed, values: np.ndarray, tile_rows: int) -> np.ndarray:
+    """fp32 rows to rows that may be int8, and their product, in one step."""
+    between = np.zeros((len(values), 2 * values.shape[1]), np.uint8)
+    out = np.zeros((len(values), packed.num_outputs), np.float32)
+    rows = _native.Rows(between.ctypes.data, between.shape[1], _native.RowType.q8)
+    plan = _native.Plan(2, len(values), 1)
+    plan.set_tile_rows(tile_rows)
+    plan.activate(x=rows_of(values), out=rows, width=values.shape[1])
+    plan.gemm(packed.weight, 0, rows, rows_of(out))
+    run(plan, np.zeros(len(values)))
+    return out
+
+
+@pytest.mark.parametrize(("num_rows", "tile_rows"), [(11, 12), (12, 12), (20, 12), (20, 0)])
+def test_steps_of_enough_rows_have_bf16_in_place_of_int8_rows(num_rows: int, tile_rows: int) -> None:
+    packed, values = random_weights("q4m", 64, 96), random((num_rows, 96), "f32", 3)
+    as_bf16 = values.bfloat16().view(torch.uint16).numpy()
+    rows = as_bf16 if 0 < tile_rows <= num_rows else quantised(values.numpy())
+    for isa in AMX:
+        wanted = next(each_isa(lambda: multiply(packed, rows), [isa]))
+        found = next(each_isa(lambda: converted_and_multiplied(packed, values.numpy(), tile_rows), [isa]))
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_other_instruction_sets_have_no_tiles() -> None:
+    for has_tiles in each_isa(lambda: np.array(_native.has_tiles()), ["scalar"]):
+        assert not has_tiles
+        with pytest.raises(ValueError, match="no tiles"):
+            _native.Plan(1, 1, 1).set_tile_rows(12)
 
 
 @pytest.mark.parametrize("num_inputs", [1, 2, 31, 32, 33, 64, 95, 530])

@@ -79,7 +79,7 @@ class TimedModel:
         self.cache = CacheEngine(config)
         self.cache.pool.zero_()
         program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
-        limits = PlanLimits(config.scheduler.max_num_batched_tokens, MAX_REQUESTS, MAX_REQUESTS)
+        limits = PlanLimits(config.scheduler.max_num_batched_tokens, MAX_REQUESTS, MAX_REQUESTS, config.tile_rows)
         self.planned = PlannedModel(
             program, weights, kv_layers(config, self.cache), limits, config.hardware.num_threads
         )
@@ -105,7 +105,10 @@ class TimedModel:
             self.planned.run(BODY | LOGITS, *arrays, nanoseconds=nanoseconds)
             found.append(nanoseconds)
         requests = ((start, count),) * num_requests
-        timed = StepShape(requests, num_requests, self.kv_format), np.percentile(found[1:], 25, axis=0) / 1e9
+        timed = (
+            StepShape(requests, num_requests, self.kv_format, self.planned.limits.tile_rows),
+            np.percentile(found[1:], 25, axis=0) / 1e9,
+        )
         self._known[num_requests, start, count] = timed
         return timed
 

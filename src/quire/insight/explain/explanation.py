@@ -74,7 +74,8 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     config = resolve(options, unlimited, model)
     rank = describe_rank(config, settings.tp) if is_described else trace_rank(config, checkpoint, settings.tp)
     phases = tuple(
-        Phase(name, step, config, rank, device) for name, step in steps(settings, KV_FORMATS[config.kv_dtype]).items()
+        Phase(name, step, config, rank, device)
+        for name, step in steps(settings, KV_FORMATS[config.kv_dtype], config.tile_rows).items()
     )
     ranks = f" · rank 0 of {settings.tp}" if settings.tp > 1 else ""
     report = Report(
@@ -97,18 +98,18 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     return Explained(report, config, rank, phases)
 
 
-def steps(settings: Settings, kv_format: object) -> dict[str, StepShape]:
+def steps(settings: Settings, kv_format: object, tile_rows: int = 0) -> dict[str, StepShape]:
     """Return the phases by name: a prompt of ctx tokens, decodes in a context of ctx, a prompt's last chunk beside."""
     ctx, decode = settings.ctx, (settings.ctx - 1, 1)
-    found = {f"prefill of {ctx} tokens": StepShape(((0, ctx),), 1, kv_format)}  # type: ignore[arg-type]
+    found = {f"prefill of {ctx} tokens": StepShape(((0, ctx),), 1, kv_format, tile_rows)}  # type: ignore[arg-type]
     for batch in settings.batches:
         name = f"decode of {batch} stream{'s' * (batch > 1)} at {ctx}"
-        found[name] = StepShape((decode,) * batch, batch, kv_format)  # type: ignore[arg-type]
+        found[name] = StepShape((decode,) * batch, batch, kv_format, tile_rows)  # type: ignore[arg-type]
     if settings.chunk is not None:
         batch = max(settings.batches)
         requests = (*(decode,) * batch, (ctx - settings.chunk, settings.chunk))
         name = f"chunk of {settings.chunk} tokens beside {counted(batch, 'decode')}"
-        found[name] = StepShape(requests, batch + 1, kv_format)  # type: ignore[arg-type]
+        found[name] = StepShape(requests, batch + 1, kv_format, tile_rows)  # type: ignore[arg-type]
     return found
 
 

@@ -193,7 +193,7 @@ def measured_floors(
     with contextlib.suppress(UnsupportedModelError):
         rank = trace_rank(config, checkpoint, 1)
         for requests in steps:
-            step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype])
+            step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype], config.tile_rows)
             phases.append(Phase("", step, config, rank, unmeasured))
     limits = measure_limits(config.device, {"fp32"}.union(*(phase.flops_by_arithmetic for phase in phases)))
     device = replace(unmeasured, limits=limits)

@@ -30,11 +30,12 @@ BODY, LOGITS, GREEDY = 1, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The largest step: tokens, requests, and rows of logits computed at once."""
+    """The largest step: tokens, requests, and rows of logits computed at once. `tile_rows`: `EngineConfig`'s."""
 
     max_tokens: int
     max_requests: int
     max_logit_rows: int
+    tile_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class PlannedModel:
         self.program = program
         self.limits = limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
+        self.native.set_tile_rows(limits.tile_rows)
         self.ops: list[Instruction] = []
         """The instruction of each native op, in order."""
         self._weights = weights
@@ -172,7 +174,8 @@ class PlannedModel:
         self.run(parts, *arrays, nanoseconds=nanoseconds)
         _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
-        whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
+        kv_format = self._kv_layers[0].format if self._kv_layers else KvFormat.f32
+        whole = StepShape(requests, len(logit_rows), kv_format, self.limits.tile_rows)
         times = []
         for index in np.flatnonzero(nanoseconds).tolist():
             instruction = self.ops[index]

@@ -79,7 +79,7 @@ class Likeliest(Instruction):
 
     def cost(self, step: StepShape) -> Cost:
         """See `Instruction`."""
-        return product_cost(step.num_tokens, tuple(self.weight.shape), self.format, self.bias)
+        return product_cost(step, tuple(self.weight.shape), self.format, self.bias)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
