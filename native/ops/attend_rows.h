@@ -19,6 +19,11 @@ T* take(std::byte** memory, int64_t bytes) {
   return taken;
 }
 
+inline void set_scales(const AttendOp& op, AttendRows* rows) {
+  rows->cap_scale = op.soft_cap == 0.0f ? 0.0f : op.scale / op.soft_cap;
+  rows->scale = (op.soft_cap == 0.0f ? op.scale : op.soft_cap) * 1.44269504f;
+}
+
 inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   AttendRows rows{};
   rows.stride = padded_head_size(op.kv.head_size);
@@ -29,8 +34,7 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
   rows.lows = take<int32_t>(&memory, kAttendRows * 4);
   rows.highs = take<int32_t>(&memory, kAttendRows * 4);
-  rows.cap_scale = op.soft_cap == 0.0f ? 0.0f : op.scale / op.soft_cap;
-  rows.scale = (op.soft_cap == 0.0f ? op.scale : op.soft_cap) * 1.44269504f;
+  set_scales(op, &rows);
   rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.padded = memory;
