@@ -18,6 +18,13 @@ namespace quire {
 namespace {
 
 constexpr int64_t kBlockRows = 16, kStepDims = 32, kStepTokens = 32;
+#ifndef KP
+#define KP 64
+#endif
+#ifndef SCB
+#define SCB 2
+#endif
+constexpr int64_t kPartTokens = KP;  // of a tile
 constexpr float kSlack = 8.0f;
 constexpr int64_t kTileSteps = kTileTokens / kStepTokens;
 
@@ -26,8 +33,8 @@ struct AmxRows {
   int64_t key_steps;     // of 32 dimensions
   int64_t value_groups;  // of 16 dimensions
   std::byte* queries;    // bf16 [blocks][key_steps][16][32]
-  float* scores;         // [16][kTileTokens] of one block
-  uint16_t* weights;     // [16][kTileTokens] bf16
+  float* scores[2];      // [16][kTileTokens] of two blocks
+  uint16_t* weights[2];  // [16][kTileTokens] bf16
   std::byte* keys;       // bf16 [kTileGroups][key_steps * 16][16][2], if they cannot be read in place
   std::byte* values;     // bf16 [kTileTokens / 2][value_groups * 16][2], likewise
   std::byte* edges;      // bf16 [2][16][value_groups * 16][2]: steps of which a block sees a part
@@ -51,8 +58,10 @@ inline AmxRows lay_out_amx(const AttendOp& op, std::byte* memory, AttendRows* al
   rows.key_steps = (op.kv.head_size + kStepDims - 1) / kStepDims;
   rows.value_groups = padded_head_size(op.kv.head_size) / kLanes;
   rows.queries = take<std::byte>(&memory, most * rows.key_steps * 64);
-  rows.scores = take<float>(&memory, kBlockRows * kTileTokens * 4);
-  rows.weights = take<uint16_t>(&memory, kBlockRows * kTileTokens * 2);
+  for (int i = 0; i < 2; ++i) {
+    rows.scores[i] = take<float>(&memory, kBlockRows * kTileTokens * 4);
+    rows.weights[i] = take<uint16_t>(&memory, kBlockRows * kTileTokens * 2);
+  }
   rows.keys = take<std::byte>(&memory, kTileTokens * rows.key_steps * 64);
   rows.values = take<std::byte>(&memory, kTileTokens * rows.value_groups * 32);
   rows.edges = take<std::byte>(&memory, 2 * kStepTokens * rows.value_groups * 32);
@@ -64,7 +73,9 @@ inline void load_rows_amx(const AttendOp& op, const Step& step, const Item& item
   const int64_t width = op.kv.head_size, padded = amx.key_steps * kStepDims;
   const int64_t blocks = (item.num_rows + kBlockRows - 1) / kBlockRows;
   rows->count = item.num_rows;
-  RowPlace place = first_place(op, step, item);
+  constexpr int64_t kAhead = 8;
+  RowPlace place = first_place(op, step, item), ahead = place;
+  for (int64_t i = 0; i < kAhead; ++i) ahead.advance();
   for (int64_t row = 0; row < blocks * kBlockRows; ++row) {
     std::byte* to = amx.queries + row / kBlockRows * kBlockRows * padded * 2 + row % kBlockRows * kTileRowBytes;
     if (row >= item.num_rows) {
@@ -76,9 +87,17 @@ inline void load_rows_amx(const AttendOp& op, const Step& step, const Item& item
     const int64_t position = step.positions[place.token], start = position - op.window + 1;
     rows->lows[row] = static_cast<int32_t>(op.window == 0 || start < 0 ? 0 : start);
     rows->highs[row] = static_cast<int32_t>(position + 1);
-    float* q = amx.scores;
-    memcpy(q, query_at(op, place), static_cast<size_t>(width) * sizeof(float));
-    memset(q + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
+    const float* q = query_at(op, place);
+    if (row + kAhead < item.num_rows) {
+      for (int64_t i = 0; i < width; i += kLanes) prefetch_l1(query_at(op, ahead) + i);
+      ahead.advance();
+    }
+    if (width % kStepDims != 0) {
+      float* whole = amx.scores[0];
+      memcpy(whole, q, static_cast<size_t>(width) * sizeof(float));
+      memset(whole + width, 0, static_cast<size_t>(padded - width) * sizeof(float));
+      q = whole;
+    }
     for (int64_t i = 0; i < padded; i += kLanes) {
       std::byte* line = to + i / kStepDims * kBlockRows * kTileRowBytes + i % kStepDims * 2;
       store_bf16(reinterpret_cast<uint16_t*>(line), load(q + i));
@@ -103,14 +122,13 @@ inline void widen_keys(const std::byte* from, std::byte* to) {
     _mm512_storeu_si512(to + i * 64, pair);
   }
 }
-// 32 signed bytes as bf16.
-inline void widen_values(const std::byte* from, std::byte* to) {
-  const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+// 32 integers of at most 8 bits as bf16.
+inline __m512i widen_shorts(__m512i x) {
   const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16));
   const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 16));
   const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
-  _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
-                                          _mm512_and_si512(_mm512_castps_si512(odd), high)));
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                         _mm512_and_si512(_mm512_castps_si512(odd), high));
 }
 
 // The keys of a tile's groups: in place, or with zeros up to whole steps in scratch.
@@ -137,29 +155,18 @@ inline void make_key_steps(const KvLayer& kv, const TileKeys& tile, const AmxRow
 // The values of tokens low … high - 1 of a group, as rows of value_groups * 64 bytes; zeros where it has no others.
 inline void copy_values(const KvLayer& kv, const std::byte* from, int64_t low, int64_t high, const AmxRows& amx,
                         std::byte* to) {
-  const int64_t stride = amx.value_groups * 64, row_bytes = kv.head_size * 2 * kv_value_bytes(kv.format);
-  for (int64_t pair = 0; pair < kGroup / 2; ++pair, from += row_bytes, to += stride) {
+  const int64_t value_bytes = kv_value_bytes(kv.format);
+  for (int64_t pair = 0; pair < kGroup / 2; ++pair, from += kv.head_size * 2 * value_bytes) {
     const bool first = low <= 2 * pair && 2 * pair < high, second = low <= 2 * pair + 1 && 2 * pair + 1 < high;
-    if (!first && !second) {
-      memset(to, 0, static_cast<size_t>(stride));
-      continue;
-    }
-    if (kv.format == KvFormat::bf16) {
-      memcpy(to, from, static_cast<size_t>(kv.head_size * 4));
-    } else {
-      int64_t i = 0;
-      for (; i + kLanes <= kv.head_size; i += kLanes) widen_values(from + i * 2, to + i * 4);
-      if (i < kv.head_size) {
-        std::byte last[32] = {};
-        memcpy(last, from + i * 2, static_cast<size_t>((kv.head_size - i) * 2));
-        widen_values(last, to + i * 4);
-      }
-    }
-    memset(to + kv.head_size * 4, 0, static_cast<size_t>(stride - kv.head_size * 4));
-    if (first && second) continue;
-    const __m512i keep = _mm512_set1_epi32(static_cast<int32_t>(first ? 0x0000ffffu : 0xffff0000u));
-    for (int64_t i = 0; i < stride; i += 64) {
-      _mm512_storeu_si512(to + i, _mm512_and_si512(_mm512_loadu_si512(to + i), keep));
+    const __m512i keep = _mm512_set1_epi32(static_cast<int32_t>((first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u)));
+    for (int64_t i = 0; i < amx.value_groups * kLanes; i += kLanes, to += 64) {
+      const int64_t left = kv.head_size - i;
+      const auto lanes = static_cast<__mmask16>(left < kLanes ? (1 << left) - 1 : 0xffff);
+      const std::byte* at = from + i * 2 * value_bytes;
+      const __m512i values = kv.format == KvFormat::bf16
+                                 ? _mm512_maskz_loadu_epi32(lanes, at)
+                                 : widen_shorts(_mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi16(lanes, at)));
+      _mm512_storeu_si512(to, _mm512_and_si512(values, keep));
     }
   }
 }
@@ -217,33 +224,134 @@ template <int kCount, int kAt = 0>
   if constexpr (kAt < kCount) tile_store<kAt>(to + kAt * kLanes, stride), store_tiles<kCount, kAt + 1>(to, stride);
 }
 
-// Scores of one block by kCount groups of 16 keys.
-template <int kCount>
-void score_groups(const std::byte* queries, int64_t key_steps, const std::byte* const* keys, float* scores) {
-  zero_sums<kCount>();
-  for (int64_t i = 0; i < key_steps; ++i) {
-    constexpr int64_t kBytes = kBlockRows * kTileRowBytes;
-    const std::byte* operands[4] = {};
-    QUIRE_UNROLL for (int g = 0; g < kCount; ++g) operands[g] = keys[g] + i * kBytes;
-    tile_load<4>(queries + i * kBytes, kTileRowBytes);
-    multiply_row_tile<kCount>(operands, kTileRowBytes);
-  }
-  store_tiles<kCount>(scores, kTileTokens * 4);
-}
+struct AmxTile {
+  int64_t begin;  // position
+  TileKeys places;
+  const std::byte* keys[kTileGroups];
+  ValueStep steps[kTileSteps];
+};
 
-// Weights of some steps by kCount groups of 16 dimensions, added to a block's sums.
-template <int kCount>
-void weigh_groups(const uint16_t* weights, const ValueStep* steps, int64_t first, int64_t end, int64_t offset,
-                  float* sums, int64_t stride) {
-  load_tiles<kCount>(sums, stride * 4);
-  for (int64_t i = first; i < end; ++i) {
-    const std::byte* operands[4] = {};
-    QUIRE_UNROLL for (int c = 0; c < kCount; ++c) operands[c] = steps[i].values + offset + c * 64;
-    tile_load<4>(weights + i * kStepTokens, kTileTokens * 2);
-    multiply_row_tile<kCount>(operands, steps[i].stride);
+// Sixteen rows and what they see of a tile.
+struct AmxBlock {
+  int64_t row;         // of the item
+  int64_t low, high;   // tokens of the tile that some row sees
+  int64_t from, to;    // groups with such tokens
+  int64_t first, end;  // steps with such tokens
+  bool masked;         // some row does not see all tokens of these steps
+  const std::byte* queries;
+  float* scores;
+  uint16_t* weights;
+  float* sums;
+  ValueStep steps[kTileSteps];
+
+  bool sees_any() const { return low < high; }
+};
+
+// Products of one block and a tile, in units of a few tile instructions, which overlap with another block's softmax.
+class Products {
+ public:
+  Products(const AmxRows& amx, const AmxTile& tile, int64_t sums_stride)
+      : amx_(amx), tile_(tile), sums_stride_(sums_stride) {}
+
+  // What `advance` computes from now on: scores of one block, then weighted values of another; either may be null.
+  // Returns the number of units.
+  int64_t start(const AmxBlock* scores, const AmxBlock* weighs) {
+    scores_ = scores, weighs_ = weighs;
+    if (scores_ != nullptr) {
+      column_ = scores_->from, at_ = 0;
+    } else if (weighs_ != nullptr) {
+      column_ = 0, at_ = weighs_->first;
+    }
+    int64_t units = 0;
+    if (scores_ != nullptr) units += (scores_->to - scores_->from + 3) / 4 * (amx_.key_steps + 1);
+    if (weighs_ != nullptr) units += (amx_.value_groups + 3) / 4 * (weighs_->end - weighs_->first + 1);
+    return units;
   }
-  store_tiles<kCount>(sums, stride * 4);
-}
+  void advance() {
+    if (scores_ != nullptr) {
+      advance_scores();
+    } else if (weighs_ != nullptr) {
+      advance_values();
+    }
+  }
+  void finish() {
+    while (scores_ != nullptr || weighs_ != nullptr) advance();
+  }
+
+  int64_t query_bytes() const { return amx_.key_steps * kTileRowBytes; }
+
+ private:
+  template <int kCount>
+  static void zero(const float*, int64_t) {
+    zero_sums<kCount>();
+  }
+  template <int kCount>
+  static void load_sums_of(const float* sums, int64_t stride) {
+    load_tiles<kCount>(sums, stride);
+  }
+  template <int kCount>
+  static void store_sums_of(float* sums, int64_t stride) {
+    store_tiles<kCount>(sums, stride);
+  }
+  template <int kCount>
+  static void multiply(const std::byte* const (&operands)[4], int64_t stride) {
+    multiply_row_tile<kCount>(operands, stride);
+  }
+
+  // Four groups of 16 dimensions by one step of 32 tokens; after the last step the sums leave the tiles.
+  void advance_values() {
+    const int64_t left = amx_.value_groups - column_, index = left < 4 ? left - 1 : 3;
+    float* sums = weighs_->sums + column_ * kLanes;
+    if (at_ < weighs_->end) {
+      if (at_ == weighs_->first) kLoad[index](sums, sums_stride_ * 4);
+      const ValueStep& step = weighs_->steps[at_];
+      const std::byte* operands[4];
+      QUIRE_UNROLL for (int i = 0; i < 4; ++i) operands[i] = step.values + (column_ + i) * 64;
+      tile_load<4>(weighs_->weights + at_ * kStepTokens, kTileTokens * 2);
+      kMultiply[index](operands, step.stride);
+      ++at_;
+      return;
+    }
+    kStore[index](sums, sums_stride_ * 4);
+    column_ += 4;
+    at_ = weighs_->first;
+    if (column_ >= amx_.value_groups) weighs_ = nullptr;
+  }
+  // Four groups of 16 keys by one step of 32 dimensions.
+  void advance_scores() {
+    constexpr int64_t kBytes = kBlockRows * kTileRowBytes;
+    const int64_t left = scores_->to - column_, index = left < 4 ? left - 1 : 3;
+    if (at_ < amx_.key_steps) {
+      if (at_ == 0) kZero[index](nullptr, 0);
+      const std::byte* operands[4];
+      QUIRE_UNROLL for (int i = 0; i < 4; ++i) operands[i] = i <= index ? tile_.keys[column_ + i] + at_ * kBytes : nullptr;
+      tile_load<4>(scores_->queries + at_ * kBytes, kTileRowBytes);
+      kMultiply[index](operands, kTileRowBytes);
+      ++at_;
+      return;
+    }
+    kStore[index](scores_->scores + column_ * kGroup, kTileTokens * 4);
+    column_ += 4;
+    at_ = 0;
+    if (column_ < scores_->to) return;
+    scores_ = nullptr;
+    if (weighs_ != nullptr) column_ = 0, at_ = weighs_->first;
+  }
+
+  static constexpr void (*kZero[4])(const float*, int64_t) = {zero<1>, zero<2>, zero<3>, zero<4>};
+  static constexpr void (*kLoad[4])(const float*, int64_t) = {load_sums_of<1>, load_sums_of<2>, load_sums_of<3>,
+                                                              load_sums_of<4>};
+  static constexpr void (*kStore[4])(float*, int64_t) = {store_sums_of<1>, store_sums_of<2>, store_sums_of<3>,
+                                                         store_sums_of<4>};
+  static constexpr void (*kMultiply[4])(const std::byte* const (&)[4], int64_t) = {multiply<1>, multiply<2>,
+                                                                                   multiply<3>, multiply<4>};
+
+  const AmxRows& amx_;
+  const AmxTile& tile_;
+  const int64_t sums_stride_;
+  const AmxBlock *weighs_ = nullptr, *scores_ = nullptr;
+  int64_t column_ = 0, at_ = 0;  // the first of four groups, and the next step
+};
 
 // --- Softmax ------------------------------------------------------------------------------------------------------
 
@@ -299,20 +407,24 @@ template <bool kMasked, bool kScaled>
 }
 
 template <bool kMasked, bool kScaled>
-void soften_block(const AttendRows& rows, const AmxRows& amx, int64_t row, int64_t first, int64_t end,
-                  const float* const* scales, int64_t block_size) {
+void soften_block(const AttendRows& rows, const AmxBlock& block, const float* const* scales, int64_t block_size,
+                  Products& products, int64_t pace, int64_t query_bytes) {
   for (int64_t r = 0; r < kBlockRows; ++r) {
-    const Weights w = {_mm512_set1_ps(rows.scale), _mm512_set1_ps(-rows.tile.highest[row + r])};
-    float* totals = rows.tile.totals + (row + r) * kLanes;
+    const Weights w = {_mm512_set1_ps(rows.scale), _mm512_set1_ps(-rows.tile.highest[block.row + r])};
+    float* totals = rows.tile.totals + (block.row + r) * kLanes;
     __m512 total = _mm512_loadu_ps(totals);
-    for (int64_t i = first; i < end; ++i) {
+    for (int64_t i = block.first; i < block.end; ++i) {
       const float *factors0 = nullptr, *factors1 = nullptr;
       if constexpr (kScaled) factors0 = scales[2 * i] + block_size, factors1 = scales[2 * i + 1] + block_size;
       const int64_t at = r * kTileTokens + i * kStepTokens;
-      const __m512i pair = soften_pair<kMasked, kScaled>(amx.scores + at, w, factors0, factors1, total);
-      _mm512_storeu_si512(amx.weights + at, pair);
+      const __m512i pair = soften_pair<kMasked, kScaled>(block.scores + at, w, factors0, factors1, total);
+      _mm512_storeu_si512(block.weights + at, pair);
     }
     _mm512_storeu_ps(totals, total);
+    for (int64_t i = 0; i < query_bytes; i += 64) prefetch_l1(block.queries + (2 * kBlockRows + r) * query_bytes + i);
+    if (r % 2 == 1) {
+      for (int64_t i = 0; i < pace; ++i) products.advance();
+    }
   }
 }
 
@@ -340,76 +452,100 @@ inline void raise_references(const AttendRows& rows, int64_t row, __m512 highest
 
 // --- Blocks and tiles ---------------------------------------------------------------------------------------------
 
-struct AmxTile {
-  int64_t begin;  // position
-  TileKeys places;
-  const std::byte* keys[kTileGroups];
-  ValueStep steps[kTileSteps];
-};
+inline AmxBlock make_block(const AttendRows& rows, const AmxRows& amx, int64_t row, const AmxTile& tile, int64_t part) {
+  const int64_t last = row + kBlockRows - 1, parity = row / kBlockRows % 2;
+  AmxBlock block;
+  block.row = row;
+  block.low = clamp(rows.lows[row] - tile.begin, part, part + kPartTokens);
+  block.high = clamp(rows.highs[last] - tile.begin, part, part + kPartTokens);
+  block.from = block.low / kGroup, block.to = (block.high + kGroup - 1) / kGroup;
+  block.first = block.low / kStepTokens, block.end = (block.high + kStepTokens - 1) / kStepTokens;
+  block.masked = rows.lows[last] - tile.begin > block.first * kStepTokens ||
+                 rows.highs[row] - tile.begin < block.end * kStepTokens;
+  block.queries = amx.queries + row * amx.key_steps * kTileRowBytes;
+  block.scores = amx.scores[parity];
+  block.weights = amx.weights[parity];
+  block.sums = rows.tile.sums + row * rows.stride;
+  return block;
+}
 
-// The rows of a block by the tile's groups first … end - 1.
-inline void score_block_amx(const AmxRows& amx, const std::byte* queries, const AmxTile& tile, int64_t first,
-                            int64_t end) {
-  for (int64_t g = first; g < end; g += 4) {
-    const auto score = end - g >= 4   ? score_groups<4>
-                       : end - g == 3 ? score_groups<3>
-                       : end - g == 2 ? score_groups<2>
-                                      : score_groups<1>;
-    score(queries, amx.key_steps, tile.keys + g, amx.scores + g * kGroup);
+// Values that no row of the block sees may be NaN, and zero times them would be, too: such steps are copied.
+inline void find_steps(const KvLayer& kv, const AmxRows& amx, const AmxTile& tile, AmxBlock* block) {
+  std::byte* edge = amx.edges;
+  for (int64_t i = block->first; i < block->end; ++i) {
+    block->steps[i] = tile.steps[i];
+    if (block->low <= i * kStepTokens && block->high >= (i + 1) * kStepTokens) continue;
+    copy_step(kv, tile.places, i, block->low, block->high, amx, edge);
+    block->steps[i] = {edge, amx.value_groups * 64};
+    edge += kStepTokens * amx.value_groups * 32;
   }
 }
 
-inline void attend_block(const AttendOp& op, const AttendRows& rows, const AmxRows& amx, int64_t row, AmxTile& tile) {
-  const int64_t last = row + kBlockRows - 1;
-  const int64_t low = clamp(rows.lows[row] - tile.begin, 0, kTileTokens);
-  const int64_t high = clamp(rows.highs[last] - tile.begin, 0, kTileTokens);
-  if (low >= high) return;
-  const int64_t from = low / kGroup, to = (high + kGroup - 1) / kGroup;
-  const int64_t first = low / kStepTokens, end = (high + kStepTokens - 1) / kStepTokens;
-  score_block_amx(amx, amx.queries + row * amx.key_steps * kTileRowBytes, tile, from, to);
-  const bool is_scaled = op.kv.format == KvFormat::i8;
-  const bool masked = rows.lows[last] - tile.begin > first * kStepTokens ||
-                      rows.highs[row] - tile.begin < end * kStepTokens;
+// A block's scores to weights, while `products` go on.
+inline void soften(const AttendOp& op, const AttendRows& rows, const AmxTile& tile, const AmxBlock& block,
+                   Products& products, int64_t units) {
+  constexpr int64_t kSlots = 12;
+  const int64_t pace = (units + kSlots - 1) / kSlots;
+  const bool scaled = op.kv.format == KvFormat::i8;
   __m512 tops[kBlockRows];
   for (int64_t r = 0; r < kBlockRows; ++r) {
-    float* scores = amx.scores + r * kTileTokens;
-    if (masked || is_scaled || rows.cap_scale != 0.0f) {
-      const int64_t row_low = rows.lows[row + r] - tile.begin, row_high = rows.highs[row + r] - tile.begin;
-      for (int64_t g = 2 * first; g < 2 * end; ++g) {
-        F32x16 x = g < from || g >= to ? zero() : load(scores + g * kGroup);
-        if (is_scaled && g >= from && g < to) x = x * load(tile.places.scales[g]);
+    float* scores = block.scores + r * kTileTokens;
+    if (block.masked || scaled || rows.cap_scale != 0.0f) {
+      const int64_t low = rows.lows[block.row + r] - tile.begin, high = rows.highs[block.row + r] - tile.begin;
+      for (int64_t g = 2 * block.first; g < 2 * block.end; ++g) {
+        const bool has = g >= block.from && g < block.to;
+        F32x16 x = has ? load(scores + g * kGroup) : zero();
+        if (scaled && has) x = x * load(tile.places.scales[g]);
         if (rows.cap_scale != 0.0f) x = tanh(x * broadcast(rows.cap_scale));
-        store(scores + g * kGroup, masked ? quire::masked(x, g * kGroup, row_low, row_high) : x);
+        store(scores + g * kGroup, block.masked ? masked(x, g * kGroup, low, high) : x);
       }
     }
-    tops[r] = _mm512_loadu_ps(scores + 2 * first * kGroup);
-    for (int64_t g = 2 * first + 1; g < 2 * end; ++g) {
-      tops[r] = _mm512_max_ps(tops[r], _mm512_loadu_ps(scores + g * kGroup));
+    tops[r] = _mm512_set1_ps(-__builtin_inff());
+    for (int64_t i = block.first; i < block.end; ++i) {
+      const float* two = scores + i * kStepTokens;
+      tops[r] = _mm512_max_ps(tops[r], _mm512_max_ps(_mm512_loadu_ps(two), _mm512_loadu_ps(two + kLanes)));
+    }
+    // The block's sums are needed next.
+    for (int64_t i = 0; i < rows.stride; i += kLanes) prefetch_l1(block.sums + r * rows.stride + i);
+    if (r % 4 == 3) {
+      for (int64_t i = 0; i < pace; ++i) products.advance();
     }
   }
-  raise_references(rows, row, _mm512_mul_ps(largest_of_each(tops), _mm512_set1_ps(rows.scale)));
-  const auto soften = is_scaled ? (masked ? soften_block<true, true> : soften_block<false, true>)
-                                : (masked ? soften_block<true, false> : soften_block<false, false>);
-  soften(rows, amx, row, first, end, tile.places.scales, op.kv.block_size);
-  // Values that no row of the block sees may be NaN: zero times them would be, too.
-  ValueStep steps[kTileSteps];
-  memcpy(steps, tile.steps, sizeof steps);
-  std::byte* edge = amx.edges;
-  for (int64_t i = first; i < end; i += end - 1 > first && i == first ? end - 1 - first : 1) {
-    if (low <= i * kStepTokens && high >= (i + 1) * kStepTokens) continue;
-    copy_step(op.kv, tile.places, i, low, high, amx, edge);
-    steps[i] = {edge, amx.value_groups * 64};
-    edge += kStepTokens * amx.value_groups * 32;
+  raise_references(rows, block.row, _mm512_mul_ps(largest_of_each(tops), _mm512_set1_ps(rows.scale)));
+  const auto soften_rows = scaled ? (block.masked ? soften_block<true, true> : soften_block<false, true>)
+                                  : (block.masked ? soften_block<true, false> : soften_block<false, false>);
+  soften_rows(rows, block, tile.places.scales, op.kv.block_size, products, pace, products.query_bytes());
+  products.finish();
+}
+
+// All blocks of an item by one tile: while a block's scores become weights, the scores of the next one and the weighted
+// values of the one before are on their way.
+inline void attend_blocks(const AttendOp& op, const AttendRows& rows, const AmxRows& amx, int64_t num_rows,
+                          const AmxTile& tile, int64_t part) {
+  Products products(amx, tile, rows.stride);
+  AmxBlock blocks[3];
+  AmxBlock *before = nullptr, *block = nullptr;
+  int64_t count = 0;
+  for (int64_t row = 0; row <= num_rows; row += kBlockRows) {
+    AmxBlock* next = nullptr;
+    if (row < num_rows) {
+      next = &blocks[count % 3];
+      *next = make_block(rows, amx, row, tile, part);
+      if (!next->sees_any()) continue;
+      ++count;
+    }
+    const int64_t units = products.start(next, before);
+    if (block != nullptr) {
+      soften(op, rows, tile, *block, products, units);
+      find_steps(op.kv, amx, tile, block);
+    } else {
+      products.finish();
+    }
+    before = block;
+    block = next;
   }
-  float* sums = rows.tile.sums + row * rows.stride;
-  for (int64_t c = 0; c < amx.value_groups; c += 4) {
-    const int64_t left = amx.value_groups - c;
-    const auto weigh = left >= 4   ? weigh_groups<4>
-                       : left == 3 ? weigh_groups<3>
-                       : left == 2 ? weigh_groups<2>
-                                   : weigh_groups<1>;
-    weigh(amx.weights, steps, first, end, c * 64, sums + c * kLanes, rows.stride);
-  }
+  products.start(nullptr, before);
+  products.finish();
 }
 
 // The items of one thread, one at a time, and the tile registers, configured before the first of them.
@@ -443,7 +579,9 @@ class AmxItems {
       find_keys(op_.kv, step_.block_table(op_.kv.group, item.request), item, i, &tile.places);
       make_key_steps(op_.kv, tile.places, amx_, tile.keys);
       make_value_steps(op_.kv, tile.places, item.low - tile.begin, item.high - tile.begin, amx_, tile.steps);
-      for (int64_t row = 0; row < num_rows; row += kBlockRows) attend_block(op_, rows, amx_, row, tile);
+      for (int64_t part = 0; part < kTileTokens; part += kPartTokens) {
+        attend_blocks(op_, rows, amx_, num_rows, tile, part);
+      }
     }
   }
 

@@ -114,15 +114,23 @@ inline float sink_weight(const AttendOp& op, const AttendRows& rows, int64_t row
 
 inline void write_rows(const AttendOp& op, const Step& step, const Item& item, const AttendRows& rows) {
   const int64_t width = op.kv.head_size;
-  RowPlace place = first_place(op, step, item);
-  for (int64_t row = 0; row < rows.count; ++row, place.advance()) {
+  constexpr int64_t kAhead = 8;
+  RowPlace place = first_place(op, step, item), ahead = place;
+  for (int64_t r = -kAhead; r < rows.count; ++r) {
+    if (r + kAhead < rows.count) {
+      const std::byte* to = row<std::byte>(op.out, ahead.token) + bytes_of_columns(op.out.type, ahead.head * width);
+      for (int64_t i = 0; i < bytes_of_columns(op.out.type, width); i += 64) prefetch_to_write(to + i);
+      ahead.advance();
+    }
+    if (r < 0) continue;
     float* values = rows.tile.sums;
-    finish(rows.total, row, rows.stride, sink_weight(op, rows, row, place.head), values);
+    finish(rows.total, r, rows.stride, sink_weight(op, rows, r, place.head), values);
     if (writes_late(op)) {
       memcpy(query_at(op, place), values, static_cast<size_t>(width) * sizeof(float));
     } else {
       write_columns(op.out, place.token, place.head * width, width, values);
     }
+    place.advance();
   }
 }
 
