@@ -5,8 +5,8 @@ shares of what this machine can do, measured in the same run.
         [--heads 9 --kv-heads 3 --head-size 64 --layers 30] [--isa avx2] [--json]
 
 The shapes are SmolLM2's. A figure is for all layers, each of which has its part of one block-major pool, as in the
-engine: keys and values come from where they would. "of read" is the share of one thread's reading speed times the
-number of threads, "of dots" that of VDPBF16PS, or of fused multiply-adds where it is not used.
+engine: keys and values come from where they would. "of read" is the share of the speed at which as many threads read
+plain memory, "of bf16" that of their BF16 products (on AMX's tiles where there are some).
 """
 
 import argparse
@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from benchmarks.kernels.peaks import Peaks, measure
 from quire import _native
 from quire.runtime.huge_pages import allocate
+from quire.runtime.machine_limits import MachineLimits, measure_limits
 
 SECONDS = 0.5
 """Spent on each figure; the shortest run counts."""
@@ -54,7 +54,7 @@ class Figure:
     gmacs: float
     """Of scores and weighted sums that causality needs: 10⁹ a second."""
     of_read: float
-    of_dots: float
+    of_bf16: float
 
 
 class Layers:
@@ -83,7 +83,8 @@ class Layers:
                 base + layer * shape.layer_bytes, stride, BLOCK_SIZE, shape.num_kv_heads, shape.head_size,
                 _native.KvFormat[shape.format], 0,
             )  # fmt: skip
-            self.plan.write_kv(q, k, v, width, shape.num_heads, 0, 0, 0.0, cos, sin, kv, parts=1)
+            half = shape.head_size // 2
+            self.plan.write_kv(q, k, v, width, width, width, shape.num_heads, 0, 0, 0.0, cos, sin, half, kv, parts=1)
             self.plan.attend(q, width, rows, shape.num_heads, 0, shape.head_size**-0.5, kv, parts=2)
         ones = torch.ones(num_requests, dtype=torch.int32)
         self.arrays = [torch.arange(num_requests, dtype=torch.int32), ones * start, ones * count]
@@ -104,7 +105,7 @@ class Layers:
         return best
 
 
-def figure(shape: Shape, case: str, requests: tuple[int, int, int], num_threads: int, peaks: Peaks) -> Figure:
+def figure(shape: Shape, case: str, requests: tuple[int, int, int], num_threads: int, limits: MachineLimits) -> Figure:
     num_requests, start, count = requests
     layers = Layers(shape, num_requests, start, count, num_threads)
     write, attend = layers.seconds(1), layers.seconds(2)
@@ -112,11 +113,9 @@ def figure(shape: Shape, case: str, requests: tuple[int, int, int], num_threads:
     pairs = num_requests * (count * start + count * (count + 1) // 2)
     gbs = num_requests * (start + count) * token_bytes / attend / 1e9
     gmacs = pairs * 2 * shape.num_heads * shape.head_size * shape.num_layers / attend / 1e9
-    dots = shape.format == "bf16" and _native.isa() == "avx512_bf16"
     return Figure(
         shape.format, case, num_threads, round(write * 1e6, 1), round(attend * 1e6, 1), round(gbs, 1), round(gmacs, 1),
-        round(gbs / peaks.read_gbs / num_threads, 2),
-        round(gmacs / (peaks.bf16_gmacs if dots else peaks.fma_gmacs) / num_threads, 2),
+        round(gbs * 1e9 / limits.read_bytes_per_s, 2), round(2 * gmacs * 1e9 / limits.flops_per_s["bf16"], 2),
     )  # fmt: skip
 
 
@@ -142,24 +141,26 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     _native.set_isa(arguments.isa)
-    peaks = measure()
     if not arguments.json:
-        print(f"{_native.isa()}; one thread: {peaks}")
-        print("format  threads  case              write µs  attend µs   GB/s  of read  GMAC/s  of dots")
+        print("format  threads  case              write µs  attend µs   GB/s  of read  GMAC/s  of bf16")
     figures = []
-    for name in arguments.formats.split(","):
-        shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_size, arguments.layers, name)
-        for num_threads in map(int, arguments.threads.split(",")):
+    for num_threads in map(int, arguments.threads.split(",")):
+        torch.set_num_threads(num_threads)
+        limits = measure_limits("cpu", ("bf16",))
+        if not arguments.json:
+            print(f"{_native.isa()}, {num_threads} threads: {limits}")
+        for name in arguments.formats.split(","):
+            shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_size, arguments.layers, name)
             for case, requests in cases(arguments.decode, arguments.prompt):
-                row = figure(shape, case, requests, num_threads, peaks)
+                row = figure(shape, case, requests, num_threads, limits)
                 figures.append(asdict(row))
                 if not arguments.json:
                     print(
                         f"{row.format:6}  {row.threads:7}  {row.case:16}  {row.write_us:8.0f}  {row.attend_us:9.0f}  "
-                        f"{row.gbs:5.1f}  {row.of_read:7.0%}  {row.gmacs:6.1f}  {row.of_dots:7.0%}"
+                        f"{row.gbs:5.1f}  {row.of_read:7.0%}  {row.gmacs:6.1f}  {row.of_bf16:7.0%}"
                     )
     if arguments.json:
-        print(json.dumps({"isa": _native.isa(), "peaks": asdict(peaks), "figures": figures}))
+        print(json.dumps({"isa": _native.isa(), "figures": figures}))
 
 
 if __name__ == "__main__":

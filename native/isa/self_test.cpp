@@ -205,7 +205,8 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
       kHalf, kv};
   run_op(ops, "write_kv", write, step.context());
   const Rows to = rows_of(out, RowType::f32, kHeads * kHeadSize);
-  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f, frequencies.floats()}, step.context());
+  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f, frequencies.floats(), false},
+         step.context());
   return out.bytes();
 }
 
@@ -229,12 +230,12 @@ std::string sampling_results(const OpTable& ops) {
   return results + integers.bytes();
 }
 
-// AMX has bits of its own for bf16 weights.
-const OpTable& reference(const OpTable& ops, WeightFormat format) {
+// AMX has bits of its own for bf16 weights, and for attention to bf16 and int8.
+const OpTable& reference(const OpTable& ops, bool is_own) {
 #ifdef QUIRE_X86
-  if (format == WeightFormat::bf16 && has_tiles(ops)) return amx_emulated_ops;
+  if (is_own && has_tiles(ops)) return amx_emulated_ops;
 #endif
-  (void)ops, (void)format;
+  (void)ops, (void)is_own;
   return scalar_ops;
 }
 
@@ -251,7 +252,7 @@ std::string failing_op(const OpTable& ops) {
   for (const auto& [format, name] : kGemms) {
     const bool wide = has_tiles(ops) && format != WeightFormat::f32 && format != WeightFormat::f16;
     const int64_t num_outputs = wide ? 250 : 48;
-    const OpTable& other = reference(ops, format);
+    const OpTable& other = reference(ops, format == WeightFormat::bf16);
     if (gemm_results(ops, format, num_outputs) != gemm_results(other, format, num_outputs)) return name;
   }
   if (row_results(ops) != row_results(scalar_ops)) return "norm or activate";
@@ -260,7 +261,8 @@ std::string failing_op(const OpTable& ops) {
   }
   if (sampling_results(ops) != sampling_results(scalar_ops)) return "sampling";
   for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
-    if (attention_results(ops, format) != attention_results(scalar_ops, format)) return "write_kv or attend";
+    const OpTable& other = reference(ops, format == KvFormat::bf16 || format == KvFormat::i8);
+    if (attention_results(ops, format) != attention_results(other, format)) return "write_kv or attend";
   }
   return "";
 }

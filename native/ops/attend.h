@@ -4,6 +4,7 @@
 // Next to read: attend_work.h (how threads share the work), attend_tile.h (the kernels), attend_formats.h (orders of
 // sums).
 #pragma once
+#include "ops/attend_amx.h"
 #include "ops/attend_rows.h"
 #include "ops/attend_softmax.h"
 #include "ops/attend_tile.h"
@@ -114,6 +115,27 @@ inline void find_keys(const AttendOp& op, const Step& step, const Item& item, in
   find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
 }
 
+// Calls compute(tile) for the tiles of a task, in order, which leaves each one's result in rows->tile: merged by this
+// thread, or left for the one that has the item's first tile.
+template <class Compute>
+void merge_tiles(const AttendOp& op, const Context& context, const Task& task, AttendRows* rows, Compute compute) {
+  const Item& item = task.item;
+  const bool begins = task.first == item.first_tile;
+  const Partial own = rows->tile;
+  for (int64_t i = 0; task.first + i < task.end; ++i) {
+    if (!begins) {
+      std::byte* memory = context.scratch + kPartialsAt + i * partial_bytes(item.memory_rows(), rows->stride);
+      rows->tile = partial_at(memory, item.memory_rows());
+    } else if (i == 0) {
+      rows->tile = rows->total;
+    }
+    compute(task.first + i);
+    rows->tile = own;
+    if (begins && i > 0) merge(rows->tile, rows->count, rows->stride, rows->total);
+  }
+  if (begins && task.end == item.end_tile) write_rows(op, *context.step, item, *rows);
+}
+
 // While a tile is computed the next one is fetched, at the end that of the task that follows, if any. keys[0] is the
 // task's first tile, and at the end that of the next one.
 template <class Kv>
@@ -122,10 +144,7 @@ void attend_task(const AttendOp& op, const Context& context, const Task& task, c
   const Step& step = *context.step;
   const Item& item = task.item;
   load_rows<Kv>(op, step, item, rows);
-  const bool begins = task.first == item.first_tile;
-  const Partial own = rows->tile;
-  for (int64_t i = 0; task.first + i < task.end; ++i) {
-    const int64_t tile = task.first + i;
+  merge_tiles(op, context, task, rows, [&](int64_t tile) {
     if (tile + 1 < task.end) {
       find_keys(op, step, item, tile + 1, &keys[1]);
     } else if (following != nullptr) {
@@ -133,18 +152,9 @@ void attend_task(const AttendOp& op, const Context& context, const Task& task, c
     } else {
       keys[1] = keys[0];
     }
-    if (!begins) {
-      std::byte* memory = context.scratch + kPartialsAt + i * partial_bytes(rows->count, rows->stride);
-      rows->tile = partial_at(memory, rows->count);
-    } else if (i == 0) {
-      rows->tile = rows->total;
-    }
     attend_tile<Kv>(op, item, tile, keys[0], keys[1], *rows);
-    rows->tile = own;
-    if (begins && i > 0) merge(rows->tile, rows->count, rows->stride, rows->total);
     keys[0] = keys[1];
-  }
-  if (begins && task.end == item.end_tile) write_rows(op, step, item, *rows);
+  });
 }
 
 // The rest of an item that this thread began: other threads' tiles, in order.
@@ -156,8 +166,8 @@ inline void finish_task(const AttendOp& op, const Context& context, const Shares
     const int64_t end = shares.end_tile(item, task.before, thread);
     for (int64_t tile = first; tile < end; ++tile) {
       std::byte* memory = scratch_of(context, thread) + kPartialsAt;
-      memory += (tile - first) * partial_bytes(item.num_rows, rows.stride);
-      merge(partial_at(memory, item.num_rows), item.num_rows, rows.stride, rows.total);
+      memory += (tile - first) * partial_bytes(item.memory_rows(), rows.stride);
+      merge(partial_at(memory, item.memory_rows()), item.num_rows, rows.stride, rows.total);
     }
   }
   write_rows(op, *context.step, item, rows);
@@ -166,16 +176,29 @@ inline void finish_task(const AttendOp& op, const Context& context, const Shares
 template <class Kv>
 void attend_with(const AttendOp& op, const Context& context) {
   const Step& step = *context.step;
-  AttendRows rows = lay_out(op, context.scratch);
-  Shares shares{0, context.num_threads, rows.stride, kScratchBytes - kPartialsAt};
-  for_items(op, step, 1, [&](const Item& item) { shares.total += item.cost * op.kv.num_kv_heads; });
+  // In the same memory: the rows of one item at a time.
+  AttendRows few = lay_out(op, context.scratch);
+  AmxItems many(op, context);
+  Shares shares{0, context.num_threads, few.stride, kScratchBytes - kPartialsAt};
+  for_items(op, context, 1, [&](const Item& item) { shares.total += item.cost * op.kv.num_kv_heads; });
   const int64_t my_begin = context.thread == 0 ? 0 : shares.end(context.thread - 1);
   const int64_t my_end = shares.end(context.thread);
   int64_t before = 0;
-  bool has_task = false, meets = false;
+  bool has_task = false, has_keys = false, meets = false;
   Task task{};
   TileKeys keys[2];
-  for_items(op, step, op.kv.num_kv_heads, [&](const Item& item) {
+  const auto run = [&](const Task* following) {
+    if (task.item.amx) {
+      many.load(task.item);
+      merge_tiles(op, context, task, &many.rows, [&](int64_t segment) { many.attend(task.item, segment); });
+      has_keys = false;
+      return;
+    }
+    if (!has_keys) find_keys(op, step, task.item, task.first, &keys[0]);
+    has_keys = following != nullptr && !following->item.amx;
+    attend_task<Kv>(op, context, task, has_keys ? following : nullptr, &few, keys);
+  };
+  for_items(op, context, op.kv.num_kv_heads, [&](const Item& item) {
     const int64_t begin = before;
     before += item.cost;
     meets = meets || shares.may_cut(item);
@@ -183,19 +206,15 @@ void attend_with(const AttendOp& op, const Context& context) {
     const int64_t first = context.thread == 0 ? item.first_tile : shares.end_tile(item, begin, context.thread - 1);
     const Task next{item, begin, first, shares.end_tile(item, begin, context.thread)};
     if (next.first >= next.end) return;
-    if (has_task) {
-      attend_task<Kv>(op, context, task, &next, &rows, keys);
-    } else {
-      find_keys(op, step, item, first, &keys[0]);
-    }
+    if (has_task) run(&next);
     task = next;
     has_task = true;
   });
-  if (has_task) attend_task<Kv>(op, context, task, nullptr, &rows, keys);
+  if (has_task) run(nullptr);
   if (meets) wait_for_all(*context.barrier);
   // Only a thread's last task can have a rest.
   if (has_task && task.first == task.item.first_tile && task.end < task.item.end_tile) {
-    finish_task(op, context, shares, task, rows);
+    finish_task(op, context, shares, task, task.item.amx ? many.rows : few);
   }
 }
 
@@ -221,7 +240,8 @@ inline void attend(const AttendOp& op, const Context& context) {
   for (int64_t t = mine.begin; t < mine.end; ++t) write_columns(op.out, t, 0, width, op.q + t * op.stride);
 }
 
-QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks)
+QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks,
+         batch_invariant)
 
 }  // namespace
 }  // namespace quire

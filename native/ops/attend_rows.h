@@ -19,6 +19,11 @@ T* take(std::byte** memory, int64_t bytes) {
   return taken;
 }
 
+inline void set_scales(const AttendOp& op, AttendRows* rows) {
+  rows->cap_scale = op.soft_cap == 0.0f ? 0.0f : op.scale / op.soft_cap;
+  rows->scale = (op.soft_cap == 0.0f ? op.scale : op.soft_cap) * 1.44269504f;
+}
+
 inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   AttendRows rows{};
   rows.stride = padded_head_size(op.kv.head_size);
@@ -29,8 +34,7 @@ inline AttendRows lay_out(const AttendOp& op, std::byte* memory) {
   rows.query_sums = take<int32_t>(&memory, kAttendRows * 4);
   rows.lows = take<int32_t>(&memory, kAttendRows * 4);
   rows.highs = take<int32_t>(&memory, kAttendRows * 4);
-  rows.cap_scale = op.soft_cap == 0.0f ? 0.0f : op.scale / op.soft_cap;
-  rows.scale = (op.soft_cap == 0.0f ? op.scale : op.soft_cap) * 1.44269504f;
+  set_scales(op, &rows);
   rows.tile = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.total = partial_at(take<std::byte>(&memory, partial_bytes(kAttendRows, rows.stride)), kAttendRows);
   rows.padded = memory;
@@ -110,15 +114,23 @@ inline float sink_weight(const AttendOp& op, const AttendRows& rows, int64_t row
 
 inline void write_rows(const AttendOp& op, const Step& step, const Item& item, const AttendRows& rows) {
   const int64_t width = op.kv.head_size;
-  RowPlace place = first_place(op, step, item);
-  for (int64_t row = 0; row < rows.count; ++row, place.advance()) {
+  constexpr int64_t kAhead = 8;
+  RowPlace place = first_place(op, step, item), ahead = place;
+  for (int64_t r = -kAhead; r < rows.count; ++r) {
+    if (r + kAhead < rows.count) {
+      const std::byte* to = row<std::byte>(op.out, ahead.token) + bytes_of_columns(op.out.type, ahead.head * width);
+      for (int64_t i = 0; i < bytes_of_columns(op.out.type, width); i += 64) prefetch_to_write(to + i);
+      ahead.advance();
+    }
+    if (r < 0) continue;
     float* values = rows.tile.sums;
-    finish(rows.total, row, rows.stride, sink_weight(op, rows, row, place.head), values);
+    finish(rows.total, r, rows.stride, sink_weight(op, rows, r, place.head), values);
     if (writes_late(op)) {
       memcpy(query_at(op, place), values, static_cast<size_t>(width) * sizeof(float));
     } else {
       write_columns(op.out, place.token, place.head * width, width, values);
     }
+    place.advance();
   }
 }
 

@@ -8,22 +8,23 @@ namespace {
 
 constexpr int64_t kTileTokens = 128, kTileGroups = kTileTokens / kGroup;
 constexpr int64_t kAttendRows = 24;  // rows of one KV head that go through its keys and values together
-constexpr int64_t kRowSlots = 32;    // the same in whole vectors
+constexpr int64_t kMostRows = 192;   // the same with AMX (attend_amx.h)
 
 // The softmax of some scores before its division. A weight is 2^(score' - highest), scores' being scores * log2(e).
 struct Partial {
-  float* highest;  // [kRowSlots]
+  float* highest;  // [rows], as whole vectors
   float* totals;   // [rows][16] sums of weights, still by lane
   float* sums;     // [rows][stride] values summed by weight
 };
 constexpr float kLowest = -1e30f;  // highest of no score at all
 
 inline int64_t partial_bytes(int64_t num_rows, int64_t stride) {
-  return (kRowSlots + num_rows * (kLanes + stride)) * static_cast<int64_t>(sizeof(float));
+  return ((num_rows + kLanes - 1) / kLanes * kLanes + num_rows * (kLanes + stride)) * static_cast<int64_t>(sizeof(float));
 }
 inline Partial partial_at(std::byte* memory, int64_t num_rows) {
   auto* highest = reinterpret_cast<float*>(memory);
-  return {highest, highest + kRowSlots, highest + kRowSlots + num_rows * kLanes};
+  float* totals = highest + (num_rows + kLanes - 1) / kLanes * kLanes;
+  return {highest, totals, totals + num_rows * kLanes};
 }
 
 // The rows of one work item. A row is one query: one head of one token.
@@ -46,7 +47,7 @@ struct AttendRows {
 
 // total += part, to a common highest score.
 inline void merge(const Partial& part, int64_t num_rows, int64_t stride, const Partial& total) {
-  float total_factors[kRowSlots], part_factors[kRowSlots];
+  float total_factors[kMostRows], part_factors[kMostRows];
   for (int64_t i = 0; i < num_rows; i += kLanes) {
     const F32x16 a = load(total.highest + i), b = load(part.highest + i), highest = max(a, b);
     F32x16 factors[2] = {a - highest, b - highest};

@@ -109,6 +109,9 @@ Counters = Callable[["Instruction"], Any]
 class Emitter(Protocol):
     """Adds native ops to a plan; gives buffers, parameters and KV layers their addresses."""
 
+    batch_invariant: bool
+    """One arithmetic for any number of rows."""
+
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`)."""
 

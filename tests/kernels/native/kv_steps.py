@@ -43,6 +43,7 @@ class Extras:
     out_type: str = "f32"
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+    batch_invariant: bool = True
 
 
 @dataclass
@@ -132,6 +133,7 @@ class Runner:
             pool.layer(),
             soft_cap=extras.soft_cap,
             sinks=address(extras.sinks),
+            batch_invariant=extras.batch_invariant,
             parts=2,
         )
 

@@ -118,6 +118,7 @@ class PlannedModel:
         self.limits = limits
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
+        self.batch_invariant = limits.tile_rows == 0
         self.ops: list[Instruction] = []
         """The instruction of each native op, in order."""
         self._weights = weights
