@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire import _native
 from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
@@ -18,6 +19,7 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
+TILE_ISAS = [isa for isa in ("amx_emulated", "amx") if _native.isa_supported(isa)]
 RUNS = itertools.count()
 """All engines here share one executor, which must never see a request id twice."""
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -197,7 +199,8 @@ Alone = tuple[LLMEngine, LLMEngine, list[list[Any]]]
 def alone(request: pytest.FixtureRequest, directory: Path) -> Alone:
     """Engines on one thread and on two, and what each prompt gives alone, whole, on one thread: per parameters, tokens
     and logprobs."""
-    engines = [build(directory, num_threads=n, block_size=16, **FORMATS[request.param]) for n in (1, 2)]
+    options = {"block_size": 16, "batch_invariant": True, **FORMATS[request.param]}
+    engines = [build(directory, num_threads=n, **options) for n in (1, 2)]
     assert [engine.config.hardware.num_threads for engine in engines] == [1, 2]
     assert all(engine.config.uses_plan for engine in engines)
     engine = engine_with(engines[0], enable_prefix_caching=False)
@@ -231,6 +234,34 @@ def test_the_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> No
     """Where nothing else is wanted the head compares logits without writing them."""
     tokens = [[token_ids for token_ids, _ in completions] for completions in alone[2][0]]
     assert tokens_of(engine_with(alone[1], max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
+
+
+@pytest.mark.skipif(not TILE_ISAS, reason="AMX's tiles, and their emulation, need AVX-512")
+@pytest.mark.parametrize("name", ["bf16, KV int8", "int8, KV bf16"])
+def test_without_batch_invariance_a_schedule_has_its_bits_and_is_as_exact(directory: Path, name: str) -> None:
+    """On AMX, where steps of many tokens have another arithmetic."""
+    params = dataclasses.replace(GREEDY, max_tokens=1, logprobs=20)
+    options = {"block_size": 16, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
+    before = _native.isa()
+    _native.set_isa(TILE_ISAS[-1])
+    try:
+        varying, invariant = (build(directory, batch_invariant=on, **options, **FORMATS[name]) for on in (False, True))
+        assert (varying.config.batch_invariant, invariant.config.batch_invariant) == (False, True)
+        found = [tokens_of(engine, PROMPTS, params) for engine in (varying, varying, invariant)]
+        exact = tokens_of(build(directory, **options), PROMPTS, params)
+    finally:
+        _native.set_isa(before)
+    assert found[0] == found[1] != found[2]
+    assert mean_error(found[0], exact) < 1.2 * mean_error(found[2], exact)
+
+
+def mean_error(found: list[Any], exact: list[Any]) -> float:
+    """Of the log-probabilities of the first token's likeliest ids."""
+    errors = []
+    for completions, others in zip(found, exact, strict=True):
+        (_, (one,)), (_, (other,)) = completions[0], others[0]
+        errors += [abs(one[key].logprob - other[key].logprob) for key in one.keys() & other.keys()]
+    return sum(errors) / len(errors)
 
 
 def test_quantised_weights_are_others(directory: Path) -> None:

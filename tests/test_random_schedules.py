@@ -213,7 +213,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[str, Any]) -> None:
-    base = build(directory, block_size=16, num_blocks_override=NUM_BLOCKS, **options)
+    base = build(directory, block_size=16, num_blocks_override=NUM_BLOCKS, batch_invariant=True, **options)
     alone_settings = {"enable_prefix_caching": False, "multi_step_decode": 1, "policy": "priority"}
     plain = engine_with(base, max_model_len=MAX_MODEL_LEN, **alone_settings)
     seen: Counter[str] = Counter()

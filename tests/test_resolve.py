@@ -430,3 +430,26 @@ def test_step_memory_grows_with_tokens_rows_and_widths(device: str, reserve: int
 def test_step_on_a_cpu_has_room_for_a_slice_of_a_prompts_logits() -> None:
     many, few = (bytes_beside(EngineOptions(max_num_seqs=n), MODEL, "cpu", "float32", 16) for n in (256, 1))
     assert many == few > PROMPT_LOGPROB_ROWS * MODEL.vocab_size * 4
+
+
+AMX = replace(CPU, has_tiles=True)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "is_invariant", "why"),
+    [
+        (CPU, {}, True, "one arithmetic"),
+        (CPU, {"batch_invariant": True}, True, "one arithmetic"),
+        (AMX, {}, False, "--batch-invariant"),
+        (AMX, {"batch_invariant": True}, True, "chosen"),
+        (AMX, {"dtype": "float32"}, True, "one arithmetic"),
+        (AMX, {"enforce_eager": True}, True, "one arithmetic"),
+    ],
+)
+def test_amx_tiles_are_used_unless_batch_invariance_was_chosen(
+    hardware: Hardware, options: dict[str, Any], is_invariant: bool, why: str
+) -> None:
+    config = resolved(hardware, **options)
+    assert config.batch_invariant == is_invariant
+    assert (config.tile_rows == 0) == is_invariant
+    assert why in reason(config, "batch_invariant")

@@ -100,7 +100,7 @@ def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
     class Tap:
         def run(self, layout: Any, *arguments: Any, **options: Any) -> Any:
             result = forward.run(layout, *arguments, **options)
-            num_rows = sum(item.num_tokens for item in layout.computed)
+            num_rows = int(layout.counts.sum())
             for first in range(0, num_rows, LOGIT_ROWS):
                 rows = np.arange(first, min(first + LOGIT_ROWS, num_rows), dtype=np.int32)
                 # The next part may use the same memory.

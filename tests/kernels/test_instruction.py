@@ -1,10 +1,12 @@
 """Buffers, the buffers of instructions, and costs against numbers made by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from quire import _native
 from quire._native import KvFormat, RowType, WeightFormat, packed_bytes
 from quire.kernels.activations import Activate
 from quire.kernels.elementwise import Add
@@ -22,8 +24,8 @@ from quire.kernels.rope import Rotary
         (16, "f32", 64), (17, "f32", 128), (1, "f32", 64),
         # Odd rows of bf16 have a zero behind them.
         (32, "bf16", 64), (33, "bf16", 128), (31, "bf16", 64),
-        # 48 bytes per 32 values.
-        (32, "q8", 64), (64, "q8", 128), (128, "q8", 192),
+        # 48 bytes per 32 values; 64 on AMX, where steps of many rows have bf16 in their place.
+        (32, "q8", 64), (64, "q8", 128), (128, "q8", 256 if _native.has_tiles() else 192),
     ],
 )  # fmt: skip
 def test_rows_are_whole_cache_lines(width: int, row_type: str, row_bytes: int) -> None:
@@ -91,6 +93,12 @@ HEAD_BYTES = 2 * 3 * 64  # keys and values of 3 heads of 64
 )
 def test_costs_are_those_made_by_hand(instruction: Any, cost: Cost) -> None:
     assert instruction.cost(STEP) == cost
+
+
+@pytest.mark.parametrize(("tile_rows", "arithmetic"), [(6, "bf16"), (7, "int8"), (0, "int8")])
+def test_products_in_tiles_count_as_bf16(tile_rows: int, arithmetic: str) -> None:
+    gemm = Gemm(WEIGHT, None, WeightFormat.q4m, Columns(HIDDEN, 0, 576), QKV)
+    assert gemm.cost(replace(STEP, tile_rows=tile_rows)).arithmetic == arithmetic
 
 
 def test_int8_keys_and_values_have_a_scale_per_head() -> None:

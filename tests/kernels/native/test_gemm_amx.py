@@ -1,7 +1,7 @@
 """Products on tile registers: the kernels of AMX, here with its instructions emulated, on any processor with AVX-512.
 
-bf16 has an order of its own, whose oracle is in test_gemm_float.py; what is tested here is every way to cut rows, inputs
-and outputs into tiles, and 4- and 8-bit weights dequantised to bf16.
+bf16 has an order of its own, whose oracle is in test_gemm_float.py; what is tested here is every way to cut rows,
+inputs and outputs into tiles, and 4- and 8-bit weights dequantised to bf16.
 """
 
 import numpy as np
