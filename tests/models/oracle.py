@@ -36,6 +36,9 @@ class Pair:
         for parameter in self.oracle.parameters():
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
+        for name, buffer in self.oracle.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3, generator=generator)
         self.hf_config = full_config(model_type, fields)
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
 
