@@ -1,7 +1,7 @@
 // Latent attention in both of its forms (latent_work.h), each request in the one that costs less.
 //
 // Next to read: latent_softmax.h for the order of sums, latent_cache.h for the entries. The projection `up` has for
-// each head N rows of keys, then M rows of values.
+// each head U rows of keys, then O rows of values.
 #pragma once
 #include "ops/experts.h"
 #include "ops/latent_cache.h"
@@ -10,16 +10,16 @@
 
 namespace quire {
 
-// Attention of each token to positions 0 … p of its request. Queries are C rotated values, then N others.
+// Attention of each token to positions 0 … p of its request. Queries are C rotated values, then U others.
 struct LatentAttendOp {
-  const float* q;  // [T, H, C + N], f32, rows q_stride elements apart
+  const float* q;  // [T, H, C + U], f32, rows q_stride elements apart
   int64_t q_stride;
-  Weight up;    // [H * (N + M), R]
-  Rows out;     // [T, H * M]; M is a multiple of 32 if q8
+  Weight up;    // [H * (U + O), R]
+  Rows out;     // [T, H * O]; O is a multiple of 32 if q8
   float* work;  // [T, H, work_size]: latent_work_size(); rows work_stride elements apart
   int64_t work_stride;
   int64_t num_heads;
-  int64_t rank, rotary, nope, value;  // R, C, N, M
+  int64_t rank, rotary, nope, value;  // R, C, U, O
   float scale;
   KvLayer kv;
 
@@ -230,7 +230,7 @@ inline void attend_absorbed(const LatentStep& at, const LatentUnit& unit) {
   }
 }
 
-// Keys [tokens][C + N] and values [tokens][M] of one head for positions begin … begin + count - 1.
+// Keys [tokens][C + U] and values [tokens][O] of one head for positions begin … begin + count - 1.
 struct Expanded {
   Matrix<float> keys, values;
   Rows latents;

@@ -2,7 +2,7 @@
 //
 // A layer caches per token a latent c of R values and a rotary key of C values that all heads share. Head h has keys
 // U_h c (N values) and values V_h c (M values), so that
-//   plain      expands keys and values of every position, then attends with N + C and M values per head
+//   plain      expands keys and values of every position, then attends with U + C and O values per head
 //   absorbed   multiplies queries by U_h and results by V_h instead, and attends to the latents themselves: one KV head
 //              with keys of R + C values, the first R of which are its values
 #pragma once
@@ -11,7 +11,7 @@
 namespace quire {
 
 struct LatentSizes {
-  int64_t rank, rotary, nope, value;  // R, C, N, M
+  int64_t rank, rotary, nope, value;  // R, C, U, O
 };
 
 struct LatentCost {

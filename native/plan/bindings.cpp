@@ -110,7 +110,7 @@ void bind_values(nb::module_& m) {
         const LatentCost cost = latent_cost(start, count, {rank, rotary, nope, value});
         return std::make_tuple(cost.is_plain(), cost.is_plain() ? cost.plain : cost.absorbed);
       },
-      "start"_a, "count"_a, "rank"_a, "rotary"_a, "nope"_a, "value"_a,
+      "start"_a, "count"_a, "rank"_a, "rotary_size"_a, "nope_size"_a, "value_size"_a,
       "Whether latent attention to a request's new tokens takes the plain form, and the FLOPs of one head.");
   m.def("wanted_rows", &wanted_rows, "format"_a, "The type of rows that a product with such a weight reads.");
 }

@@ -291,12 +291,13 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "deepseek_v3": {
         "sigmoid, two of four groups, yarn": {
-            **DEEPSEEK, "num_key_value_heads": 4, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
-            "rope_scaling": DEEPSEEK_YARN,
+            **DEEPSEEK, "num_key_value_heads": 4, "q_lora_rank": 20, "n_group": 4, "topk_group": 2,
+            "n_shared_experts": 1, "rope_scaling": DEEPSEEK_YARN,
         },
         "one group, halves rotated, not normalised, always absorbed": {
-            **DEEPSEEK, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False,
-            "routed_scaling_factor": 1.5, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+            **DEEPSEEK, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+            "rope_interleave": False, "routed_scaling_factor": 1.5, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16, "v_head_dim": 16,
         },
     },
     "starcoder2": {

@@ -252,9 +252,7 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
 
 
-def _route_sizes(
-    logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, bias: Any
-) -> tuple[int, ...]:
+def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, bias: Any) -> tuple[int, ...]:
     if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0] or logits.sizes[0] % scoring.num_groups:
         raise NotTraceableError(f"a choice of {top_k} of {logits}")
     return logits.sizes

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import RowType, WeightFormat, latent_cost, wanted_rows
+from quire._native import RowType, WeightFormat, latent_cost
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import (
     KV_BYTES,
@@ -44,8 +44,8 @@ def write_latent(
 
     kv_cache[slot // B, slot % B] = (latent[t], rotary[t]);  slot = slot_mapping[t]
 
-    Shapes: latent [T, R]; rotary [T, 1, C]; kv_cache [N, B, R + C] (may be strided over N); slot_mapping [T], no slot
-        twice.
+    Shapes: latent [T, R]; rotary [T, 1, C]; kv_cache [N, B, W], W = R + C (may be strided over N); slot_mapping [T],
+        no slot twice.
     Dtypes: latent, rotary bf16, fp16 or fp32; kv_cache any of these, values are rounded to it; slot_mapping int64.
     Mutates: kv_cache.
     """
@@ -67,7 +67,7 @@ def latent_attention(
     """Attend each query to the latents of its request at its own and earlier positions.
 
     out[t, h] = softmax(scale · q[t, h] @ K_h[0…p].T) @ V_h[0…p], with p the position of token t, and at each position
-    K_h = (rotary key, U_h latent) and V_h = V_h' latent; U_h and V_h' are the N + M rows of head h in `up`.
+    K_h = (rotary key, U_h latent) and V_h = V_h' latent; U_h and V_h' are the U and O rows of head h in `up`.
     (DeepSeek-V2, arXiv 2405.04434, eq. 9-19)
 
     A request takes the form that costs less for its new tokens: plain as above, or absorbed, where U_h multiplies the
@@ -76,34 +76,34 @@ def latent_attention(
     Request r's token at position p lies at kv_cache[block_tables[group_index][r, p // B], p % B], latent first. Its new
     tokens are the last ones, and are written already. No other entries are read: the rest of the pool may hold NaN.
 
-    Shapes: q [T, H, C + N], C values rotated; up [H · (N + M), R]; kv_cache [N, B, R + C] (may be strided over N)
-    -> [T, H, M].
+    Shapes: q [T, H, D], D = C + U, C of them rotated; up [P, R], P = H · (U + O); kv_cache [N, B, W], W = R + C (may be
+        strided over N) -> [T, H, O].
     Dtypes: q, up bf16, fp16 or fp32; kv_cache any of these; sums in fp32; returns q.dtype.
     """
     _, num_heads, head_size = q.shape
     rank, nope = up.shape[1], head_size - rotary_size
     projection = up.float().view(num_heads, -1, rank)
-    to_keys, to_values = projection[:, :nope], projection[:, nope:]  # [H, N, R], [H, M, R]
+    to_keys, to_values = projection[:, :nope], projection[:, nope:]  # [H, U, R], [H, O, R]
     out = torch.empty(*q.shape[:2], to_values.shape[1], dtype=q.dtype, device=q.device)
     token = 0
     for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):
         positions = torch.arange(seq_len, device=q.device)
         blocks = step.block_tables[group_index][request, positions // kv_cache.shape[1]].long()
-        entries = kv_cache[blocks, positions % kv_cache.shape[1]].float()  # [P, R + C]
+        entries = kv_cache[blocks, positions % kv_cache.shape[1]].float()  # [P, W]
         latents, rotary = entries.split((rank, rotary_size), -1)
         is_plain, _ = latent_cost(seq_len - query_len, query_len, rank, rotary_size, nope, to_values.shape[1])
         if is_plain:
             keys = torch.einsum("pr,hnr->hpn", latents, to_keys)
-            keys = torch.cat((rotary.expand(num_heads, -1, -1), keys), -1)  # [H, P, C + N]
+            keys = torch.cat((rotary.expand(num_heads, -1, -1), keys), -1)  # [H, P, D]
             values = torch.einsum("pr,hmr->hpm", latents, to_values)
         for first in range(0, query_len, QUERY_TILE):
             rows = slice(token + first, token + min(first + QUERY_TILE, query_len))
-            queries = q[rows].float().transpose(0, 1)  # [H, t, C + N]
+            queries = q[rows].float().transpose(0, 1)  # [H, t, D]
             if is_plain:
                 scores = queries @ keys.transpose(1, 2)
             else:
                 absorbed = torch.cat((queries[..., rotary_size:] @ to_keys, queries[..., :rotary_size]), -1)
-                scores = absorbed @ entries.T  # [H, t, R + C] @ [R + C, P]
+                scores = absorbed @ entries.T  # [H, t, W] @ [W, P]
             own = positions[seq_len - query_len + first :][: queries.shape[1], None]
             weights = (scale * scores).masked_fill(positions > own, -torch.inf).softmax(-1)  # [H, t, P]
             results = weights @ values if is_plain else weights @ latents @ to_values.transpose(1, 2)
@@ -157,7 +157,7 @@ class LatentAttend(Instruction):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """R, C, N and M."""
+        """R, C, U and O."""
         nope = self.q.width // self.num_heads - self.rotary_size
         return int(self.weight.shape[1]), self.rotary_size, nope, self.out.width // self.num_heads
 

@@ -18,9 +18,7 @@ class Router(Linear):
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, corrects: bool = False) -> None:
         super().__init__(hidden_size, num_experts, bias=bias)
         self.weight.keeps_dtype = True  # type: ignore[attr-defined]
-        self.e_score_correction_bias = (
-            nn.Parameter(torch.empty(num_experts), requires_grad=False) if corrects else None
-        )
+        self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts), requires_grad=False) if corrects else None
 
 
 class Experts(nn.Module):

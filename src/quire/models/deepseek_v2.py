@@ -26,7 +26,7 @@ LATENT_EPSILON = 1e-6
 
 
 class UpProjection(nn.Module):
-    """Rows that make a head's keys and values of a latent: read by attention itself. Shapes: [H · (N + M), R]."""
+    """Rows that make a head's keys and values of a latent: read by attention itself. Shapes: [H · (U + O), R]."""
 
     def __init__(self, config: DeepseekV2Config, num_heads: Share) -> None:
         super().__init__()
@@ -58,17 +58,15 @@ class LatentAttention(nn.Module):
         """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
         config, cache = self.config, batch.kv_caches[self.layer_index]  # [N, B, R + C]
         group_index = batch.layer_groups[self.layer_index]
-        if config.query_rank is None:
-            q = self.q_proj(x)  # [T, H · (C + N)]
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        whole = config.query_rank is None
+        q = self.q_proj(x) if whole else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))  # [T, H · (C + U)]
         latent, rotary = self.kv_a_proj_with_mqa(x).split((config.kv_rank, config.rotary_size), dim=1)
         q = rope(q.view(-1, self.num_heads, config.rotary_size + config.nope_size), *rotation)
         rotary = rope(rotary.view(-1, 1, config.rotary_size), *rotation)
         write_latent(self.kv_a_layernorm(latent), rotary, cache, batch.slot_mapping[group_index])
         scale = config.score_scale or 1.0
         out = latent_attention(q, self.kv_b_proj.weight, cache, batch, group_index, config.rotary_size, scale)
-        return self.o_proj(out.flatten(1))  # [T, H, M] -> [T, E]
+        return self.o_proj(out.flatten(1))  # [T, H, O] -> [T, E]
 
 
 class DeepseekMoE(SparseMLP):

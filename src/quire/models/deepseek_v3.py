@@ -3,10 +3,9 @@
 The layers that predict further tokens are not used. Next to read: `deepseek_v2.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from quire.kernels.experts import Scoring
 from quire.models.deepseek_v2 import DeepseekV2ForCausalLM
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_deepseek import DeepseekV2Config, read_groups
@@ -32,7 +31,7 @@ class DeepseekV3Config(DeepseekV2Config):
         reader.choice("scoring_func", "sigmoid", ["sigmoid"])
         reader.choice("topk_method", "noaux_tc", ["noaux_tc"])
         factor, groups = reader.number("routed_scaling_factor", 2.5), read_groups(reader, experts, 8, 4)
-        scoring = Scoring(is_sigmoid=True, factor=factor, group_best=2, **groups)
+        scoring = replace(groups, is_sigmoid=True, factor=factor, group_best=2)
         return {"renormalise": reader.flag("norm_topk_prob", True), "scoring": scoring}
 
 

@@ -1,28 +1,30 @@
 """`DeepseekV2Config`: the fields of DeepSeek's models in a `config.json`. Next to read: `deepseek_v2.py`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
-from quire.kernels.experts import Scoring
+from quire.kernels.experts import SOFTMAX, Scoring
 from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_decoder import read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope
 
-UNUSED = ("head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers")
-"""Sums of other fields, of training, and layers that predict further tokens."""
+UNUSED = (
+    "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers", "quantization_config",
+)  # fmt: skip
+"""Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(LlamaConfig):
     """Llama's fields, and those of latent attention and of experts.
 
-    `query_rank`: of the queries' latent, None for none; `kv_rank`, `rotary_size`, `nope_size`, `value_size`: R, C, N
-    and M of `kernels.latent_attention`; `shared_size`: MLP columns of the shared experts; `num_dense_layers`: first
+    `query_rank`: of the queries' latent, None for none; `kv_rank`, `rotary_size`, `nope_size`, `value_size`: R, C, U
+    and O of `kernels.latent_attention`; `shared_size`: MLP columns of the shared experts; `num_dense_layers`: first
     layers without experts; `is_interleaved`: rotated pairs are neighbours.
     """
 
@@ -85,19 +87,16 @@ class DeepseekV2Config(LlamaConfig):
         reader.require("norm_topk_prob", False)
         method = reader.choice("topk_method", "greedy", ["greedy", "group_limited_greedy"])
         groups = read_groups(reader, experts, 1, 1)
-        return {
-            "renormalise": False,
-            "scoring": Scoring(
-                factor=reader.number("routed_scaling_factor", 1.0), **(groups if method != "greedy" else {})
-            ),
-        }
+        factor = reader.number("routed_scaling_factor", 1.0)
+        is_limited = method == "group_limited_greedy"
+        return {"renormalise": False, "scoring": replace(groups if is_limited else SOFTMAX, factor=factor)}
 
     def kv_specs(self) -> list[CacheSpec]:
         """See `DecoderConfig.kv_specs`."""
         return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
 
 
-def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> dict[str, int]:
+def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> Scoring:
     """Read the groups of experts. `count`, `chosen`: defaults. Raises: ModelFileError for groups that do not fit."""
     num_groups, top_groups = reader.integer("n_group", count), reader.integer("topk_group", chosen)
     check_divides("n_group", num_groups, "n_routed_experts", experts["num_experts"])
@@ -108,7 +107,7 @@ def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, cho
             f"the model's config has topk_group={top_groups} of n_group={num_groups} groups of {size} experts: set "
             f"topk_group to {least} … {num_groups}, which leaves num_experts_per_tok={experts['top_k']} to choose from"
         )
-    return {"num_groups": num_groups, "top_groups": top_groups}
+    return Scoring(num_groups=num_groups, top_groups=top_groups)
 
 
 def read_score_factor(reader: HFConfigReader) -> float:

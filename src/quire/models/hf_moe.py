@@ -26,9 +26,7 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
     return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 
-def read_experts(
-    reader: HFConfigReader, names: Sequence[str] = ("num_experts", "num_local_experts")
-) -> dict[str, Any]:
+def read_experts(reader: HFConfigReader, names: Sequence[str] = ("num_experts", "num_local_experts")) -> dict[str, Any]:
     """Read `num_experts`, under one of its `names`, and `top_k`.
 
     Raises: ModelFileError where the names disagree, or a token cannot use as many of the experts.
