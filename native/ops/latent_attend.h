@@ -110,8 +110,8 @@ inline void decode_inputs(const Weight& weight, const std::byte* tile, int64_t f
     const int64_t shift = i % 4 * 8 + (i % inputs >= 4 ? 4 : 0);
     int32_t u[kTile];
     for (int lane = 0; lane < kTile; ++lane) u[lane] = static_cast<int32_t>(packed[lane] >> shift & mask) - centre;
-    const F32x16 value = d * to_float(load(u));
-    store(out + i * stride, minima ? value + m : value);
+    // Two roundings, as GGUF's formats are defined; the others have minima of zero.
+    store(out + i * stride, d * to_float(load(u)) + m);
   }
 }
 

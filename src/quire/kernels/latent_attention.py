@@ -173,8 +173,12 @@ class LatentAttend(Instruction):
     def cost(self, step: StepShape) -> Cost:
         rank, rotary, *_ = self.sizes
         flops = sum(self.num_heads * latent_cost(start, count, *self.sizes)[1] for start, count in step.requests)
-        num_bytes = product_cost(0, tuple(self.weight.shape), self.format, None).bytes_read
-        return Cost(flops, num_bytes + step.num_positions(0) * entry_bytes(step, rank + rotary))
+        return Cost(flops, self.weight_bytes + step.num_positions(0) * entry_bytes(step, rank + rotary))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the projection, which a step reads beside the cache."""
+        return product_cost(0, tuple(self.weight.shape), self.format, None).bytes_read
 
 
 def entry_bytes(step: StepShape, size: int) -> int:

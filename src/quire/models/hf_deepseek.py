@@ -14,7 +14,8 @@ from quire.models.hf_moe import read_experts
 from quire.models.hf_rope import check_pairs, parameters_of, read_rope
 
 UNUSED = (
-    "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers", "quantization_config",
+    "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers",
+    "quantization_config",
 )  # fmt: skip
 """Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
 

@@ -16,8 +16,8 @@ from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Instruction, StepShape
-from quire.kernels.linear import Gemm
 from quire.kernels.latent_attention import LatentAttend
+from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.machine_limits import MachineLimits, measure_limits

@@ -207,6 +207,7 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
     attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
     kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
+    kv_read -= sum(item.weight_bytes for item, _ in phase.costs if isinstance(item, LatentAttend))
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
     shown = {name: format_value(value, "FLOP") for name, value in
