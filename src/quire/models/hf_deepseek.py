@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from quire.cache_spec import CacheSpec, LatentKV
 from quire.errors import ModelFileError
 from quire.kernels.experts import SOFTMAX, Scoring
-from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_config import HFConfigReader, check_divides, check_positive
 from quire.models.hf_decoder import read_sizes
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import read_experts
@@ -114,6 +114,8 @@ def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, cho
 def read_score_factor(reader: HFConfigReader) -> float:
     """Read the factor of scores with YaRN: (0.1 · mscale_all_dim · ln(factor) + 1)²."""
     values = parameters_of(reader, "rope_scaling") | parameters_of(reader, "rope_parameters")
-    is_scaled = values.get("rope_type", values.get("type", "default")) != "default"
-    growth = values.get("mscale_all_dim", 0) * math.log(max(values.get("factor", 1.0), 1.0)) if is_scaled else 0.0
+    scale = values.get("mscale_all_dim")
+    if not scale or values.get("rope_type", values.get("type", "default")) == "default":
+        return 1.0
+    growth = check_positive("mscale_all_dim", scale) * math.log(max(values["factor"], 1.0))
     return float((0.1 * growth + 1) ** 2)
