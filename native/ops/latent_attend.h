@@ -1,4 +1,4 @@
-// Latent attention in both of its forms (latent_work.h), each request in the one that costs less.
+// Latent attention in both of its forms (latent_work.h), each request in the cheaper form.
 //
 // Next to read: latent_softmax.h for the order of sums, latent_cache.h for the entries. The projection `up` has for
 // each head U rows of keys, then O rows of values.
