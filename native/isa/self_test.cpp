@@ -176,7 +176,13 @@ std::string expert_results(const OpTable& ops, WeightFormat format) {
                       loads,
                       kExperts,
                       kTopK,
-                      true};
+                      true,
+                      nullptr,
+                      false,
+                      1,
+                      1,
+                      1,
+                      1.0f};
   run_op(scalar_ops, "activate", ActivateOp{wide, in, kWidth, Activation::none, false, false, false}, step.context());
   run_op(ops, "route", route, step.context());
   run_op(ops, "expert_up",

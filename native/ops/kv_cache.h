@@ -11,7 +11,7 @@ namespace quire {
 namespace {
 
 constexpr int64_t kGroup = 16;         // tokens whose keys lie together
-constexpr int64_t kMaxHeadSize = 512;  // rows of one work item of this size fit a thread's scratch (attend.h)
+constexpr int64_t kMaxHeadSize = 576;  // rows of one work item of this size fit a thread's scratch (attend.h)
 
 inline int64_t kv_value_bytes(KvFormat format) { return format == KvFormat::f32 ? 4 : format == KvFormat::i8 ? 1 : 2; }
 

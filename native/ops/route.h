@@ -11,8 +11,10 @@ struct RoutedRow {
   float weight;
 };
 
-// Per token the top_k largest of its X logits, the lower index first among equal ones. An expert's weight is
-// exp(l - max) over the sum of all X, or over the sum of the chosen ones if `renormalise`.
+// Per token the top_k largest of its X logits, the lower index first among equal ones. An expert's weight is `factor`
+// times exp(l - max) over the sum of all X, or over the sum of the chosen ones if `renormalise`.
+// is_sigmoid: the choice is by s + bias, s = 1 / (1 + exp(-l)), and a weight is s, or that over the sum of the chosen
+// ones. Only experts of the top_groups groups are chosen whose group_best largest values have the largest sums.
 struct RouteOp {
   Rows logits;        // f32 [T, X]
   Rows choices;       // [T, 2 * top_k]: int32 indices of experts, then f32 weights
@@ -21,10 +23,17 @@ struct RouteOp {
   int64_t num_experts;
   int64_t top_k;
   bool renormalise;
+  const float* bias;  // [X] or null
+  bool is_sigmoid;
+  int64_t num_groups;
+  int64_t top_groups;
+  int64_t group_best;  // at most kMostGroupBest
+  float factor;
 };
 
 namespace {
 
+constexpr int64_t kMostGroupBest = 4;
 constexpr int64_t kTokensAlone = 8;  // a barrier costs as much as routing some tokens
 
 // Indices and logits of the largest logits, in descending order. NaN is below all, but not skipped among the first.
@@ -58,15 +67,55 @@ inline float exponentials(const float* values, int64_t count, float max, float* 
   return sum(total);
 }
 
-inline void route_token(const RouteOp& op, int64_t token) {
+inline float sigmoid(float x) {
+  float lanes[kLanes];
+  store(lanes, broadcast(1.0f) / (broadcast(1.0f) + exp(broadcast(-x))));
+  return lanes[0];
+}
+
+// values[e] = -inf for all experts of the groups that are not chosen. `memory`: room for 3 floats per group.
+inline void limit_groups(const RouteOp& op, float* values, float* memory) {
+  const int64_t size = op.num_experts / op.num_groups;
+  float *sums = memory, *largest = memory + op.num_groups;
+  auto* chosen = reinterpret_cast<int32_t*>(largest + op.num_groups);
+  for (int64_t g = 0; g < op.num_groups; ++g) {
+    float best[kMostGroupBest];
+    int32_t unused[kMostGroupBest];
+    choose_largest(values + g * size, size, op.group_best, unused, best);
+    sums[g] = 0.0f;
+    for (int64_t i = 0; i < op.group_best; ++i) sums[g] += best[i];
+  }
+  choose_largest(sums, op.num_groups, op.top_groups, chosen, largest);
+  for (int64_t g = 0; g < op.num_groups; ++g) {
+    bool is_chosen = false;
+    for (int64_t i = 0; i < op.top_groups; ++i) is_chosen = is_chosen || chosen[i] == g;
+    for (int64_t e = 0; e < size && !is_chosen; ++e) values[g * size + e] = -__builtin_inff();
+  }
+}
+
+// `memory`: room for X + 3 floats per group.
+inline void route_token(const RouteOp& op, int64_t token, float* memory) {
   const float* logits = row<float>(op.logits, token);
   int32_t* experts = row<int32_t>(op.choices, token);
   float* weights = row<float>(op.choices, token) + op.top_k;
-  choose_largest(logits, op.num_experts, op.top_k, experts, weights);
-  const float max = weights[0];
-  const float chosen = exponentials(weights, op.top_k, max, weights);
-  const float total = op.renormalise ? chosen : exponentials(logits, op.num_experts, max, nullptr);
-  for (int64_t i = 0; i < op.top_k; ++i) weights[i] = weights[i] / total;
+  const float* values = logits;
+  if (op.is_sigmoid || op.top_groups < op.num_groups) {
+    for (int64_t e = 0; e < op.num_experts; ++e) {
+      memory[e] = op.is_sigmoid ? sigmoid(logits[e]) + (op.bias == nullptr ? 0.0f : op.bias[e]) : logits[e];
+    }
+    if (op.top_groups < op.num_groups) limit_groups(op, memory, memory + op.num_experts);
+    values = memory;
+  }
+  choose_largest(values, op.num_experts, op.top_k, experts, weights);
+  float total = 0.0f;
+  if (op.is_sigmoid) {
+    for (int64_t i = 0; i < op.top_k; ++i) total += weights[i] = sigmoid(logits[experts[i]]);
+    total = op.renormalise ? total + 1e-20f : 1.0f;
+  } else {
+    const float max = weights[0], chosen = exponentials(weights, op.top_k, max, weights);
+    total = op.renormalise ? chosen : exponentials(logits, op.num_experts, max, nullptr);
+  }
+  for (int64_t i = 0; i < op.top_k; ++i) weights[i] = op.factor * (weights[i] / total);
 }
 
 // Sorts all choices by expert. `next`: room for X integers.
@@ -91,12 +140,13 @@ inline void route(const RouteOp& op, const Context& context) {
   const int64_t num_tokens = context.step->num_tokens;
   const bool alone = num_tokens <= kTokensAlone;
   const Range mine = alone ? Range{0, context.thread == 0 ? num_tokens : 0} : share(num_tokens, context);
-  for (int64_t t = mine.begin; t < mine.end; ++t) route_token(op, t);
+  for (int64_t t = mine.begin; t < mine.end; ++t) route_token(op, t, reinterpret_cast<float*>(context.scratch));
   if (!alone) wait_for_all(*context.barrier);
   if (context.thread == 0) group_by_expert(op, num_tokens, reinterpret_cast<int32_t*>(context.scratch));
 }
 
-QUIRE_OP(route, RouteOp, logits, choices, routed, counts, num_experts, top_k, renormalise)
+QUIRE_OP(route, RouteOp, logits, choices, routed, counts, num_experts, top_k, renormalise, bias, is_sigmoid, num_groups,
+         top_groups, group_best, factor)
 
 }  // namespace
 }  // namespace quire

@@ -2,12 +2,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "ops/kv_cache.h"
+#include "ops/latent_work.h"
 #include "plan/plan.h"
 
 namespace nb = nanobind;
@@ -82,7 +85,7 @@ void bind_values(nb::module_& m) {
              int32_t head_size, KvFormat format, int32_t group) {
             if (block_size <= 0 || block_size % 16 != 0) throw nb::value_error("a block size is a multiple of 16");
             if (head_size <= 0 || head_size % 2 != 0 || head_size > kMaxHeadSize) {
-              throw nb::value_error("a head size is even and at most 512");
+              throw nb::value_error("a head size is even and at most 576");
             }
             new (self)
                 KvLayer{at<std::byte>(base), block_stride_bytes, block_size, num_kv_heads, head_size, format, group};
@@ -102,6 +105,14 @@ void bind_values(nb::module_& m) {
   m.def("tile_bytes", &tile_bytes, "format"_a, "num_inputs"_a, "Bytes of a packed tile of 16 outputs.");
   m.def("kv_layer_bytes", &kv_layer_bytes, "format"_a, "block_size"_a, "num_kv_heads"_a, "head_size"_a,
         "Bytes of one block of one layer of the KV pool.");
+  m.def(
+      "latent_cost",
+      [](int64_t start, int64_t count, int64_t rank, int64_t rotary, int64_t nope, int64_t value) {
+        const LatentCost cost = latent_cost(start, count, {rank, rotary, nope, value});
+        return std::make_tuple(cost.is_plain(), cost.is_plain() ? cost.plain : cost.absorbed);
+      },
+      "start"_a, "count"_a, "rank"_a, "rotary_size"_a, "nope_size"_a, "value_size"_a,
+      "Whether latent attention to a request's new tokens takes the plain form, and the FLOPs of one head.");
   m.def("wanted_rows", &wanted_rows, "format"_a, "The type of rows that a product with such a weight reads.");
 }
 

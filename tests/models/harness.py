@@ -70,10 +70,11 @@ class Runner:
     def __post_init__(self) -> None:
         config = self.model.config
         dtype = next(self.model.parameters()).dtype
-        num_kv_heads = max(1, config.num_kv_heads // self.num_ranks)
-        shape = (self.num_blocks, config.num_layers, 2, self.block_size, num_kv_heads, config.head_size)
-        self.pool = torch.full(shape, torch.nan, dtype=dtype)
-        self.groups = make_groups(config.kv_specs(), self.block_size) if config.num_layers else ()
+        specs = [spec.on_rank(self.num_ranks) for spec in config.kv_specs()]
+        self.kv_caches = tuple(
+            torch.full((self.num_blocks, *spec.view_shape(self.block_size)), torch.nan, dtype=dtype) for spec in specs
+        )
+        self.groups = make_groups(specs, self.block_size) if specs else ()
         self.free = (
             torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(self.scatter)) + 1
         ).tolist()
@@ -127,8 +128,8 @@ class Runner:
             positions=torch.tensor([position for span in spans for position in span]),
             block_tables=tuple(tables),
             slot_mapping=tuple(slots),
-            kv_caches=tuple(self.pool[:, layer] for layer in range(self.pool.shape[1])),
-            layer_groups=tuple(layer_groups[layer] for layer in range(self.pool.shape[1])),
+            kv_caches=self.kv_caches,
+            layer_groups=tuple(layer_groups[layer] for layer in range(len(self.kv_caches))),
             query_lens_list=tuple(counts),
             seq_lens_list=tuple(seq_lens),
         )

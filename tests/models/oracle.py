@@ -9,6 +9,9 @@ from tests.models.harness import Runner, build_model
 from tests.models.tiny_configs import full_config
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
+CORRECTION = "e_score_correction_bias"
+"""The one buffer that a checkpoint has."""
+
 
 def make_oracle(model_type: str, fields: dict[str, Any], **options: Any) -> Any:
     """Transformers' model of these fields, with its vision tower if it has one."""
@@ -22,7 +25,9 @@ def num_language_parameters(oracle: Any) -> int:
     vision = [
         part for name, part in oracle.named_modules() if name in ("model.vision_tower", "model.multi_modal_projector")
     ]
-    return oracle.num_parameters() - sum(parameter.numel() for part in vision for parameter in part.parameters())
+    corrections = [values for name, values in oracle.named_buffers() if name.endswith(CORRECTION)]
+    added = sum(values.numel() for values in corrections)
+    return added + oracle.num_parameters() - sum(values.numel() for part in vision for values in part.parameters())
 
 
 class Pair:
@@ -36,6 +41,9 @@ class Pair:
         for parameter in self.oracle.parameters():
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
+        for name, buffer in self.oracle.named_buffers():
+            if name.endswith(CORRECTION):
+                buffer.normal_(0.0, 0.3, generator=generator)
         self.hf_config = full_config(model_type, fields)
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
 

@@ -1,5 +1,7 @@
 """Every architecture on tiny random weights, planned and op by op: Transformers' logits, in all steps and blocks."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,6 +28,11 @@ CONFIGS = {
     "gemma3_text: whole tiles": ("gemma3_text", {**TINY_CONFIGS["gemma3_text"]["two bases"], **WIDE}),
     "opt: whole tiles": ("opt", {**TINY_CONFIGS["opt"]["norm before"], "hidden_size": 64, "ffn_dim": 96}),
 }
+
+
+def has_two_forms(fields: dict[str, Any]) -> bool:
+    """True if latent attention takes another form for long chunks than for decodes, which rounds otherwise."""
+    return 2 * fields.get("kv_lora_rank", 0) > fields.get("qk_nope_head_dim", 0) + fields.get("v_head_dim", 0)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +84,7 @@ def test_ragged_steps_of_prompts_chunks_and_decodes(pair: Pair) -> None:
         ]  # fmt: skip
         for token_ids, logits, wanted in zip(prompts, found, expected, strict=True):
             assert_close(logits, wanted)
-            if isinstance(runner, PlanRunner):
+            if isinstance(runner, PlanRunner) and not has_two_forms(pair.hf_config):
                 assert torch.equal(logits, alone.run(alone.add(token_ids)))
 
 

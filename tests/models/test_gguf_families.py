@@ -13,14 +13,15 @@ import pytest
 import torch
 from gguf import MODEL_ARCH, RopeScalingType
 
+from quire.errors import UnsupportedModelError
 from quire.models.registry import ModelRegistry
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.sources import ModelFiles
 from tests.models.harness import random_tokens
-from tests.models.oracle import Pair
+from tests.models.oracle import CORRECTION, Pair
 from tests.models.test_conformance import assert_close
-from tests.models.tiny_configs import GEMMA, LLAMA, LONGROPE, MINISTRAL_ROPE, MULTIPLES, TINY_CONFIGS, YARN
+from tests.models.tiny_configs import DEEPSEEK, GEMMA, LLAMA, LONGROPE, MINISTRAL_ROPE, MULTIPLES, TINY_CONFIGS, YARN
 from tests.runtime.plan.harness import PlanRunner, make_config
 
 Write = Callable[[gguf.GGUFWriter], Any]
@@ -32,6 +33,7 @@ PHI = {
     },
 }  # fmt: skip
 GEMMA = {**GEMMA, "query_pre_attn_scalar": GEMMA["head_dim"], "num_hidden_layers": 3}
+DEEPSEEK_SCALING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 MINISTRAL = {**LLAMA, "head_dim": 12, "pad_token_id": None, "rope_parameters": MINISTRAL_ROPE}
 
 
@@ -92,6 +94,34 @@ def _gpt_oss(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_feed_forward_length(40)
 
 
+def _deepseek(writer: gguf.GGUFWriter) -> None:
+    _yarn(writer, factor=4.0, original=32)
+    writer.add_rope_scaling_yarn_log_mul(0.1)
+    writer.add_rope_dimension_count(8)
+    writer.add_key_length(20)
+    writer.add_value_length(10)
+    writer.add_kv_lora_rank(24)
+    writer.add_expert_feed_forward_length(20)
+    writer.add_leading_dense_block_count(1)
+
+
+def _deepseek2(writer: gguf.GGUFWriter) -> None:
+    _deepseek(writer)
+    writer.add_expert_shared_count(2)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+
+
+def _deepseek3(writer: gguf.GGUFWriter) -> None:
+    _deepseek(writer)
+    writer.add_q_lora_rank(20)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(2.5)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(4)
+    writer.add_expert_group_used_count(2)
+
+
 def nothing(writer: gguf.GGUFWriter) -> None:
     """The common keys say it all."""
 
@@ -126,6 +156,10 @@ CASES: dict[str, tuple[str, dict[str, Any], MODEL_ARCH, Write]] = {
              lambda writer: writer.add_rope_dimension_count(8)),
     "starcoder2": ("starcoder2", TINY_CONFIGS["starcoder2"]["biases, window"], MODEL_ARCH.STARCODER2,
                    lambda writer: writer.add_sliding_window(6)),
+    "deepseek2": ("deepseek_v2", {**DEEPSEEK, "rope_scaling": DEEPSEEK_SCALING}, MODEL_ARCH.DEEPSEEK2, _deepseek2),
+    "deepseek2, sigmoid": ("deepseek_v3", {
+        **TINY_CONFIGS["deepseek_v3"]["sigmoid, two of four groups, yarn"], "rope_scaling": DEEPSEEK_SCALING,
+    }, MODEL_ARCH.DEEPSEEK2, _deepseek3),
     "ministral3": ("ministral3", MINISTRAL, MODEL_ARCH.MISTRAL3, _ministral3),
 }  # fmt: skip
 SIDE_BY_SIDE = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3, MODEL_ARCH.GRANITE, MODEL_ARCH.MISTRAL3)
@@ -143,16 +177,17 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_size)
-    writer.add_value_length(head_size)
+    if arch != MODEL_ARCH.DEEPSEEK2:
+        writer.add_key_length(head_size)
+        writer.add_value_length(head_size)
     if arch == MODEL_ARCH.STARCODER2:
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if hasattr(config, "num_experts"):
-        writer.add_expert_count(config.num_experts)
+    if num_experts := getattr(config, "n_routed_experts", getattr(config, "num_experts", None)):
+        writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     write(writer)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -160,7 +195,10 @@ def write_gguf(path: Path, pair: Pair, arch: MODEL_ARCH, write: Write) -> None:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = f"{name}.weight" if name.endswith("sinks") else name
-        if "experts." in name:
+        if name.endswith(CORRECTION):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor.numpy())
+            continue
+        if ".experts." in name:
             write_experts(writer, arch, name, tensor)
             continue
         values = tensor.numpy()
@@ -205,6 +243,17 @@ def test_gguf_gives_the_config_and_logits_of_safetensors(tmp_path: Path, name: s
     found, expected = (each.run(each.add(token_ids)) for each in (runner, other))
     assert torch.equal(found, expected)
     assert_close(found, pair.expected(token_ids))
+
+
+def test_latent_projections_stored_apart_are_refused(tmp_path: Path) -> None:
+    def write(writer: gguf.GGUFWriter) -> None:
+        _deepseek2(writer)
+        writer.add_tensor("blk.0.attn_k_b.weight", np.zeros((4, 24, 12), np.float32))
+
+    path = tmp_path / "model.gguf"
+    write_gguf(path, Pair("deepseek_v2", DEEPSEEK), MODEL_ARCH.DEEPSEEK2, write)
+    with pytest.raises(UnsupportedModelError, match=r"attn_k_b, attn_v_b.*use a file that has attn_kv_b"):
+        open_checkpoint(ModelFiles(name="tiny", path=path, kind="gguf", origin="test"))
 
 
 def test_every_gguf_architecture_is_written_here() -> None:

@@ -9,7 +9,7 @@ import transformers
 from quire.errors import ModelError, ModelFileError, UnsupportedModelError
 from quire.layers.rotary import RopeConfig
 from quire.models.registry import ModelRegistry
-from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, full_config
+from tests.models.tiny_configs import LLAMA, LLAMA3_ROPE, TINY_CONFIGS, YARN, full_config
 
 CASES = [(model_type, name) for model_type, configs in TINY_CONFIGS.items() for name in configs]
 
@@ -92,6 +92,13 @@ def test_harmless_fields_are_ignored() -> None:
         ("glm4", {"rope_interleaved": True}, "rope_interleaved=True"),
         ("starcoder2", {"norm_type": "rms_norm"}, "norm_type='rms_norm'.*'layer_norm'"),
         ("ministral3", {"attention_bias": True}, "attention_bias=True"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'.*'greedy', 'group_limited_greedy'"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func='sigmoid'.*'softmax'"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True"),
+        ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads=2.*4"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method='greedy'.*'noaux_tc'"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'.*'sigmoid'"),
     ],
 )
 def test_fields_that_would_change_the_mathematics_are_refused(
@@ -146,6 +153,12 @@ def test_bad_value_names_field_and_value(changes: dict[str, Any], message: str) 
         ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping=-1.0"),
         ("glm4", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2.*pairs"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "lacks llama_4_scaling_beta"),
+        ("deepseek_v3", {"n_group": 3}, "n_routed_experts=8, which is not a multiple of n_group=3"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group=5 of n_group=4 groups of 2 experts: set topk_group to 2 … 4"),
+        ("deepseek_v3", {"topk_group": 1}, "set topk_group to 2 … 4, which leaves num_experts_per_tok=3"),
+        ("deepseek_v2", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7, which is not a multiple of 2"),
+        ("deepseek_v2", {"kv_lora_rank": None}, "lacks kv_lora_rank"),
+        ("deepseek_v2", {"rope_scaling": {**YARN, "mscale_all_dim": "x"}}, "mscale_all_dim='x'"),
     ],
 )
 def test_bad_value_of_a_family_names_field_and_value(model_type: str, changes: dict[str, Any], message: str) -> None:

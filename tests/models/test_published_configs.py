@@ -156,6 +156,37 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         },
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 131072,
     }),
+    "DeepSeek-V2-Lite": (15.71, {
+        **SILU, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "auto_map": {},
+        "aux_loss_alpha": 0.001, "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944,
+        "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1,
+        "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16,
+        "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128,
+        "vocab_size": 102400,
+    }),
+    "DeepSeek-R1": (671.03, {
+        **SILU, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "auto_map": {},
+        "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 3, "hidden_size": 7168,
+        "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+        "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280,
+    }),
 }  # fmt: skip
 """By name: billions of parameters of the language model, and the fields."""
 

@@ -60,6 +60,12 @@ GEMMA = {
     "sliding_window": 5,
 }
 LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+DEEPSEEK = {
+    **BASE, "num_attention_heads": 4, "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK_YARN = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.9}
 STARCODER = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2}
 MINISTRAL_ROPE = {
     "rope_type": "yarn",
@@ -269,6 +275,29 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "whole heads, odd sizes": {
             **LLAMA, "head_dim": 10, "pad_token_id": None, "num_attention_heads": 6, "partial_rotary_factor": 1.0,
+        },
+    },
+    "deepseek_v2": {
+        "greedy, yarn": {**DEEPSEEK, "rope_scaling": DEEPSEEK_YARN, "topk_method": "greedy"},
+        "two of four groups, query latent, biases, always absorbed": {
+            **DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 20,
+            "routed_scaling_factor": 4.0, "attention_bias": True, "kv_lora_rank": 16, "qk_nope_head_dim": 20,
+            "v_head_dim": 16, "num_hidden_layers": 3, "n_shared_experts": 1, "tie_word_embeddings": True,
+        },
+        "three heads, odd sizes, no dense layer": {
+            **DEEPSEEK, "num_attention_heads": 3, "hidden_size": 42, "kv_lora_rank": 22, "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6, "v_head_dim": 9, "first_k_dense_replace": 0,
+        },
+    },
+    "deepseek_v3": {
+        "sigmoid, two of four groups, yarn": {
+            **DEEPSEEK, "num_key_value_heads": 4, "q_lora_rank": 20, "n_group": 4, "topk_group": 2,
+            "n_shared_experts": 1, "rope_scaling": DEEPSEEK_YARN,
+        },
+        "one group, halves rotated, not normalised, always absorbed": {
+            **DEEPSEEK, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+            "rope_interleave": False, "routed_scaling_factor": 1.5, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16, "v_head_dim": 16,
         },
     },
     "starcoder2": {

@@ -3,7 +3,7 @@
 Next to read: `layers/experts.py`; `native/ops/experts.h` for the order of sums.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,25 +19,66 @@ from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
 CLAMPED, ALPHA, LIMIT = "clamped", 1.702, 7.0
+TINY = 1e-20
+"""Added to a sum of sigmoid scores, as DeepSeek-V3 does."""
 ROW_MULTIPLE = 128
 """Columns of which rows of any type are whole cache lines, so that row i of several per token is at i · bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Scores of experts, and the groups of consecutive experts that a token may choose from.
+
+    A token chooses from the `top_groups` of `num_groups` groups with the largest sums of their `group_best` largest
+    values. Weights are multiplied by `factor`.
+    """
+
+    is_sigmoid: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    factor: float = 1.0
+
+
+SOFTMAX = Scoring()
+
+
 @kernel
-def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch.Tensor:
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    renormalise: bool,
+    scoring: Scoring = SOFTMAX,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Choose each token's `top_k` experts of largest logit, of equal ones the lower index.
 
-    out[t, e] = exp(l[t, e]) / Σ exp(l[t, i]) for chosen e, else 0; i is any expert, or with `renormalise` any chosen
-    one.     (Shazeer 2017, eq. 3; Fedus 2021)
+    out[t, e] = factor · exp(l[t, e]) / Σ exp(l[t, i]) for chosen e, else 0; i is any expert, or with `renormalise` any
+    chosen one.     (Shazeer 2017, eq. 3; Fedus 2021; groups: DeepSeek-V2, arXiv 2405.04434, sec. 2.2.2)
 
-    Shapes: logits [T, X] -> [T, X]. Dtypes: bf16, fp16 or fp32, returned the same; computed in fp32.
+    With sigmoid scores s = 1 / (1 + exp(-l)), experts and groups are chosen by s + bias, and
+    out[t, e] = factor · s[t, e], with `renormalise` over Σ s[t, i] of the chosen ones.     (DeepSeek-V3, arXiv
+    2412.19437, eq. 12-16)
+
+    Shapes: logits [T, X]; bias [X] or None -> [T, X]. Dtypes: bf16, fp16 or fp32, returned as the logits; computed in
+    fp32.
     """
     values = logits.float()
-    chosen = torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :top_k]  # [T, k]
-    weights = torch.softmax(values, -1).gather(1, chosen)
-    if renormalise:
+    scores = torch.sigmoid(values) if scoring.is_sigmoid else torch.softmax(values, -1)
+    ranked = values if not scoring.is_sigmoid else scores if bias is None else scores + bias.float()
+    if scoring.top_groups < scoring.num_groups:
+        grouped = ranked.view(len(values), scoring.num_groups, -1)  # [T, groups, experts of one]
+        best = grouped.topk(scoring.group_best, -1).values.sum(-1)
+        groups = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, : scoring.top_groups]
+        allowed = torch.zeros_like(best, dtype=torch.bool).scatter(1, groups, value=True)
+        ranked = grouped.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
+    chosen = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, :top_k]  # [T, k]
+    weights = scores.gather(1, chosen)
+    if renormalise and scoring.is_sigmoid:
+        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+    elif renormalise:
         weights = torch.softmax(values.gather(1, chosen), -1)
-    return torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
+    return torch.zeros_like(logits).scatter(1, chosen, (scoring.factor * weights).to(logits.dtype))
 
 
 @kernel
@@ -91,12 +132,14 @@ class Route(Instruction):
     num_experts: int
     top_k: int
     renormalise: bool
+    scoring: Scoring = SOFTMAX
+    bias: Any = None
 
     def emit(self, to: Emitter) -> None:
         to.push(
             "route", logits=to.rows(self.logits), choices=to.rows(self.choices), routed=to.address(self.routed),
             counts=to.counters(self, self.num_experts), num_experts=self.num_experts, top_k=self.top_k,
-            renormalise=self.renormalise,
+            renormalise=self.renormalise, bias=to.vector(self.bias), **asdict(self.scoring),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -181,11 +224,11 @@ def _rows_of_choices(to: Emitter, buffer: Buffer, route: Route) -> Any:
 @lowers("route")
 def _lower_route(to: Lowering, call: Call) -> None:
     """Only experts read the result, so that it is kept as a list and not as [T, X]."""
-    logits, top_k, renormalise = call.arguments
+    logits, top_k, *rule = call.arguments
     if any(user.operation != "experts" or user.arguments[1].call is not call for user in to.users(call)):
         raise NotTraceableError("a use of routing weights by other operations than experts")
     choices, routed = Buffer(2 * top_k), Buffer(2 * top_k)
-    to.notes[call] = Route(to.columns(logits), choices, routed, logits.sizes[0], top_k, renormalise)
+    to.notes[call] = Route(to.columns(logits), choices, routed, logits.sizes[0], top_k, *rule)
     to.append(to.notes[call])
 
 
@@ -209,8 +252,8 @@ def _lower_experts(to: Lowering, call: Call) -> None:
     to.append(ExpertDown(down, down_bias, down_format, routing, rows, routing.routed, out, add=sums is not None))
 
 
-def _route_sizes(logits: Symbol, top_k: int, renormalise: bool) -> tuple[int, ...]:
-    if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0]:
+def _route_sizes(logits: Symbol, top_k: int, renormalise: bool, scoring: Scoring, bias: Any) -> tuple[int, ...]:
+    if len(logits.sizes) != 1 or not 1 <= top_k <= logits.sizes[0] or logits.sizes[0] % scoring.num_groups:
         raise NotTraceableError(f"a choice of {top_k} of {logits}")
     return logits.sizes
 
@@ -226,15 +269,26 @@ def _sizes(x: Symbol, weights: Symbol, gate_up: Any, down: Any, name: str, *_: A
 SIZES.update(route=_route_sizes, experts=_sizes)
 
 
-def _route_formula(logits: torch.Tensor, top_k: int, renormalise: bool) -> torch.Tensor:
-    """Experts before which fewer than k others come, which are larger or equal and of lower index."""
-    index = torch.arange(logits.shape[1])
-    other, this = logits[:, None, :], logits[:, :, None]
+def _is_among(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Values before which fewer than `count` others come, which are larger or equal and of lower index."""
+    index = torch.arange(values.shape[1])
+    other, this = values[:, None, :], values[:, :, None]
     is_before = (other > this) | ((other == this) & (index[None, None] < index[None, :, None]))
-    is_chosen = is_before.sum(-1) < top_k
-    exponentials = torch.exp(logits)
-    total = torch.where(is_chosen, exponentials, 0) if renormalise else exponentials
-    return torch.where(is_chosen, exponentials / total.sum(-1, keepdim=True), 0)
+    return is_before.sum(-1) < count
+
+
+def _route_formula(
+    logits: torch.Tensor, top_k: int, renormalise: bool, scoring: Scoring = SOFTMAX, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    numerators = 1 / (1 + torch.exp(-logits)) if scoring.is_sigmoid else torch.exp(logits)
+    ranked = logits if bias is None else numerators + bias
+    size = logits.shape[1] // scoring.num_groups
+    largest = ranked.reshape(-1, scoring.num_groups, size).sort(-1).values[..., size - scoring.group_best :]
+    allowed = _is_among(largest.sum(-1), scoring.top_groups).repeat_interleave(size, 1)
+    is_chosen = _is_among(torch.where(allowed, ranked, -torch.inf), top_k)
+    total = torch.where(is_chosen, numerators, 0) if renormalise else numerators
+    total = torch.ones_like(total) / size / scoring.num_groups if scoring.is_sigmoid and not renormalise else total
+    return torch.where(is_chosen, scoring.factor * numerators / total.sum(-1, keepdim=True), 0)
 
 
 def _formula(
@@ -261,10 +315,13 @@ def _formula(
     return torch.einsum("tx,txe->te", weights, results)
 
 
-def _make_logits(num_tokens: int, num_experts: int, top_k: int, renormalise: bool, levels: float = 0) -> Arguments:
+def _make_logits(
+    num_tokens: int, num_experts: int, top_k: int, renormalise: bool, levels: float = 0, scoring: Scoring = SOFTMAX
+) -> Arguments:
     logits = random(num_tokens, num_experts, scale=2.0)
     logits = torch.round(logits * levels) / levels if levels else logits
-    return {"logits": logits, "top_k": top_k, "renormalise": renormalise}
+    bias = random(num_experts, seed=1, scale=0.3) if scoring.is_sigmoid else None
+    return {"logits": logits, "top_k": top_k, "renormalise": renormalise, "scoring": scoring, "bias": bias}
 
 
 def _make(num_tokens: int, width: int, inner: int, num_experts: int, top_k: int, name: str = "silu") -> Arguments:
@@ -287,6 +344,9 @@ CHECKS = (
             "eight of 128": partial(_make_logits, 5, 128, 8, False),
             "equal logits": partial(_make_logits, 33, 9, 4, True, levels=1),
             "all": partial(_make_logits, 3, 5, 5, True),
+            "two of four groups": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(False, 4, 2, 1, 16.0)),
+            "sigmoid": partial(_make_logits, 9, 24, 3, False, scoring=Scoring(True)),
+            "sigmoid, three of six groups": partial(_make_logits, 9, 24, 5, True, scoring=Scoring(True, 6, 3, 2, 2.5)),
         },
     ),
     Check(

@@ -17,6 +17,8 @@ Lower = Callable[["Lowering", Call], None]
 LOWERS: dict[str, Lower] = {}
 """By operation, filled when the operations' modules are imported."""
 BLOCK = 32
+CACHE_WRITES = ("write_kv", "write_latent")
+"""Their results are read by attention, through the cache."""
 WEIGHT_ARGUMENTS = {"linear": 1, "experts": 2}
 """Products: the position of the weight with which they multiply their first argument."""
 
@@ -57,11 +59,11 @@ class Lowering:
         self._users.setdefault(result.call, []).append(Call("result", (result,), (), len(calls)))
         # Backwards: what only calls without users read is not computed. A write to the cache is read by attention.
         for call in reversed(calls):
-            if call in self._users or call.operation == "write_kv":
+            if call in self._users or call.operation in CACHE_WRITES:
                 for symbol in call.inputs:
                     self._users.setdefault(symbol.call, []).insert(0, call)
         for call in calls:
-            if (call in self._users or call.operation == "write_kv") and call not in self._done:
+            if (call in self._users or call.operation in CACHE_WRITES) and call not in self._done:
                 self._lower(call)
         return self.columns(result)
 

@@ -8,7 +8,7 @@ import torch
 
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
-from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.lowering import CACHE_WRITES, Lowering, lowers
 from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
 
@@ -100,7 +100,7 @@ def _lower_rotation(to: Lowering, call: Call) -> None:
 @lowers("rope")
 def _lower_rope(to: Lowering, call: Call) -> None:
     x = call.arguments[0]
-    if not to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention")):
+    if not to.waits(call, ("rope", "rms_norm", *CACHE_WRITES, "paged_attention", "latent_attention")):
         to.append(Rope(to.columns(x), to.result(call), x.sizes[0], rotation_of(to, call)))
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from quire.kernels.experts import experts, route
+from quire.kernels.experts import SOFTMAX, Scoring, experts, route
 from quire.layers.group import Group, Partition, Share, share
 from quire.layers.linear import Linear
 
@@ -11,12 +11,14 @@ from quire.layers.linear import Linear
 class Router(Linear):
     """The logit of each expert, the same on every rank.
 
-    Its weight is not quantised at load: a small error may choose another expert. Shapes: x [T, E] -> [T, X].
+    Its weight is not quantised at load: a small error may choose another expert. With `corrects`, it keeps what is
+    added to the experts' scores for the choice alone, `e_score_correction_bias` [X]. Shapes: x [T, E] -> [T, X].
     """
 
-    def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, corrects: bool = False) -> None:
         super().__init__(hidden_size, num_experts, bias=bias)
         self.weight.keeps_dtype = True  # type: ignore[attr-defined]
+        self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts), requires_grad=False) if corrects else None
 
 
 class Experts(nn.Module):
@@ -60,7 +62,8 @@ class Experts(nn.Module):
 class SparseMLP(nn.Module):
     """The weighted sum of the `top_k` experts of each token that its router chooses. Shapes: x [T, E] -> [T, E].
 
-    `inner_size`: MLP columns of an expert. `renormalise`: the weights of the chosen experts sum up to 1.
+    `inner_size`: MLP columns of an expert. `renormalise`: the weights of the chosen experts sum up to 1, before
+    `scoring` multiplies them.
     """
 
     def __init__(
@@ -74,14 +77,16 @@ class SparseMLP(nn.Module):
         renormalise: bool,
         activation: str = "silu",
         bias: bool = False,
+        scoring: Scoring = SOFTMAX,
     ) -> None:
         super().__init__()
-        self.gate = Router(hidden_size, num_experts, bias=bias)
+        self.gate = Router(hidden_size, num_experts, bias=bias, corrects=scoring.is_sigmoid)
         self.experts = Experts(hidden_size, inner_size, num_experts, activation, group, bias=bias)
-        self.top_k, self.renormalise = top_k, renormalise
+        self.rule = top_k, renormalise, scoring
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        results: torch.Tensor = self.experts(x, route(self.gate(x), self.top_k, self.renormalise))
+        weights = route(self.gate(x), *self.rule, self.gate.e_score_correction_bias)
+        results: torch.Tensor = self.experts(x, weights)
         return results
 
 

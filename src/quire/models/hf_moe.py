@@ -3,6 +3,7 @@
 Next to read: `qwen3_moe.py`; `layers/experts.py` for the layer.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import ModelFileError
@@ -25,19 +26,19 @@ def read_sparse_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, .
     return tuple(index not in dense and (index + 1) % period == 0 for index in range(num_layers))
 
 
-def read_experts(reader: HFConfigReader) -> dict[str, Any]:
-    """Read `num_experts`, under one of its two names, and `top_k`.
+def read_experts(reader: HFConfigReader, names: Sequence[str] = ("num_experts", "num_local_experts")) -> dict[str, Any]:
+    """Read `num_experts`, under one of its `names`, and `top_k`.
 
     Raises: ModelFileError where the names disagree, or a token cannot use as many of the experts.
     """
     for name in TRAINING_FIELDS:
         reader.raw(name)
-    found = {name: reader.optional_integer(name, maximum=MAX_EXPERTS) for name in ("num_experts", "num_local_experts")}
+    found = {name: reader.optional_integer(name, maximum=MAX_EXPERTS) for name in names}
     counts = {name: value for name, value in found.items() if value is not None}
     if len(set(counts.values())) > 1:
         shown = " and ".join(f"{name}={value}" for name, value in counts.items())
         raise ModelFileError(f"the model's config has {shown}, two names of one number: remove the wrong one")
-    count = next(iter(counts), "num_experts")
+    count = next(iter(counts), names[0])
     num_experts, top_k = reader.integer(count), reader.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise ModelFileError(

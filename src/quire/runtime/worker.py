@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from quire import _native
-from quire.cache_spec import PagedKV
+from quire.cache_spec import LatentKV, PagedKV
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
@@ -106,12 +106,16 @@ def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]
     layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
-        if not isinstance(spec, PagedKV):
+        if isinstance(spec, LatentKV):
+            num_kv_heads, head_size = 1, spec.rank + spec.rotary_size
+        elif isinstance(spec, PagedKV):
+            num_kv_heads, head_size = spec.num_kv_heads, spec.head_size
+        else:
             raise UnsupportedModelError(
                 f"a plan cannot hold {type(spec).__name__} caches: --enforce-eager runs the model op by op"
             )
         layer = _native.KvLayer(
-            address, cache.block_stride_bytes, scheduler.block_size, spec.num_kv_heads, spec.head_size,
+            address, cache.block_stride_bytes, scheduler.block_size, num_kv_heads, head_size,
             KV_FORMATS[config.kv_dtype], group,
         )  # fmt: skip
         layers.append(layer)

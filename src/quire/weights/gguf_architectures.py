@@ -36,6 +36,7 @@ class Architecture:
         rotates_part: the first dimensions of a head may be rotated alone.
         fuses_gate: `ffn_up` has the rows of gates, then those of ups.
         has_experts: each layer has a router and experts instead of an MLP.
+        has_latents: attention caches latents; the first layers may have an MLP.
         norms_whole: norms of queries and keys are over all heads.
         norm_offset: stored weights of norms are Hugging Face's plus this.
         epsilon_key: of the norms.
@@ -53,6 +54,7 @@ class Architecture:
     rotates_part: bool = False
     fuses_gate: bool = False
     has_experts: bool = False
+    has_latents: bool = False
     norms_whole: bool = False
     norm_offset: float = 0.0
     epsilon_key: str = "attention.layer_norm_rms_epsilon"
@@ -167,6 +169,19 @@ ARCHITECTURES = {
         biases=("attn_norm", "ffn_norm"),
         optional_biases=((*ATTENTION, "ffn_up", "ffn_down"),),
         epsilon_key="attention.layer_norm_epsilon",
+    ),
+    "deepseek2": Architecture(
+        hf_class="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        parts=("attn_norm", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_kv_b", "attn_output", "ffn_norm"),
+        keys=frozenset({
+            "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+            "attention.value_length_mla", "leading_dense_block_count", "expert_shared_count",
+            "expert_feed_forward_length", "expert_weights_scale", "expert_weights_norm", "expert_gating_func",
+            "expert_group_count", "expert_group_used_count", "rope.scaling.yarn_log_multiplier",
+        }),
+        has_experts=True,
+        has_latents=True,
     ),
     "mistral3": Architecture(
         hf_class="Ministral3ForCausalLM",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import ModelFileError, UnsupportedModelError, nearest, printable
-from quire.weights.gguf_architectures import ARCHITECTURES, architecture_of
+from quire.weights.gguf_architectures import ARCHITECTURES, EXPERTS, MLP, architecture_of
 from quire.weights.gguf_fields import add_fields
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
@@ -130,7 +130,8 @@ def _check_heads(metadata: Metadata, config: dict[str, Any]) -> None:
     if head_size % 2:
         raise ModelFileError(f"{metadata.path}: the head size {head_size} is odd, so RoPE cannot pair its elements")
     names = ("attention.value_length", "rope.dimension_count")
-    for name in names[:1] if architecture_of(metadata.values).rotates_part else names:
+    architecture = architecture_of(metadata.values)
+    for name in () if architecture.has_latents else names[:1] if architecture.rotates_part else names:
         length = metadata.integer(name, head_size)
         if length != head_size:
             raise UnsupportedModelError(
@@ -166,7 +167,8 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
     query_rows = config["num_attention_heads"] * head_size
     kv_rows = config["num_key_value_heads"] * head_size
     norms_whole = architecture.norms_whole
-    num_experts, expert_width = config.get("num_experts", 0), config.get("moe_intermediate_size", mlp_width)
+    expert_width = config.get("moe_intermediate_size", mlp_width)
+    num_experts = config.get("n_routed_experts", config.get("num_experts", 0))
     by_part: dict[str, tuple[int, ...]] = {
         "attn_norm": (width,),
         "attn_q": (query_rows, width),
@@ -187,15 +189,48 @@ def _expected_shapes(file: GGUFFile, metadata: Metadata, config: dict[str, Any])
         "ffn_gate_exps": (num_experts, expert_width, width),
         "ffn_up_exps": (num_experts, expert_width, width),
         "ffn_down_exps": (num_experts, width, expert_width),
+        **(_latent_shapes(config) if architecture.has_latents else {}),
     }
     groups = [parts for parts in architecture.optional_biases if f"blk.0.{parts[0]}.bias" in file.tensors]
     biased = [*architecture.biases, *(part for parts in groups for part in parts)]
     shapes = {
         f"blk.{index}.{part}.{kind}": by_part[part][:-1] or by_part[part] if kind == "bias" else by_part[part]
         for index in range(config["num_hidden_layers"])
-        for kind, parts in (("weight", architecture.parts), ("bias", biased))
+        for kind, parts in (("weight", (*architecture.parts, *_more_parts(config, index))), ("bias", biased))
         for part in parts
     }
+    if config["model_type"] == "deepseek_v3":
+        sparse = range(config["first_k_dense_replace"], config["num_hidden_layers"])
+        shapes |= {f"blk.{index}.exp_probs_b.bias": (num_experts,) for index in sparse}
     shapes |= {"token_embd.weight": (vocab_size, width), "output_norm.weight": (width,)}
     shapes |= {"output_norm.bias": (width,)} if "attn_norm" in biased else {}
     return shapes if config["tie_word_embeddings"] else shapes | {"output.weight": (vocab_size, width)}
+
+
+def _latent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parts that only latent attention has, or has otherwise."""
+    width, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rotary, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    query_rank, inner = config["q_lora_rank"] or width, config["n_shared_experts"] * config["moe_intermediate_size"]
+    return {
+        "attn_q": (heads * (nope + rotary), width),
+        "attn_q_a": (query_rank, width),
+        "attn_q_a_norm": (query_rank,),
+        "attn_q_b": (heads * (nope + rotary), query_rank),
+        "attn_kv_a_mqa": (rank + rotary, width),
+        "attn_kv_a_norm": (rank,),
+        "attn_kv_b": (heads * (nope + value), rank),
+        "attn_output": (width, heads * value),
+        "ffn_gate_shexp": (inner, width),
+        "ffn_up_shexp": (inner, width),
+        "ffn_down_shexp": (width, inner),
+    }
+
+
+def _more_parts(config: dict[str, Any], layer: int) -> tuple[str, ...]:
+    """Parts of one layer that depend on the numbers of a model with latent attention."""
+    if "kv_lora_rank" not in config:
+        return ()
+    queries = ("attn_q",) if config["q_lora_rank"] is None else ("attn_q_a", "attn_q_a_norm", "attn_q_b")
+    shared = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+    return (*queries, *(MLP if layer < config["first_k_dense_replace"] else (*EXPERTS, *shared)))

@@ -6,6 +6,7 @@ What a file does not say and llama.cpp takes for granted is written out here. Ne
 from collections.abc import Callable
 from typing import Any
 
+from quire.errors import UnsupportedModelError
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_file import GGUFFile
 from quire.weights.gguf_metadata import Metadata
@@ -18,6 +19,8 @@ LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 B parameters, whose scores are scaled by hidden size / heads instead of the head size."""
 NO_POSITIONS_EVERY = 4
 """SmolLM3: files do not say in which layers."""
+SIGMOID = 2
+"""llama.cpp's number of a score of experts."""
 
 
 def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
@@ -25,7 +28,7 @@ def add_fields(file: GGUFFile, metadata: Metadata, config: Config) -> None:
     FIELDS[metadata.architecture](file, metadata, config)
     if architecture_of(metadata.values).has_experts:
         config |= {
-            "num_experts": metadata.integer("expert_count"),
+            "n_routed_experts" if "kv_lora_rank" in config else "num_experts": metadata.integer("expert_count"),
             "num_experts_per_tok": metadata.integer("expert_used_count"),
         }
 
@@ -201,9 +204,40 @@ def _mistral3(file: GGUFFile, metadata: Metadata, config: Config) -> None:
         config["rope_scaling"]["attention_factor"] = 1.0
 
 
+def _deepseek2(file: GGUFFile, metadata: Metadata, config: Config) -> None:
+    if "blk.0.attn_k_b.weight" in file.tensors:
+        raise UnsupportedModelError(
+            f"{file.path}: the projections of keys and values are stored apart (attn_k_b, attn_v_b); use a file that "
+            "has attn_kv_b, or the model's safetensors"
+        )
+    head_size, rotary = config.pop("head_dim"), metadata.integer("rope.dimension_count")
+    has_rank = metadata.values.get(metadata.key("attention.q_lora_rank"), 0) != 0
+    config |= {
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "q_lora_rank": metadata.integer("attention.q_lora_rank") if has_rank else None,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": head_size - rotary,
+        "v_head_dim": metadata.integer("attention.value_length"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "n_shared_experts": metadata.integer("expert_shared_count"),
+        "first_k_dense_replace": metadata.value("leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": metadata.value("expert_weights_norm", default=False),
+        "n_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
+    }
+    if metadata.integer("expert_gating_func", 1) == SIGMOID:
+        config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    else:
+        config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+    if (scaling := config["rope_scaling"]) is not None and "mscale_all_dim" in scaling:
+        # Files have a tenth of it, and the same mscale in all published models.
+        scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * scaling["mscale_all_dim"], 6))
+
+
 FIELDS: dict[str, Callable[[GGUFFile, Metadata, Config], None]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "phi3": _phi3, "smollm3": _smollm3, "olmo2": _olmo2,
     "granite": _granite, "gemma2": _gemma2, "gemma3": _gemma3, "glm4": _glm4, "starcoder2": _starcoder2,
-    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss,
+    "mistral3": _mistral3, "qwen3moe": _qwen3moe, "olmoe": _olmoe, "gpt-oss": _gpt_oss, "deepseek2": _deepseek2,
 }  # fmt: skip
 """By GGUF's name of the architecture."""

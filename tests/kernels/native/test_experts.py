@@ -67,7 +67,7 @@ class Experts:
         plan = _native.Plan(threads, max(1, num_tokens), 1)
         chosen = _native.Rows(choices.ctypes.data, choices.strides[0], _native.RowType.f32)
         common = (routed.ctypes.data, self.counts.ctypes.data, self.num_experts)
-        plan.route(rows_of(logits), chosen, *common, self.top_k, True)
+        plan.route(rows_of(logits), chosen, *common, self.top_k, True, factor=1.0)
         biases = [bias.ctypes.data if self.is_clamped else 0 for bias in (self.up_bias, self.down_bias)]
         gates = (Activation.silu, 1.702, 7.0 if self.is_clamped else 0.0)
         plan.expert_up(self.up.weight, biases[0], rows_of(x), rows_of(inner), *common, *gates)
@@ -175,7 +175,7 @@ def test_tokens_are_routed_to_their_largest_logits(top_k: int, num_tokens: int, 
         found = np.zeros(num_tokens * top_k, np.dtype([("token", "i4"), ("weight", "f4")]))
         plan = _native.Plan(2, num_tokens, 1)
         chosen = _native.Rows(choices.ctypes.data, choices.strides[0], _native.RowType.f32)
-        plan.route(rows_of(logits), chosen, found.ctypes.data, counts.ctypes.data, 17, top_k, renormalise)
+        plan.route(rows_of(logits), chosen, found.ctypes.data, counts.ctypes.data, 17, top_k, renormalise, factor=1.0)
         run(plan, np.zeros(num_tokens))
         assert counts.tolist() == [sum(expert == e for expert, _ in expected) for e in range(17)]
         return found

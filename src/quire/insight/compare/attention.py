@@ -57,7 +57,11 @@ def compare(settings: Settings, progress: Progress) -> Comparison:
         f"{kind}: {_formula(spec, num_layers)} = {format_bytes(int(sizes[kind]))} per token"
         + ("" if sizes[kind] == largest else f", 1/{largest / sizes[kind]:.3g} of MHA")
         + (", and only the newest tokens are kept and read." if spec.window else ".")
-        + (" No kernel here computes it, so it has a size and no time." if isinstance(spec, LatentKV) else "")
+        + (
+            " Its kernel also multiplies by a projection, so that its time is not compared."
+            if isinstance(spec, LatentKV)
+            else ""
+        )
         for kind, spec in kinds.items()
     )
     charts = (

@@ -16,6 +16,7 @@ from quire.config import EngineConfig, Hardware
 from quire.errors import ConfigError, nearest
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Instruction, StepShape
+from quire.kernels.latent_attention import LatentAttend
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.hardware import detect_hardware
@@ -67,7 +68,7 @@ class Calibration(msgspec.Struct, frozen=True):
             slower = interpolate(self.read, self.weight_bytes) / interpolate(self.read, working_set)
             one_row = 2 * int(instruction.weight.numel()) * share_read * curve[0][1]
             return max(cost.flops * interpolate(curve, rows), one_row * max(1.0, slower))
-        if isinstance(instruction, Attend):
+        if isinstance(instruction, Attend | LatentAttend):
             decodes = StepShape(tuple(item for item in step.requests if item[1] == 1), 0, step.kv_format)
             of_decodes = instruction.cost(decodes)
             per_byte, per_flop, per_prompt_flop = self.attention.get(step.kv_format.name) or self.attention["bf16"]

@@ -11,7 +11,6 @@ from quire.byte_sizes import format_bytes
 from quire.cache_spec import LatentKV, PagedKV, PoolShape
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
 from quire.errors import CapacityError, ConfigError
-from quire.insight.explain.described import ARCHITECTURES, describe, describe_rank
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
@@ -58,9 +57,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
 
     Raises: ModelError for a model that cannot be explained; ConfigError for settings that do not fit it.
     """
-    is_described = checkpoint.hf_config.get("architectures") == list(ARCHITECTURES)
-    make = describe if is_described else ModelRegistry.make_model_config
-    model = make(checkpoint.hf_config)
+    model = ModelRegistry.make_model_config(checkpoint.hf_config)
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     _check_lengths(settings, model)
@@ -72,7 +69,7 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     )  # fmt: skip
     unlimited = replace(device.hardware, total_memory_bytes=UNLIMITED_BYTES, available_memory_bytes=UNLIMITED_BYTES)
     config = resolve(options, unlimited, model)
-    rank = describe_rank(config, settings.tp) if is_described else trace_rank(config, checkpoint, settings.tp)
+    rank = trace_rank(config, checkpoint, settings.tp)
     phases = tuple(
         Phase(name, step, config, rank, device)
         for name, step in steps(settings, KV_FORMATS[config.kv_dtype], config.tile_rows).items()
@@ -84,8 +81,6 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
          "dtype": config.dtype, "kv_cache_dtype": config.kv_dtype, "device": device.name, "tp": settings.tp,
          "batch": list(settings.batches), "ctx": settings.ctx, "chunk": settings.chunk},
     )  # fmt: skip
-    if not rank.can_run:
-        report.notes.append("Quire has no class for this architecture yet: the model can be explained, not run")
     report.sections = [
         _parameters(rank, model, settings.tp),
         _weights(rank),
@@ -185,7 +180,8 @@ def _kv_cache(rank: RankModel, config: EngineConfig, settings: Settings) -> Sect
             formula = f"2 · KV heads · (head size · bytes{' + scale' if scales else ''})"
             values = f"2 · {spec.num_kv_heads} · ({spec.head_size} · {spec.dtype_bytes}{scales})"
         elif isinstance(spec, LatentKV):
-            formula, values = "(rank + rotary part) · bytes", f"({spec.rank} + {spec.rotary_size}) · {spec.dtype_bytes}"
+            formula = f"(rank + rotary part) · bytes{' + scale' if scales else ''}"
+            values = f"({spec.rank} + {spec.rotary_size}) · {spec.dtype_bytes}{scales}"
         else:
             formula, values = "0: a state of fixed size", ""
         name = f"per token and layer{window}"

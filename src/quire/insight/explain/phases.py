@@ -12,13 +12,13 @@ from functools import cached_property
 
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
-from quire.insight.explain.described import LatentAttend
 from quire.insight.explain.device import Device, arithmetic_of, interpolate
 from quire.insight.explain.rank_model import RankModel, split_name, trace_rank
 from quire.insight.explain.report import Quantity, Section, format_value
 from quire.kernels.collective import AllReduce
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
+from quire.kernels.latent_attention import LatentAttend
 from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.runtime.worker import KV_FORMATS
@@ -120,7 +120,7 @@ class Phase:
     def predicted_s(self) -> float | None:
         """Seconds by the machine's calibrated kernels; None without a calibration, and for several ranks."""
         found = self.device.calibration
-        if found is None or self.bytes_sent or not self.rank.can_run or not self.config.uses_plan:
+        if found is None or self.bytes_sent or not self.config.uses_plan:
             return None
         ops = sum(found.seconds(instruction, step, self.num_bytes) for instruction, step in self.instructions)
         return ops + found.host[0] + found.host[1] * len(self.step.requests)
@@ -207,6 +207,7 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
     attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
     kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
+    kv_read -= sum(item.weight_bytes for item, _ in phase.costs if isinstance(item, LatentAttend))
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
     shown = {name: format_value(value, "FLOP") for name, value in

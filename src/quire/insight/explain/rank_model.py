@@ -2,7 +2,7 @@
 
 The model is built on the meta device with a group that records its collectives, traced, and lowered to the
 instructions of its plan. Their `cost` is the only source of FLOPs and bytes here.
-Next to read: `explanation.py`; `described.py` for architectures without a class.
+Next to read: `explanation.py`.
 """
 
 import math
@@ -61,7 +61,6 @@ class RankModel:
         body, head: instructions; the rows of the head are those that need logits.
         cache_specs: per layer, of this rank's heads.
         buffer_row_bytes: bytes of the plan's buffers per token of a step.
-        can_run: False for an architecture that is described here and has no model class.
     """
 
     weights: tuple[Weight, ...]
@@ -70,7 +69,6 @@ class RankModel:
     head: Sequence[Instruction]
     cache_specs: tuple[CacheSpec, ...]
     buffer_row_bytes: int = 0
-    can_run: bool = True
 
     @property
     def weight_bytes(self) -> int:

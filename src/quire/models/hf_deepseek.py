@@ -1,0 +1,121 @@
+"""`DeepseekV2Config`: the fields of DeepSeek's models in a `config.json`. Next to read: `deepseek_v2.py`."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from quire.cache_spec import CacheSpec, LatentKV
+from quire.errors import ModelFileError
+from quire.kernels.experts import SOFTMAX, Scoring
+from quire.models.hf_config import HFConfigReader, check_divides, check_positive
+from quire.models.hf_decoder import read_sizes
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_moe import read_experts
+from quire.models.hf_rope import check_pairs, parameters_of, read_rope
+
+UNUSED = (
+    "head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers",
+    "quantization_config",
+)  # fmt: skip
+"""Sums of other fields, of training, layers that predict further tokens, and what the tensors' formats tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV2Config(LlamaConfig):
+    """Llama's fields, and those of latent attention and of experts.
+
+    `query_rank`: of the queries' latent, None for none; `kv_rank`, `rotary_size`, `nope_size`, `value_size`: R, C, U
+    and O of `kernels.latent_attention`; `shared_size`: MLP columns of the shared experts; `num_dense_layers`: first
+    layers without experts; `is_interleaved`: rotated pairs are neighbours.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    rotary_size: int
+    nope_size: int
+    value_size: int
+    num_experts: int
+    top_k: int
+    renormalise: bool
+    scoring: Scoring
+    expert_size: int
+    shared_size: int
+    num_dense_layers: int
+    is_interleaved: bool = True
+    default_dense_layers: ClassVar[int] = 0
+    default_shared_experts: ClassVar[int] = 2
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        for name in UNUSED:
+            reader.raw(name)
+        reader.require("moe_layer_freq", 1)
+        cls.check_activation(reader)
+        rank, rotary = reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim")
+        check_divides("2, the size of a rotated pair", 2, "qk_rope_head_dim", rotary)
+        check_divides("2", 2, "kv_lora_rank", rank)
+        fields = read_sizes(reader, head_size=rank + rotary)
+        reader.require("num_key_value_heads", fields["num_heads"])
+        nope, value = reader.integer("qk_nope_head_dim"), reader.integer("v_head_dim")
+        rope_config = read_rope(reader)
+        check_pairs(rope_config, rotary)
+        expert_size, has_bias = reader.integer("moe_intermediate_size"), reader.flag("attention_bias", False)
+        experts = read_experts(reader, ("n_routed_experts",))
+        dense = reader.optional_integer("first_k_dense_replace", minimum=0)
+        return fields | experts | {
+            "context_len": rope_config.stretched(fields["context_len"]),
+            "intermediate_size": reader.integer("intermediate_size"),
+            "num_kv_heads": 1,
+            "rms_norm_epsilon": reader.number("rms_norm_eps", 1e-6),
+            "rope": rope_config,
+            "qkv_bias": has_bias,
+            "output_bias": has_bias,
+            "mlp_bias": reader.flag("mlp_bias", False),
+            "score_scale": (nope + rotary) ** -0.5 * read_score_factor(reader),
+            "query_rank": reader.optional_integer("q_lora_rank"),
+            "kv_rank": rank, "rotary_size": rotary, "nope_size": nope, "value_size": value,
+            "expert_size": expert_size,
+            "shared_size": expert_size * reader.integer("n_shared_experts", cls.default_shared_experts),
+            "num_dense_layers": cls.default_dense_layers if dense is None else dense,
+            **cls.read_routing(reader, experts),
+        }  # fmt: skip
+
+    @classmethod
+    def read_routing(cls, reader: HFConfigReader, experts: dict[str, Any]) -> dict[str, Any]:
+        """Read how experts are chosen and weighed."""
+        reader.choice("scoring_func", "softmax", ["softmax"])
+        reader.require("norm_topk_prob", False)
+        method = reader.choice("topk_method", "greedy", ["greedy", "group_limited_greedy"])
+        groups = read_groups(reader, experts, 1, 1)
+        factor = reader.number("routed_scaling_factor", 1.0)
+        is_limited = method == "group_limited_greedy"
+        return {"renormalise": False, "scoring": replace(groups if is_limited else SOFTMAX, factor=factor)}
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """See `DecoderConfig.kv_specs`."""
+        return [LatentKV(self.kv_rank, self.rotary_size, 1)] * self.num_layers
+
+
+def read_groups(reader: HFConfigReader, experts: dict[str, Any], count: int, chosen: int) -> Scoring:
+    """Read the groups of experts. `count`, `chosen`: defaults. Raises: ModelFileError for groups that do not fit."""
+    num_groups, top_groups = reader.integer("n_group", count), reader.integer("topk_group", chosen)
+    check_divides("n_group", num_groups, "n_routed_experts", experts["num_experts"])
+    size = experts["num_experts"] // num_groups
+    if top_groups > num_groups or top_groups * size < experts["top_k"]:
+        least = -(-experts["top_k"] // size)
+        raise ModelFileError(
+            f"the model's config has topk_group={top_groups} of n_group={num_groups} groups of {size} experts: set "
+            f"topk_group to {least} … {num_groups}, which leaves num_experts_per_tok={experts['top_k']} to choose from"
+        )
+    return Scoring(num_groups=num_groups, top_groups=top_groups)
+
+
+def read_score_factor(reader: HFConfigReader) -> float:
+    """Read the factor of scores with YaRN: (0.1 · mscale_all_dim · ln(factor) + 1)²."""
+    values = parameters_of(reader, "rope_scaling") | parameters_of(reader, "rope_parameters")
+    scale = values.get("mscale_all_dim")
+    if not scale or values.get("rope_type", values.get("type", "default")) == "default":
+        return 1.0
+    growth = check_positive("mscale_all_dim", scale) * math.log(max(values["factor"], 1.0))
+    return float((0.1 * growth + 1) ** 2)
