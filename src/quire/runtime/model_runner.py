@@ -19,9 +19,8 @@ from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.sampling.reference import Sampled
 from quire.sampling.sampler import Sampler
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 _BAD_EMBEDDING = (

@@ -18,9 +18,8 @@ from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup
 from quire.runtime.plan.emit import RANK_LOST
-from quire.sampling.reference import Sampled
 from quire.sampling.sampler import Sampler
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState
 from quire.types import NewRequest, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
