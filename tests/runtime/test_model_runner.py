@@ -12,7 +12,7 @@ from quire.cache_spec import CacheGroup
 from quire.errors import EngineError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.forward import EagerForward
+from quire.runtime.eager_forward import EagerForward
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams
@@ -36,7 +36,7 @@ class Runtime:
         cache.pool.fill_(float("nan"))
         device = torch.device("cpu")
         self.forward = EagerForward(MODEL, cache, self.config.scheduler.block_size, device)
-        self.runner = ModelRunner(self.config, self.forward, cache, Sampler(VOCAB_SIZE, device))
+        self.runner = ModelRunner(self.config, self.forward, cache, Sampler(VOCAB_SIZE, "cpu"))
         self.runner.limit_s = 60  # so that a slow machine ends no step
 
     def submit(self, output: SchedulerOutput) -> None:

@@ -70,7 +70,8 @@ class CacheEngine:
         import torch
 
         dtype: torch.dtype = getattr(torch, self._kv_dtype)
-        return torch.as_tensor(self.memory).view(dtype)
+        values = torch.as_tensor(self.memory).flatten().view(dtype)
+        return values.view(len(self.memory), self.block_stride_bytes // dtype.itemsize)
 
     @functools.cached_property
     def kv_caches(self) -> "tuple[torch.Tensor, ...]":

@@ -76,6 +76,6 @@ class Sampler:
     def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return the log-probability of each next prompt token, and the `num` likeliest (-1: all).
 
-        Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: any float.
+        Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: fp32.
         """
         return self.rows.logprobs(logits, next_token_ids, num)
