@@ -5,8 +5,8 @@ import mmap
 import time
 import weakref
 
-import pytest
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from quire.runtime import commit_ahead

@@ -43,18 +43,22 @@ class EagerForward:
 
     @torch.inference_mode()
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        """See `Forward`."""
         batch = build_batch(layout, states, self._cache, self._block_size, self._device)
         self._hidden = self.model(batch.token_ids, batch)
         return None
 
     def hidden(self, first: int, last: int) -> Any:
+        """See `Forward`."""
         return self._as_given(self._hidden[first:last].float())
 
     def take_op_times(self) -> tuple[OpTime, ...]:
+        """See `Forward`."""
         return ()
 
     @torch.inference_mode()
     def logits(self, rows: NDArray[np.int32]) -> Any:
+        """See `Forward`."""
         index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
         return self._as_given(self.model.compute_logits(self._hidden.index_select(0, index)).float())
 

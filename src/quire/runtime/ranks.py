@@ -40,9 +40,7 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
     return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, VALUE_BYTES, vocab_size)
 
 
-def make_sampler(
-    vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
-) -> Sampler:
+def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
     if exchange is None:
         return Sampler(vocab_size, device, pool)
@@ -60,9 +58,7 @@ def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
 class LeadingSampler(Sampler):
     """The sampler of rank 0, which tells the tokens to all ranks."""
 
-    def __init__(
-        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 
@@ -77,9 +73,7 @@ class LeadingSampler(Sampler):
 class FollowingSampler(Sampler):
     """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
 
-    def __init__(
-        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 

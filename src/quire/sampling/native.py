@@ -75,8 +75,12 @@ class NativeRowSampler:
             some, some_ids = values[start : start + num_rows], ids[start : start + num_rows]
             out = _Reported(len(some_ids), num_top)
             self._native.logprobs(
-                some.ctypes.data, some.strides[0] // some.itemsize, len(some_ids), some_ids.ctypes.data,
-                *out.addresses, num_top,
+                some.ctypes.data,
+                some.strides[0] // some.itemsize,
+                len(some_ids),
+                some_ids.ctypes.data,
+                *out.addresses,
+                num_top,
             )
             found += [out.logprobs(index, token_id, num_top) for index, token_id in enumerate(some_ids.tolist())]
         return found

@@ -38,13 +38,9 @@ class Sampler:
     def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; None: the caller's thread computes all."""
         self.vocab_size = vocab_size
-        self.rows: NativeRowSampler | ReferenceRowSampler
-        if device == "cpu":
-            self.rows = NativeRowSampler(vocab_size, pool)
-        else:
-            from quire.sampling.reference import ReferenceRowSampler
-
-            self.rows = ReferenceRowSampler()
+        self.rows: NativeRowSampler | ReferenceRowSampler = (
+            NativeRowSampler(vocab_size, pool) if device == "cpu" else _reference_rows()
+        )
         self.grammars: GrammarCompiler | None = None
 
     def start(self, new: NewRequest) -> SamplingState | None:
@@ -79,3 +75,9 @@ class Sampler:
         Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: fp32.
         """
         return self.rows.logprobs(logits, next_token_ids, num)
+
+
+def _reference_rows() -> "ReferenceRowSampler":
+    from quire.sampling.reference import ReferenceRowSampler
+
+    return ReferenceRowSampler()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ WEIGHTS_PER_PIECE = 1 << 18
 PIECES_PER_THREAD = 4
 """Fewer are decoded sooner than a thread starts."""
 WEIGHTS_PER_SHARE = 1 << 24
-_PLAIN_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PLAIN_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def dequantize(raw: np.ndarray, format_name: str, dtype: "torch.dtype") -> "torch.Tensor":
@@ -50,11 +50,13 @@ def dequantize(raw: np.ndarray, format_name: str, dtype: "torch.dtype") -> "torc
         return torch.from_numpy(aligned).view(plain).to(dtype)
     if dtype == torch.float32:
         return torch.from_numpy(decode(raw, format_name))
-    out = torch.empty(len(raw), raw.shape[1] // (block := BLOCK_FORMATS[format_name]).block_bytes * block.block_len, dtype=dtype)
-    # A share of the rows at a time bounds the fp32 values beside the result.
-    for rows in np.array_split(np.arange(len(raw)), -(-out.numel() // WEIGHTS_PER_SHARE) or 1):
-        if len(rows):
-            out[rows[0] : rows[-1] + 1] = torch.from_numpy(decode(raw[rows[0] : rows[-1] + 1], format_name))
+    block_format = BLOCK_FORMATS[format_name]
+    num_columns = raw.shape[1] // block_format.block_bytes * block_format.block_len
+    out = torch.empty(len(raw), num_columns, dtype=dtype)
+    # Some rows at a time, which bounds the fp32 values beside the result.
+    num_rows = max(1, WEIGHTS_PER_SHARE // num_columns)
+    for first in range(0, len(raw), num_rows):
+        out[first : first + num_rows] = torch.from_numpy(decode(raw[first : first + num_rows], format_name))
     return out
 
 
@@ -65,8 +67,10 @@ def decode(raw: np.ndarray, format_name: str) -> np.ndarray:
     """
     if format_name in _PLAIN_TYPES:
         plain = _PLAIN_TYPES[format_name]
-        values = (raw if raw.ctypes.data % plain.itemsize == 0 else raw.copy()).view(plain)
-        return (values.astype(np.uint32) << 16).view(np.float32) if format_name == "BF16" else values.astype(np.float32, copy=False)
+        values: np.ndarray = (raw if raw.ctypes.data % plain.itemsize == 0 else raw.copy()).view(plain)
+        if format_name == "BF16":
+            values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+        return values.astype(np.float32, copy=False)
     block_format = BLOCK_FORMATS[format_name]
     blocks = raw.reshape(-1, block_format.block_bytes)
     out = np.empty((blocks.shape[0], block_format.block_len), np.float32)

@@ -539,7 +539,9 @@ def use_packed_values(model: GraphModel, weight_format: Any) -> None:
             values = torch.zeros(parameter.shape)
             plan = _native.Plan(1, num_rows, 1)
             plan.embed(
-                weights.weight(weights.name_of(parameter)), _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32), 0
+                weights.weight(weights.name_of(parameter)),
+                _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32),
+                0,
             )
             ids, zero, count = (torch.tensor(v, dtype=torch.int32) for v in (range(num_rows), [0], [num_rows]))
             plan.run(1, 1, 0, zero.data_ptr(), zero.data_ptr(), count.data_ptr(), 0, ids.data_ptr(), num_rows, 0, 0, 0)

@@ -182,17 +182,23 @@ class PlannedModel:
         self.limits = limits
         self.gives_likeliest = ops.gives_likeliest
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
-        self._make_recording, self._recording = recording, None
+        self._make_recording = recording
+        self._recording: Recording | None = None
         self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange
         self._num_body_ops = ops.num_body_ops
         self._memory = [
-            _allocate(place.row_bytes * getattr(limits, place.rows) * (self.native.num_threads if place.per_thread else 1))
+            _allocate(
+                place.row_bytes * getattr(limits, place.rows) * (self.native.num_threads if place.per_thread else 1)
+            )
             for place in ops.places
         ]
         self._constants = [np.array(values, np.float32) for values in ops.constants]
         self._counters: list[NDArray[np.int32]] = [np.zeros(count, np.int32) for count in ops.counters]
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
-        self.hidden, self.logits = self._values(*ops.hidden, limits.max_tokens), self._values(*ops.logits, limits.max_logit_rows)
+        self.hidden, self.logits = (
+            self._values(*ops.hidden, limits.max_tokens),
+            self._values(*ops.logits, limits.max_logit_rows),
+        )
         for op in ops.ops:
             fields = {name: self._resolve(value) for name, value in op.values.items()}
             getattr(self.native, op.name)(**fields, parts=op.parts)

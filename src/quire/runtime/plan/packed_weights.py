@@ -147,7 +147,10 @@ class PackedWeights:
             self.put_values(name, tensor.to_numpy(), first_row)
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
-        """fp32 values, an array or a tensor, become rows of a parameter, quantised if its format says so. Shapes: [rows, I] or [rows]."""
+        """fp32 values, an array or a tensor, become rows of a parameter, quantised if its format says so.
+
+        Shapes: [rows, I] or [rows].
+        """
         if name in self._vectors:
             self._vectors[name][first_row : first_row + len(values)] = values
         else:

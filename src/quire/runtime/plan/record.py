@@ -112,9 +112,9 @@ def record(program: Program, weights: PackedWeights, exchange: _native.Exchange 
     recorder.add_place(program.logits, Place(4 * program.logits.width, "max_logit_rows"))
     recorder.place(place_buffers(program.head, program.logits, (program.hidden, program.logits)), "max_logit_rows")
     _record_head(recorder, exchange)
-    results = [(recorder.rows(buffer), buffer.width) for buffer in (program.hidden, program.logits)]
+    hidden, logits = ((recorder.rows(buffer), buffer.width) for buffer in (program.hidden, program.logits))
     ops = NativeOps(
-        recorder.ops, num_body_ops, recorder.places, *results, recorder.constants, recorder.num_counters,
+        recorder.ops, num_body_ops, recorder.places, hidden, logits, recorder.constants, recorder.num_counters,
         program.likeliest is not None,
     )  # fmt: skip
     return Recording(program, ops, recorder.instructions, recorder.counter_index)

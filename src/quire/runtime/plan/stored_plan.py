@@ -47,13 +47,13 @@ MAX_FILES = 64
 """When a file is added, those used longest ago are deleted."""
 SOURCES = ("models", "layers", "kernels", "runtime")
 """Folders whose code decides what a program is."""
-INDIFFERENT = frozenset(
-    "model tokenizer revision hf_overrides chat_template trust_remote_code device seed max_model_len max_num_seqs"
-    " max_num_batched_tokens gpu_memory_utilization kv_cache_memory_bytes num_blocks_override enable_prefix_caching"
-    " enable_chunked_prefill max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold"
-    " performance_mode multi_step_decode scheduling_policy sjf_ageing_tokens_per_s max_num_waiting max_logprobs"
-    " max_num_events".split()
-)
+INDIFFERENT = frozenset((
+    "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "device", "seed",
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill", "max_num_partial_prefills",
+    "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode", "multi_step_decode",
+    "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
+))  # fmt: skip
 """Options that change no program, or are in the key as what they led to. All others are part of the key."""
 
 
