@@ -291,8 +291,11 @@ def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iter
             start, stop = max(rows.start, above), min(rows.stop, above + part.shape[0])
             if start < stop:
                 is_whole = not partition.cuts_columns and stop - start == part.shape[0]
-                cut = part if is_whole else part.part(slice(start - above, stop - above), partition.column_slice)
-                yield Placement(cut, target, first_row)
+                if is_whole:
+                    yield Placement(part, target, first_row)
+                else:
+                    cut = part.part(slice(start - above, stop - above), partition.column_slice)
+                    yield Placement(cut, target, first_row, part, (start - above, stop - above))
                 first_row += stop - start
             above += part.shape[0]
 

@@ -14,11 +14,17 @@ FLOATS = frozenset(("F32", "F16", "BF16"))
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stored tensor, or this rank's part of one, becomes rows `first_row` … of a parameter."""
+    """A stored tensor, or some of its rows, becomes rows `first_row` … of a parameter.
+
+    Fields:
+        whole, rows: the tensor that `tensor` was cut from, and the first and last row; None if it was not.
+    """
 
     tensor: WeightTensor
     parameter_name: str
     first_row: int
+    whole: WeightTensor | None = None
+    rows: tuple[int, int] | None = None
 
 
 def fill(

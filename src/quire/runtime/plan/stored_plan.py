@@ -9,13 +9,13 @@ Next to read: `emit.py`, which runs the ops; `load.py`, which traces.
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,14 +43,15 @@ Loaded = tuple[NativeOps, PackedWeights, "Callable[[], Recording]"]
 T = TypeVar("T")
 
 logger = logging.getLogger("quire.runtime")
-MAX_FILES = 64
+MAX_FILES = 128
 """When a file is added, those used longest ago are deleted."""
 SOURCES = ("models", "layers", "kernels", "runtime")
 """Folders whose code decides what a program is."""
 INDIFFERENT = frozenset((
-    "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "device", "seed",
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes",
-    "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill", "max_num_partial_prefills",
+    "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format", "device",
+    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
+    "max_num_partial_prefills",
     "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode", "multi_step_decode",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
 ))  # fmt: skip
@@ -66,22 +67,24 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
-    """A `Placement` without its values: rows `first` … of a checkpoint's tensor, and how they are read.
+    """A `Placement` without its values: which rows of a checkpoint's tensor, and how they are read.
 
     Fields:
-        has_own_order: rows are in `row_order`, int64, or None for as stored; else in the order of the whole tensor.
+        stored_rows: the first of the tensor's stored rows, and their number: of a stack they are one part.
+        has_own_order: rows are in `row_order`, int64, or None for as stored; else in the order of the checkpoint's.
+        rows: see `Placement`.
     """
 
     parameter_name: str
     first_row: int
     name: str
     shape: tuple[int, ...]
-    first: int
-    count: int
+    stored_rows: tuple[int, int]
     is_transposed: bool
     offset: float
     has_own_order: bool
     row_order: bytes | None
+    rows: tuple[int, int] | None
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +227,7 @@ def _code_digest() -> str:
     package, digest = Path(quire.__file__).parent, hashlib.sha256(quire.__version__.encode())
     for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    extension, torch = Path(_native.__file__).stat(), importlib.util.find_spec("torch")
+    extension, torch = Path(_native.__file__).stat(), PathFinder.find_spec("torch")
     digest.update(f"{extension.st_size} {extension.st_mtime_ns}".encode())
     if torch is not None and torch.origin is not None:
         with suppress(OSError):
@@ -241,34 +244,39 @@ def _is_built_in(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> StoredPlacement | None:
-    """Describe a placement by its checkpoint's tensor; None if it is not made of whole rows of that."""
-    tensor, whole = placement.tensor, tensors.get(placement.tensor.name)
-    if whole is None or not len(whole.stored):
+    """Describe a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
+    tensor = placement.whole or placement.tensor
+    source = tensors.get(tensor.name)
+    if source is None or not len(source.stored):
         return None
-    first, rest = divmod(tensor.stored.ctypes.data - whole.stored.ctypes.data, whole.stored.strides[0])
-    has_own_order = tensor.row_order is not whole.row_order
+    first = (tensor.stored.ctypes.data - source.stored.ctypes.data) // source.stored.strides[0]
+    has_own_order = tensor.row_order is not source.row_order
     order = None if tensor.row_order is None or not has_own_order else tensor.row_order.astype(np.int64).tobytes()
-    stored = StoredPlacement(
-        placement.parameter_name, placement.first_row, tensor.name, tensor.shape, first, len(tensor.stored),
-        tensor.is_transposed, tensor.offset, has_own_order, order,
+    described = StoredPlacement(
+        placement.parameter_name, placement.first_row, tensor.name, tensor.shape, (first, len(tensor.stored)),
+        tensor.is_transposed, tensor.offset, has_own_order, order, placement.rows,
     )  # fmt: skip
-    pairs = zip(_arrays(tensor), _arrays(_restored(stored, tensors).tensor), strict=True)
-    return stored if not rest and all(left == right for left, right in pairs) else None
+    return described if _memory(_tensor_of(described, tensors)) == _memory(tensor) else None
 
 
-def _restored(stored: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Placement:
-    whole, rows = tensors[stored.name], slice(stored.first, stored.first + stored.count)
-    order = whole.row_order
-    if stored.has_own_order:
-        order = None if stored.row_order is None else np.frombuffer(stored.row_order, np.int64)
-    tensor = replace(
-        whole, shape=stored.shape, stored=whole.stored[rows], row_order=order, is_transposed=stored.is_transposed,
-        offset=stored.offset, scales=None if whole.scales is None else whole.scales[rows],
+def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Placement:
+    tensor = _tensor_of(item, tensors)
+    part = tensor if item.rows is None else tensor.part(slice(*item.rows), slice(None))
+    return Placement(part, item.parameter_name, item.first_row)
+
+
+def _tensor_of(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> WeightTensor:
+    source, (first, count) = tensors[item.name], item.stored_rows
+    order, rows = source.row_order, slice(first, first + count)
+    if item.has_own_order:
+        order = None if item.row_order is None else np.frombuffer(item.row_order, np.int64)
+    return replace(
+        source, shape=item.shape, stored=source.stored[rows], row_order=order, is_transposed=item.is_transposed,
+        offset=item.offset, scales=None if source.scales is None else source.scales[rows],
     )  # fmt: skip
-    return Placement(tensor, stored.parameter_name, stored.first_row)
 
 
-def _arrays(tensor: WeightTensor) -> list[Any]:
-    """Return where a tensor's values lie."""
+def _memory(tensor: WeightTensor) -> list[Any]:
+    """Return where a tensor's stored values lie."""
     arrays = (tensor.stored, tensor.scales)
     return [None if array is None else (array.ctypes.data, array.shape, array.strides) for array in arrays]
