@@ -18,8 +18,7 @@ from quire.layers.rotary import RotaryEmbedding
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
-from quire.runtime.eager_forward import EagerForward
-from quire.runtime.forward import PlannedForward
+from quire.runtime.forward import EagerForward, PlannedForward
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.harness import Runner, build_model, random_tokens

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.layers.forward_batch import ForwardBatch
-from quire.runtime.batch import RequestStates, StepLayout, lay_out
+from quire.runtime.batch import RequestStates, StepLayout, build_batch, lay_out
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.eager_forward import build_batch
 from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
 from quire.types import BlockTableUpdate, NewRequest, ScheduledRequest, SchedulerOutput

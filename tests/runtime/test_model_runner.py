@@ -12,7 +12,7 @@ from quire.cache_spec import CacheGroup
 from quire.errors import EngineError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.eager_forward import EagerForward
+from quire.runtime.forward import EagerForward
 from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import PoolingParams, SamplingParams

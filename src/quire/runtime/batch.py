@@ -7,6 +7,7 @@ loops only over requests. It must not know models. Next to read: `forward.py`.
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,12 @@ from numpy.typing import NDArray
 from quire.errors import EngineError
 from quire.sampling.state import SamplingState
 from quire.types import NewRequest, ScheduledRequest, SchedulerOutput
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.layers.forward_batch import ForwardBatch
+    from quire.runtime.cache_engine import CacheEngine
 
 
 @dataclass(slots=True)
@@ -182,3 +189,38 @@ def _rows_that_sample(
             logit_rows.extend(range(last - len(item.draft_token_ids), last + 1))
         logit_index.append(index_of[owner])
     return logit_rows, None if len(index_of) == len(sampled) == len(logit_rows) else logit_index
+
+
+def build_batch(
+    layout: StepLayout, states: RequestStates, cache: "CacheEngine", block_size: int, device: "torch.device"
+) -> "ForwardBatch":
+    """Return the tensors that a model reads op by op."""
+    import torch
+
+    from quire.layers.forward_batch import ForwardBatch
+
+    rows = layout.rows.astype(np.int64)
+    starts, query_lens = layout.starts.astype(np.int64), layout.counts.astype(np.int64)
+    seq_lens = starts + query_lens
+
+    token_rows = np.repeat(rows, query_lens)
+    positions = np.arange(len(token_rows)) + np.repeat(seq_lens - np.cumsum(query_lens), query_lens)
+    block_columns, offsets = np.divmod(positions, block_size)
+    longest_table = -(-int(seq_lens.max()) // block_size)
+
+    def place(array: NDArray[np.integer]) -> "torch.Tensor":
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+    return ForwardBatch(
+        token_ids=place(states.tokens[token_rows, positions].astype(np.int64)),
+        positions=place(positions),
+        block_tables=tuple(place(table[rows, :longest_table]) for table in states.block_tables),
+        slot_mapping=tuple(
+            place(table[token_rows, block_columns] * np.int64(block_size) + offsets) for table in states.block_tables
+        ),
+        kv_caches=cache.kv_caches,
+        layer_groups=cache.layer_groups,
+        query_lens_list=tuple(query_lens.tolist()),
+        seq_lens_list=tuple(seq_lens.tolist()),
+    )

@@ -1,18 +1,21 @@
-"""`Forward`: the computation of a step's hidden states and logits, and `PlannedForward`: by a native plan.
+"""Two ways to compute a step's hidden states and logits: op by op in PyTorch, or by a native plan.
 
-`ModelRunner` knows only the protocol. The other way, op by op in PyTorch, is `eager_forward.py`.
-Next to read: `model_runner.py`.
+`ModelRunner` knows only the protocol `Forward`. Next to read: `model_runner.py`.
 """
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.events import OpTime
 from quire.kernels.registry import trace_logger, trace_setting
-from quire.runtime.batch import RequestStates, StepLayout
+from quire.runtime.batch import RequestStates, StepLayout, build_batch
+from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Forward(Protocol):
@@ -40,6 +43,42 @@ class Forward(Protocol):
 
     def logits(self, rows: NDArray[np.int32]) -> Any:
         """Logits of rows of the step, which the caller may overwrite. Shapes: [S] -> [S, V]. Dtypes: fp32."""
+
+
+class EagerForward:
+    """The model itself, on any device. It is the only user of torch here."""
+
+    def __init__(self, model: Any, cache: CacheEngine, block_size: int, device: "torch.device") -> None:
+        self.model = model
+        self._cache = cache
+        self._block_size = block_size
+        self._device = device
+        self._hidden: Any = None
+        self.times_ops = False  # only a plan has instructions
+
+    def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
+        import torch
+
+        with torch.inference_mode():
+            batch = build_batch(layout, states, self._cache, self._block_size, self._device)
+            self._hidden = self.model(batch.token_ids, batch)
+        return None
+
+    def hidden(self, first: int, last: int) -> Any:
+        return self._given(self._hidden[first:last].float())
+
+    def take_op_times(self) -> tuple[OpTime, ...]:
+        return ()
+
+    def logits(self, rows: NDArray[np.int32]) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+            return self._given(self.model.compute_logits(self._hidden.index_select(0, index)).float())
+
+    def _given(self, values: "torch.Tensor") -> Any:
+        return values.numpy() if self._device.type == "cpu" else values
 
 
 class PlannedForward:

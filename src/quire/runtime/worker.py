@@ -13,7 +13,7 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.forward import Forward, PlannedForward
+from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.stored_plan import load_plan
@@ -87,9 +87,16 @@ class Worker:
                 return PlannedForward(
                     PlannedModel(ops, weights, layers, limits, self.pool, exchange, recording=recording)
                 )
-        from quire.runtime.eager_forward import make_eager_forward  # imports torch
+        import torch
 
-        return make_eager_forward(config, checkpoint, self.cache, progress)
+        from quire.runtime.loader import load_model
+
+        device = torch.device(config.device)
+        torch.set_num_threads(config.threads_per_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        model = load_model(config, checkpoint, progress)
+        return EagerForward(model, self.cache, config.scheduler.block_size, device)
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:

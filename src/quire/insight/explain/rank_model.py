@@ -22,9 +22,9 @@ from quire.kernels.instruction import Instruction
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group, Partition, share_heads
 from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements
+from quire.runtime.plan.emit import place_buffers
 from quire.runtime.plan.lower import lower
 from quire.runtime.plan.packed_weights import choose_formats
-from quire.runtime.plan.record import place_buffers
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 

@@ -6,7 +6,7 @@ time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from quire import _native
 from quire._native import Activation, KvFormat, RowType
 from quire.errors import EngineDeadError
 from quire.events import OpTime
-from quire.kernels.instruction import Instruction, StepShape
+from quire.kernels.instruction import Buffer, Instruction, StepShape
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.plan.packed_weights import PackedWeights
 
@@ -37,6 +37,43 @@ class PlanLimits:
     max_tokens: int
     max_requests: int
     max_logit_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Per buffer the number of its place, and per place the bytes of a row."""
+
+    places: dict[Buffer, int]
+    row_bytes: list[int]
+
+
+def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection[Buffer] = ()) -> Placement:
+    """Give each buffer but those `given` a place from its first to its last use; `result` keeps its own to the end.
+
+    An instruction's inputs and outputs never share one: its threads read and write at the same time.
+    """
+    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in instruction.buffers}
+    last_use[result] = len(body)
+    placement = Placement({}, [])
+    free: set[int] = set()
+    for index, instruction in enumerate(body):
+        buffers = [buffer for buffer in dict.fromkeys(instruction.buffers) if buffer not in given]
+        for buffer in buffers:
+            if buffer not in placement.places:
+                placement.places[buffer] = _take_place(placement.row_bytes, free, buffer.row_bytes)
+        free.update(placement.places[buffer] for buffer in buffers if last_use[buffer] == index)
+    return placement
+
+
+def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
+    """The smallest free place that is large enough, else a new one."""
+    fitting = [place for place in free if row_bytes[place] >= needed]
+    if not fitting:
+        row_bytes.append(needed)
+        return len(row_bytes) - 1
+    best = min(fitting, key=lambda place: (row_bytes[place], place))
+    free.remove(best)
+    return best
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +150,7 @@ class ActivationOf(_Symbol, frozen=True, array_like=True, tag="activation"):
 
 
 class OfEngine(_Symbol, frozen=True, array_like=True, tag="engine"):
-    """What the engine has one of: "best_ids", "max_logit_rows" or "exchange"."""
+    """A thing of which the engine has one: "best_ids", "max_logit_rows" or "exchange"."""
 
     name: str
 

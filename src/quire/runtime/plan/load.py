@@ -30,49 +30,35 @@ def plan_model(
     group: Group = SINGLE,
 ) -> tuple[Program, PackedWeights]:
     """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
-    program, weights, placements = trace_program(config, checkpoint, layer_groups, group)
-    fill_weights(config, weights, placements, progress, group)
+    program, weights, model = trace_program(config, checkpoint, layer_groups, group)
+    if config.options.load_format == "dummy":
+        for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
+            weights.put_values(name, values)
+    else:
+        fill(weights.put, weights.placements, progress)
     return program, weights
 
 
 def trace_program(
     config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE
-) -> tuple[Program, PackedWeights, list[Placement]]:
-    """Trace this rank's share of the model, allocate its packed weights, and plan the tensors that are put there.
+) -> tuple[Program, PackedWeights, nn.Module]:
+    """Trace this rank's share of the model, and allocate its weights. Returns also the model, on the meta device.
 
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
     `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
+    Mutates: torch's number of threads.
     """
     check_environment()
     check_split(config, checkpoint, group)
     if os.environ.get("QUIRE_KERNELS"):
         raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
     torch.set_num_threads(config.threads_per_rank)
-    model = _meta_model(config, group)
+    with torch.device("meta"):
+        model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
-    return lower(traced, weights.format_of), weights, placements
-
-
-def fill_weights(
-    config: EngineConfig,
-    weights: PackedWeights,
-    placements: list[Placement],
-    progress: Progress | None = None,
-    group: Group = SINGLE,
-) -> None:
-    """Pack stored or random weights. Mutates: weights."""
-    if config.options.load_format != "dummy":
-        fill(weights.put, placements, progress)
-        return
-    model = _meta_model(config, group)
-    for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
-        weights.put_values(name, values)
-
-
-def _meta_model(config: EngineConfig, group: Group) -> nn.Module:
-    with torch.device("meta"):
-        return make_model(config.model.hf_config, group, config.scheduler.max_model_len)
+    weights.placements = placements
+    return lower(traced, weights.format_of), weights, model
 
 
 def plan_weights(

@@ -95,11 +95,12 @@ def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
 class PackedWeights:
     """All parameters of a model in one piece of memory.
 
-    Attributes: `shapes` of all, and `formats` of the matrices, by name.
+    Attributes: `shapes` of all, and `formats` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
     def __init__(self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat]) -> None:
         """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`."""
+        self.placements: list[Placement] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.formats = {name: formats[name] for name, shape in self.shapes.items() if len(shape) != 1}

@@ -3,7 +3,7 @@
 Next to read: `emit.py`, which gives the ops their addresses.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,51 +26,16 @@ from quire.runtime.plan.emit import (
     NativeOps,
     OfEngine,
     Place,
+    Placement,
     PlanLimits,
     PlannedModel,
     RowsAt,
     VectorOf,
     WeightOf,
+    place_buffers,
 )
 from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Per buffer the number of its place, and per place the bytes of a row."""
-
-    places: dict[Buffer, int]
-    row_bytes: list[int]
-
-
-def place_buffers(body: Sequence[Instruction], result: Buffer, given: Collection[Buffer] = ()) -> Placement:
-    """Give each buffer but those `given` a place from its first to its last use; `result` keeps its own to the end.
-
-    An instruction's inputs and outputs never share one: its threads read and write at the same time.
-    """
-    last_use = {buffer: index for index, instruction in enumerate(body) for buffer in instruction.buffers}
-    last_use[result] = len(body)
-    placement = Placement({}, [])
-    free: set[int] = set()
-    for index, instruction in enumerate(body):
-        buffers = [buffer for buffer in dict.fromkeys(instruction.buffers) if buffer not in given]
-        for buffer in buffers:
-            if buffer not in placement.places:
-                placement.places[buffer] = _take_place(placement.row_bytes, free, buffer.row_bytes)
-        free.update(placement.places[buffer] for buffer in buffers if last_use[buffer] == index)
-    return placement
-
-
-def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
-    """The smallest free place that is large enough, else a new one."""
-    fitting = [place for place in free if row_bytes[place] >= needed]
-    if not fitting:
-        row_bytes.append(needed)
-        return len(row_bytes) - 1
-    best = min(fitting, key=lambda place: (row_bytes[place], place))
-    free.remove(best)
-    return best
 
 
 def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[Attend, float, float]]:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-import quire
-from quire import _native
+from quire import __version__, _native
 from quire._native import WeightFormat
 from quire.config import EngineConfig, ModelConfig
 from quire.models.registry import ModelRegistry
@@ -129,18 +128,17 @@ def load_plan(
         weights = PackedWeights(stored.parameters, formats)
         fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
         return stored.ops, weights, recording
-    from quire.runtime.plan.load import fill_weights, trace_program
+    from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
 
-    program, weights, placements = trace_program(config, checkpoint, layer_groups, group)
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group)
     recorded = record(program, weights, exchange)
     if key is not None and _is_built_in(config.model.hf_config):
-        described = [_described(item, checkpoint.tensors) for item in placements]
+        described = [_described(item, checkpoint.tensors) for item in weights.placements]
         if all(described):
             parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
                           for name, shape in weights.shapes.items()}  # fmt: skip
             write("plan", key, StoredPlan(recorded.ops, parameters, described))  # type: ignore[arg-type]  # no None
-    fill_weights(config, weights, placements, progress, group)
     return recorded.ops, weights, lambda: recorded
 
 
@@ -197,7 +195,7 @@ def write(kind: str, key: str, value: Any) -> None:
         body = msgspec.json.encode(value)
         if msgspec.json.decode(body, type=type(value)) != value:
             return
-        header = Header(key, hashlib.sha256(body).hexdigest(), f"quire {quire.__version__}")
+        header = Header(key, hashlib.sha256(body).hexdigest(), f"quire {__version__}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(msgspec.json.encode(header) + b"\n" + body)
@@ -224,7 +222,7 @@ def _key(*parts: Any) -> str | None:
 @functools.cache
 def _code_digest() -> str:
     """Digest of the source that makes programs, of the extension's and torch's version."""
-    package, digest = Path(quire.__file__).parent, hashlib.sha256(quire.__version__.encode())
+    package, digest = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
     for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     extension, torch = Path(_native.__file__).stat(), PathFinder.find_spec("torch")
