@@ -50,7 +50,7 @@ def decoded(weights: PackedWeights, parameter: nn.Parameter) -> torch.Tensor:
     num_rows, width = parameter.shape
     values = torch.full((num_rows, width), torch.nan)
     plan = _native.Plan(1, num_rows, 1)
-    plan.embed(weights.weight(weights.name_of(parameter)), _native.Rows(values.data_ptr(), 4 * width, RowType.f32))
+    plan.embed(weights.weight(parameter), _native.Rows(values.data_ptr(), 4 * width, RowType.f32))
     ids, zero, count = np.arange(num_rows, dtype=np.int32), np.zeros(1, np.int32), np.array([num_rows], np.int32)
     plan.run(1, 1, 0, zero.ctypes.data, zero.ctypes.data, count.ctypes.data, 0, ids.ctypes.data, num_rows, 0, 0, 0)
     return values

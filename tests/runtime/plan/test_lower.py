@@ -539,7 +539,7 @@ def use_packed_values(model: GraphModel, weight_format: Any) -> None:
             values = torch.zeros(parameter.shape)
             plan = _native.Plan(1, num_rows, 1)
             plan.embed(
-                weights.weight(weights.name_of(parameter)),
+                weights.weight(parameter),
                 _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32),
                 0,
             )

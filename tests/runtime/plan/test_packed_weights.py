@@ -137,7 +137,7 @@ def test_vectors_are_fp32_and_stack_too() -> None:
     weights = PackedWeights({"b": bias}, {})
     weights.put("b", stored("q", torch.arange(4.0)), 0)
     weights.put("b", stored("k", torch.arange(3.0), "BF16"), 4)
-    address = weights.vector_address("b")
+    address = weights.vector_address(bias)
     found = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 7).from_address(address))
     assert found.tolist() == [0, 1, 2, 3, 0, 1, 2]
 

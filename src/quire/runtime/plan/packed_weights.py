@@ -119,21 +119,21 @@ class PackedWeights:
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
     def name_of(self, parameter: Any) -> str:
-        """The name of a parameter, which is known by identity and may be on "meta"."""
-        return self._names[id(parameter)]
+        """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""
+        return parameter if isinstance(parameter, str) else self._names[id(parameter)]
 
     def format_of(self, parameter: Any) -> WeightFormat:
         """The format of a packed matrix."""
         return self._matrices[self.name_of(parameter)].format
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix."""
-        plan = self._matrices[name]
+        plan = self._matrices[self.name_of(parameter)]
         return Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
 
-    def vector_address(self, name: str) -> int:
+    def vector_address(self, parameter: Any) -> int:
         """The address of the fp32 values of a vector."""
-        return self._vectors[name].ctypes.data
+        return self._vectors[self.name_of(parameter)].ctypes.data
 
     def put(self, name: str, tensor: WeightTensor, first_row: int) -> None:
         """A stored tensor becomes rows `first_row` … of a parameter."""
