@@ -19,6 +19,7 @@ from quire.layers.group import SINGLE
 from quire.models.registry import ModelRegistry, model_types
 from quire.runtime.plan import stored_plan
 from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, load_plan, make_model_config, plan_key, read, write
+from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.oracle import make_oracle
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import make_checkpoint, make_config
@@ -246,3 +247,16 @@ def test_files_used_longest_ago_are_deleted(plans: Path) -> None:
     assert read("plan", keys[0], dict) == {"key": keys[0]}
     write("plan", keys[-1], {"key": keys[-1]})
     assert [key for key in keys if read("plan", key, dict) is None] == [keys[1]]
+
+
+@pytest.mark.parametrize("words", [[], ["--temperature", "1", "--structured-outputs", '{"choice": ["ab", "cd"]}']])
+def test_a_second_run_on_the_command_line_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+    directory = make_tiny_directory(tmp_path / "tiny")
+    answers = []
+    for without in ("", "sys.modules['torch'] = None;"):
+        code = f"import sys; {without} from quire.cli.main import main; main()"
+        command = [sys.executable, "-c", code, "run", str(directory), "hi there", "--max-tokens", "9", "--seed", "4"]
+        result = subprocess.run([*command, *words], capture_output=True, text=True, env=os.environ)
+        assert result.returncode == 0, result.stderr
+        answers.append(result.stdout)
+    assert answers[0] == answers[1]
