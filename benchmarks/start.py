@@ -64,9 +64,8 @@ def main() -> None:
                 found[name].append(measured(command, variables))
             assert any(Path(cache).rglob("plan-*.json")), "the first start kept no plan"
     second = statistics.median(seconds for seconds, _ in found["quire, second start"])
-    print(
-        f"{cpu_name()}, {arguments.threads} threads, {arguments.model}\n\n| side | s | second start × | MB |\n|---|---|---|---|"
-    )
+    print(f"{cpu_name()}, {arguments.threads} threads, {arguments.model}\n")
+    print("| side | s | second start × | MB |\n|---|---|---|---|")
     for name, runs in found.items():
         seconds, megabytes = (statistics.median(values) for values in zip(*runs, strict=True))
         print(f"| {name} | {seconds:.2f} | {seconds / second:.2f} | {megabytes:.0f} |")
