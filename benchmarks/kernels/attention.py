@@ -65,7 +65,7 @@ class Layers:
         blocks = -(-(start + count) // BLOCK_SIZE)
         stride = shape.layer_bytes * shape.num_layers
         num_tokens = num_requests * count
-        self.memory = allocate(num_requests * blocks * stride).fill_(BLOCK_FILL)
+        self.memory = torch.from_numpy(allocate(num_requests * blocks * stride)).fill_(BLOCK_FILL)
         base = self.memory.data_ptr()
         order = torch.randperm(num_requests * blocks, generator=torch.Generator().manual_seed(0))
         self.tables = order.int().reshape(num_requests, blocks)

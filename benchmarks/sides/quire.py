@@ -104,7 +104,7 @@ def prompt_logits(engine: Any, token_ids: list[int]) -> Any:
             for first in range(0, num_rows, LOGIT_ROWS):
                 rows = np.arange(first, min(first + LOGIT_ROWS, num_rows), dtype=np.int32)
                 # The next part may use the same memory.
-                parts.append(forward.logits(rows).clone())
+                parts.append(torch.tensor(forward.logits(rows)))
             return result
 
         def __getattr__(self, name: str) -> Any:

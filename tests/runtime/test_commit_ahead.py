@@ -5,21 +5,22 @@ import mmap
 import time
 import weakref
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from quire.runtime import commit_ahead
 from quire.runtime.commit_ahead import CommitAhead
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES, allocate
 
 
-def resident_pages(memory: torch.Tensor) -> list[bool]:
+def resident_pages(memory: NDArray[np.uint8]) -> list[bool]:
     """Whether each page has memory (mincore(2))."""
     num_pages = -(-len(memory) // mmap.PAGESIZE)
     found = (ctypes.c_ubyte * num_pages)()
     mincore = ctypes.CDLL(None).mincore
     mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    assert mincore(memory.data_ptr(), len(memory), found) == 0
+    assert mincore(memory.ctypes.data, len(memory), found) == 0
     return [bool(page & 1) for page in found]
 
 

@@ -9,10 +9,10 @@ from quire.runtime.huge_pages import HUGE_PAGE_BYTES, allocate
 @pytest.mark.parametrize("num_bytes", [HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES + 5])
 def test_large_memory_starts_at_a_huge_page_and_is_writable_to_its_end(num_bytes: int) -> None:
     memory = allocate(num_bytes)
-    assert memory.data_ptr() % HUGE_PAGE_BYTES == 0
+    assert memory.ctypes.data % HUGE_PAGE_BYTES == 0
     assert memory.shape == (num_bytes,)
     assert not memory.any()
-    memory.fill_(7)
+    memory.fill(7)
     assert memory[-1] == 7
 
 
@@ -27,7 +27,7 @@ def test_a_system_without_huge_pages_gives_ordinary_memory(monkeypatch: pytest.M
     monkeypatch.setattr("quire.runtime.huge_pages.mmap.mmap", Refusing)
     memory = allocate(HUGE_PAGE_BYTES)
     assert refused == [mmap.MADV_HUGEPAGE]
-    memory.fill_(1)
+    memory.fill(1)
     assert memory.all()
 
 

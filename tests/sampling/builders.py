@@ -11,7 +11,7 @@ from quire.sampling.state import SamplingState
 from quire.sampling_params import SamplingParams
 from quire.types import NewRequest, TokenLogprobs
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 EXAMPLE = torch.tensor([0.40, 0.30, 0.15, 0.10, 0.05])
 
 
@@ -65,7 +65,7 @@ class ById:
 
 def sample_all(logits: torch.Tensor, requests: Sequence[NewRequest]) -> list[tuple[int, TokenLogprobs | None]]:
     """Sample one token for each request from its row of a copy of the logits."""
-    sampler = ById(Sampler(logits.shape[-1], logits.device))
+    sampler = ById(Sampler(logits.shape[-1], logits.device.type))
     for new in requests:
         sampler.add_request(new)
     return sampler.sample(logits.clone(), [new.request_id for new in requests])

@@ -19,7 +19,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def logprobs_of(kind: str, logits: torch.Tensor, token_ids: list[int], num: int) -> list[TokenLogprobs]:
     rows: Any = NativeRowSampler(logits.shape[-1]) if kind == "native" else ReferenceRowSampler()
-    return rows.logprobs(logits, token_ids, num)
+    return rows.logprobs(logits.float() if kind == "native" else logits, token_ids, num)
 
 
 @pytest.mark.parametrize(

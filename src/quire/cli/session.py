@@ -5,6 +5,7 @@ Next to read: `run.py`, `chat.py`.
 """
 
 import contextlib
+import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,12 +71,17 @@ class Generation:
 def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]:
     """Build an engine, describe it on stderr, and shut it down at the end."""
     start = time.perf_counter()
-    with show_progress(output) as progress:
-        # A missing model is reported before torch is imported, which takes seconds.
-        resolve_source(options.model, revision=options.revision, progress=progress)
-        from quire.engine.build import build_engine
+    # Little that loading makes becomes garbage, and looking for it would take a twelfth of the time.
+    gc.disable()
+    try:
+        with show_progress(output) as progress:
+            # A missing model is reported before the engine is imported.
+            resolve_source(options.model, revision=options.revision, progress=progress)
+            from quire.engine.build import build_engine
 
-        engine = build_engine(options, progress=progress)
+            engine = build_engine(options, progress=progress)
+    finally:
+        gc.enable()
     try:
         config, num_ranks = engine.config, options.tensor_parallel_size
         num_threads = max(1, config.hardware.num_threads // num_ranks)

@@ -18,11 +18,11 @@ from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 from quire.grammar.compiler import GrammarCompiler
-from quire.models.registry import ModelRegistry
 from quire.parallel.tensor_parallel import create_executor
 from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
+from quire.runtime.plan.stored_plan import make_model_config
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
@@ -74,8 +74,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
 
 def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
     """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
-    hf_config, generation_config = checkpoint.hf_config, checkpoint.generation_config
-    model = ModelRegistry.make_model_config(hf_config, generation_config, options.hf_overrides)
+    model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides)
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     return resolve(options, detect_hardware(options.device), model)

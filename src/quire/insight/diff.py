@@ -117,7 +117,7 @@ def _ours(
     engine.add_request("diff", {"prompt_token_ids": list(token_ids)}, SamplingParams(temperature=0, max_tokens=1))
     with _recorded(model) as found:
         engine.step()
-    found[LOGITS] = worker.forward.logits(np.arange(len(token_ids), dtype=np.int32)).clone()
+    found[LOGITS] = torch.tensor(worker.forward.logits(np.arange(len(token_ids), dtype=np.int32)))
     if not list(model.children()):
         found[PLAN_LOGITS] = found[LOGITS]
     sources = {name: _source(module) for name, module in model.named_modules()}

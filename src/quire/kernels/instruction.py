@@ -107,10 +107,8 @@ Counters = Callable[["Instruction"], Any]
 
 
 class Emitter(Protocol):
-    """Adds native ops to a plan; gives buffers, parameters and KV layers their addresses."""
-
-    batch_invariant: bool
-    """One arithmetic for any number of rows."""
+    """Writes down native ops. What it gives for buffers, parameters and KV layers stands for their addresses, which are
+    known when the plan gets its memory: pass it on to `push` as it is."""
 
     def push(self, op: str, **values: Any) -> None:
         """Add a native op with these fields (`native/ops/`)."""
@@ -118,25 +116,25 @@ class Emitter(Protocol):
     def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> Any:
         """The `Rows` of a value. `stride_bytes`: from row to row, None for those of the buffer."""
 
-    def address(self, value: Buffer | Columns) -> int:
+    def address(self, value: Buffer | Columns) -> Any:
         """Address of the first row."""
 
     def weight(self, parameter: Any) -> Any:
         """The `Weight` of a matrix."""
 
-    def vector(self, parameter: Any) -> int:
+    def vector(self, parameter: Any) -> Any:
         """Address of a vector's fp32 values; 0 for None."""
 
-    def constant(self, values: Any) -> int:
+    def constant(self, values: Any) -> Any:
         """Address of a copy of a tensor in fp32."""
 
-    def counters(self, instruction: "Instruction", count: int) -> int:
+    def counters(self, instruction: "Instruction", count: int) -> Any:
         """Address of int32 counters that an instruction keeps from step to step, zero at first."""
 
     def kv_layer(self, layer_index: int) -> Any:
         """The `KvLayer` of one layer."""
 
-    def exchange(self) -> int:
+    def exchange(self) -> Any:
         """Address of the `Exchange` with other ranks."""
 
     def ahead(self, instruction: "Instruction") -> Any:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import torch
-
 from quire.errors import ConfigError, nearest
 from quire.kernels.tracing import PLAN_DEVICE, recorder
 
@@ -148,6 +146,8 @@ def check_environment() -> None:
 
 def describe(value: Any) -> str:
     """Describe an argument in a trace: a tensor's shape and dtype, else a short text."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         layout = "" if value.layout == torch.strided else " packed"
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}{layout}"

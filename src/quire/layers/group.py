@@ -6,11 +6,12 @@ checkpoints: executors implement `Group`, `runtime/loader.py` reads the partitio
 """
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Group(Protocol):
@@ -24,10 +25,10 @@ class Group(Protocol):
     def size(self) -> int:
         """The number of ranks."""
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: "torch.Tensor") -> "torch.Tensor":
         """Sum over all ranks, in the order of the ranks. May write to `x`. Shapes: [T, I] -> the same."""
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: "torch.Tensor") -> "torch.Tensor":
         """Concatenate the columns of all ranks, in the order of the ranks. Shapes: [T, I] -> [T, size * I]."""
 
 
@@ -38,7 +39,7 @@ class LocalGroup:
     rank: int = 0
     size: int = 1
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: "torch.Tensor") -> "torch.Tensor":
         assert self.size == 1, "a local group cannot reach other ranks"
         return x
 

@@ -13,8 +13,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from quire.config import ModelConfig
 from quire.errors import ConfigError, InvalidParameterError, ModelFileError, UnsupportedModelError, nearest
 from quire.layers.group import SINGLE
@@ -48,6 +46,11 @@ class ModelRegistry:
         else:
             _check_model_class(architecture, model_class)
         cls._registered[architecture] = model_class
+
+    @classmethod
+    def has_registered(cls) -> bool:
+        """Return whether `register_model` was called."""
+        return bool(cls._registered)
 
     @classmethod
     def resolve(cls, hf_config: Mapping[str, Any]) -> ModelClass:
@@ -94,6 +97,8 @@ class ModelRegistry:
         generation = generation_config or {}
         model_class = cls.resolve(merged)
         config = model_class.Config.from_hf(merged)
+        import torch
+
         with torch.device("meta"):
             model = model_class(config, SINGLE)
         bos_token_ids = _token_ids("bos_token_id", generation, merged)

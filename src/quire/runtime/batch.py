@@ -7,16 +7,20 @@ loops only over requests. It must not know models. Next to read: `forward.py`.
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire.errors import EngineError
-from quire.layers.forward_batch import ForwardBatch
-from quire.runtime.cache_engine import CacheEngine
 from quire.sampling.state import SamplingState
 from quire.types import NewRequest, ScheduledRequest, SchedulerOutput
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.layers.forward_batch import ForwardBatch
+    from quire.runtime.cache_engine import CacheEngine
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class RequestState:
     num_tokens: int
     sampling: SamplingState | None = None
     """None for a pooling request."""
-    hidden_sum: torch.Tensor | None = None
+    hidden_sum: NDArray[np.float64] | None = None
     """Mean pooling: the fp64 sum [E] over the chunks so far."""
 
 
@@ -188,9 +192,13 @@ def _rows_that_sample(
 
 
 def build_batch(
-    layout: StepLayout, states: RequestStates, cache: CacheEngine, block_size: int, device: torch.device
-) -> ForwardBatch:
+    layout: StepLayout, states: RequestStates, cache: "CacheEngine", block_size: int, device: "torch.device"
+) -> "ForwardBatch":
     """Return the tensors that a model reads op by op."""
+    import torch
+
+    from quire.layers.forward_batch import ForwardBatch
+
     rows = layout.rows.astype(np.int64)
     starts, query_lens = layout.starts.astype(np.int64), layout.counts.astype(np.int64)
     seq_lens = starts + query_lens
@@ -200,7 +208,7 @@ def build_batch(
     block_columns, offsets = np.divmod(positions, block_size)
     longest_table = -(-int(seq_lens.max()) // block_size)
 
-    def place(array: NDArray[np.integer]) -> torch.Tensor:
+    def place(array: NDArray[np.integer]) -> "torch.Tensor":
         tensor = torch.from_numpy(array)
         return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 

@@ -6,9 +6,10 @@ Next to read: `batch.py`, which turns block tables into slots of this pool.
 """
 
 import contextlib
+import functools
+import math
 from collections.abc import Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
@@ -17,58 +18,77 @@ from quire.runtime.commit_ahead import CommitAhead
 from quire.runtime.huge_pages import allocate
 from quire.types import Tier, Transfer
 
+if TYPE_CHECKING:
+    import torch
+
 
 class CacheEngine:
     """The KV pool and its views.
 
     Attributes:
-        pool: [N, page], page = all layers of the largest group; with one group it is [N, L, 2, B, K, D] flattened.
-        kv_caches: per layer a view [N, *spec.view_shape], strided over N: [N, 2, B, K, D] for keys and values, bytes
-            for a state. Plans lay the same bytes out in their own way; int8 values, which have scales, have no view.
+        memory: [N, page bytes], page = all layers of the largest group; a NumPy array on a CPU, else a tensor.
         layer_groups: per layer the index of its cache group.
         layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
-    Dtypes: the KV type; uint8 for states.
+        block_stride_bytes: bytes from one block to the next.
+    Dtypes: memory uint8.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         scheduler = config.scheduler
-        groups, block_size = scheduler.kv_cache_groups, scheduler.block_size
-        dtype: torch.dtype = getattr(torch, config.kv_dtype)
-        page_bytes = PoolShape(groups, block_size, scheduler.max_num_batched_tokens).block_bytes
-        shape = (scheduler.num_blocks, page_bytes // dtype.itemsize)
-        self._group_sizes = [group.page_bytes(block_size) // dtype.itemsize for group in groups]
+        self._groups, self._block_size = scheduler.kv_cache_groups, scheduler.block_size
+        self._kv_dtype = config.kv_dtype
+        self.block_stride_bytes = PoolShape(
+            self._groups, self._block_size, scheduler.max_num_batched_tokens
+        ).block_bytes
+        num_bytes = scheduler.num_blocks * self.block_stride_bytes
         self._ahead: CommitAhead | None = None
-        if torch.device(config.device).type == "cpu":
-            memory = allocate(shape[0] * page_bytes)
-            self.pool = memory.view(dtype).view(shape)
-            self._ahead = CommitAhead(memory)
+        memory: Any
+        if config.device == "cpu":
+            memory = allocate(num_bytes)
+            self._ahead, address = CommitAhead(memory), memory.ctypes.data
         else:
-            self.pool = torch.empty(shape, dtype=dtype, device=config.device)
-        # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
-        self.pool[0].zero_()
-        layers: dict[int, tuple[int, int]] = {}
-        kv_caches: dict[int, torch.Tensor] = {}
-        for group_index, group in enumerate(groups):
-            spec = group.spec
-            size = spec.block_bytes(block_size)
-            values = self.pool.view(torch.uint8) if spec.is_state else self.pool
-            view_shape = spec.view_shape(block_size)
-            for position, layer in enumerate(group.layer_indices):
-                start = position * size // values.itemsize
-                page_slice = values[:, start : start + size // values.itemsize]
-                if spec.is_state:
-                    page_slice = page_slice[:, : view_shape[0]]
-                if not spec.scale_bytes:
-                    kv_caches[layer] = page_slice.view(scheduler.num_blocks, *view_shape)
-                layers[layer] = group_index, page_slice.data_ptr()
-        self.kv_caches = tuple(kv_caches[layer] for layer in sorted(kv_caches))
-        self.layer_groups = tuple(layers[layer][0] for layer in sorted(layers))
-        self.layer_addresses = tuple(layers[layer][1] for layer in sorted(layers))
+            import torch
 
-    @property
-    def block_stride_bytes(self) -> int:
-        """Bytes from one block to the next."""
-        return self.pool.stride(0) * self.pool.element_size()
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=config.device)
+            address = memory.data_ptr()
+        self.memory = memory.reshape(scheduler.num_blocks, self.block_stride_bytes)
+        # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
+        self.memory[0] = 0
+        placed = sorted(self._placed_layers())
+        self.layer_groups = tuple(group_index for _, group_index, _ in placed)
+        self.layer_addresses = tuple(address + offset for _, _, offset in placed)
+
+    def _placed_layers(self) -> Iterator[tuple[int, int, int]]:
+        """Yield layer, group, and the offset of the layer's slice in a page."""
+        for group_index, group in enumerate(self._groups):
+            for position, layer in enumerate(group.layer_indices):
+                yield layer, group_index, position * group.spec.block_bytes(self._block_size)
+
+    @functools.cached_property
+    def pool(self) -> "torch.Tensor":
+        """The memory as values of the KV type: with one group it is [N, L, 2, B, K, D] flattened."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._kv_dtype)
+        values = torch.as_tensor(self.memory).flatten().view(dtype)
+        return values.view(len(self.memory), self.block_stride_bytes // dtype.itemsize)
+
+    @functools.cached_property
+    def kv_caches(self) -> "tuple[torch.Tensor, ...]":
+        """Per layer a view [N, *spec.view_shape], strided over N: [N, 2, B, K, D] for keys and values, bytes for a
+        state. Plans lay the same bytes out in their own way; int8 values, which have scales, have no view."""
+        import torch
+
+        views = []
+        for _, group_index, offset in sorted(self._placed_layers()):
+            spec = self._groups[group_index].spec
+            if spec.scale_bytes:
+                continue
+            shape = spec.view_shape(self._block_size)
+            values = torch.as_tensor(self.memory) if spec.is_state else self.pool
+            start = offset // values.itemsize
+            views.append(values[:, start : start + math.prod(shape)].view(len(values), *shape))
+        return tuple(views)
 
     @contextlib.contextmanager
     def in_use(self, highest_block: int) -> Iterator[None]:
@@ -85,7 +105,7 @@ class CacheEngine:
     def transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy blocks in all layers of their group. All sources are read before any target is written.
 
-        Mutates: pool. Raises: EngineError for tiers other than the device, which hold no blocks.
+        Mutates: memory. Raises: EngineError for tiers other than the device, which hold no blocks.
         """
         for item in transfers:
             if item.source_tier is not Tier.DEVICE or item.target_tier is not Tier.DEVICE:
@@ -94,9 +114,9 @@ class CacheEngine:
         moved = []
         for group_index in {item.group_index for item in transfers}:
             chosen = [item for item in transfers if item.group_index == group_index]
-            ids = [torch.tensor([at for item in chosen for at in getattr(item, name)], device=self.pool.device)
-                   for name in ("source_ids", "target_ids")]  # fmt: skip
-            pages = self.pool[:, : self._group_sizes[group_index]]
-            moved.append((pages, ids[1], pages.index_select(0, ids[0])))
+            source_ids, target_ids = ([block_id for item in chosen for block_id in getattr(item, name)]
+                                      for name in ("source_ids", "target_ids"))  # fmt: skip
+            pages = self.memory[:, : self._groups[group_index].page_bytes(self._block_size)]
+            moved.append((pages, target_ids, pages[source_ids]))
         for pages, target_ids, values in moved:
-            pages.index_copy_(0, target_ids, values)
+            pages[target_ids] = values

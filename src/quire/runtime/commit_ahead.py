@@ -13,7 +13,8 @@ import time
 import weakref
 from contextlib import suppress
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.runtime.huge_pages import HUGE_PAGE_BYTES
 
@@ -34,7 +35,7 @@ class CommitAhead:
     Attributes: `num_committed` bytes from the start were committed here; they may have been before.
     """
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
         """Shapes: memory [num_bytes], from `huge_pages.allocate`. Dtypes: uint8."""
         self.num_committed = 0
         self._memory = memory
@@ -67,7 +68,7 @@ class CommitAhead:
         while self.num_committed < self._end and seen_events == self._num_events and seen_events % 2 == 0:
             num_bytes = min(HUGE_PAGE_BYTES, self._end - self.num_committed)
             # Not mmap.madvise: it would keep the interpreter's lock meanwhile.
-            if madvise(self._memory.data_ptr() + self.num_committed, num_bytes, _POPULATE_WRITE):
+            if madvise(self._memory.ctypes.data + self.num_committed, num_bytes, _POPULATE_WRITE):
                 self.num_committed = len(self._memory)  # this system cannot
             else:
                 self.num_committed += num_bytes

@@ -3,10 +3,9 @@
 `ModelRunner` knows only the protocol `Forward`. Next to read: `model_runner.py`.
 """
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire.events import OpTime
@@ -15,10 +14,14 @@ from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Forward(Protocol):
     """Computes one step after another; hidden states of a step stay until the next.
 
+    Values are NumPy arrays on a CPU and tensors on other devices.
     Attributes: `times_ops`: time each instruction of the next calls.
     """
 
@@ -32,42 +35,50 @@ class Forward(Protocol):
         None, and the caller asks for `logits`.
         """
 
-    def hidden(self, first: int, last: int) -> torch.Tensor:
+    def hidden(self, first: int, last: int) -> Any:
         """Hidden states of rows first … last - 1. Shapes: [last - first, E]."""
 
     def take_op_times(self) -> tuple[OpTime, ...]:
         """Return time and work of each instruction since the last call, if they are traced."""
 
-    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+    def logits(self, rows: NDArray[np.int32]) -> Any:
         """Logits of rows of the step, which the caller may overwrite. Shapes: [S] -> [S, V]. Dtypes: fp32."""
 
 
 class EagerForward:
-    """The model itself, on any device."""
+    """The model itself, on any device. It is the only user of torch here."""
 
-    def __init__(self, model: Any, cache: CacheEngine, block_size: int, device: torch.device) -> None:
+    def __init__(self, model: Any, cache: CacheEngine, block_size: int, device: "torch.device") -> None:
         self.model = model
         self._cache = cache
         self._block_size = block_size
         self._device = device
-        self._hidden = torch.empty(0)
+        self._hidden: Any = None
         self.times_ops = False  # only a plan has instructions
 
     def run(self, layout: StepLayout, states: RequestStates, *, only_likeliest: bool) -> list[int | None] | None:
-        batch = build_batch(layout, states, self._cache, self._block_size, self._device)
-        self._hidden = self.model(batch.token_ids, batch)
+        import torch
+
+        with torch.inference_mode():
+            batch = build_batch(layout, states, self._cache, self._block_size, self._device)
+            self._hidden = self.model(batch.token_ids, batch)
         return None
 
-    def hidden(self, first: int, last: int) -> torch.Tensor:
-        return self._hidden[first:last]
+    def hidden(self, first: int, last: int) -> Any:
+        return self._given(self._hidden[first:last].float())
 
     def take_op_times(self) -> tuple[OpTime, ...]:
         return ()
 
-    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
-        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
-        logits: torch.Tensor = self.model.compute_logits(self._hidden.index_select(0, index)).float()
-        return logits
+    def logits(self, rows: NDArray[np.int32]) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+            return self._given(self.model.compute_logits(self._hidden.index_select(0, index)).float())
+
+    def _given(self, values: "torch.Tensor") -> Any:
+        return values.numpy() if self._device.type == "cpu" else values
 
 
 class PlannedForward:
@@ -75,7 +86,7 @@ class PlannedForward:
 
     def __init__(self, planned: PlannedModel) -> None:
         self._planned = planned
-        self._gives_likeliest = planned.program.likeliest is not None
+        self._gives_likeliest = planned.gives_likeliest
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         setting = trace_setting()
@@ -97,17 +108,19 @@ class PlannedForward:
         ids = self._planned.best_ids[: len(layout.logit_rows)].tolist()
         return [token_id if token_id >= 0 else None for token_id in ids] if min(ids) < 0 else ids
 
-    def hidden(self, first: int, last: int) -> torch.Tensor:
+    def hidden(self, first: int, last: int) -> NDArray[np.float32]:
         return self._planned.hidden[first:last]
 
-    def logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+    def logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
         limit = self._planned.limits.max_logit_rows
         if len(rows) <= limit:
             return self._logits(rows)
         # Each part overwrites the last one's memory, so more rows than the limit cost a copy.
-        return torch.cat([self._logits(rows[start : start + limit]).clone() for start in range(0, len(rows), limit)])
+        return np.concatenate(
+            [self._logits(rows[start : start + limit]).copy() for start in range(0, len(rows), limit)]
+        )
 
-    def _logits(self, rows: NDArray[np.int32]) -> torch.Tensor:
+    def _logits(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
         self._run(LOGITS, self._none, self._none, self._none, np.ascontiguousarray(rows))
         return self._planned.logits[: len(rows)]
 

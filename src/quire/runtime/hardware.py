@@ -4,6 +4,7 @@ Limits of containers and shells count: a cgroup's memory and CPU quota, `ulimit 
 Next to read: `resolve.py`, which decides with what is found here.
 """
 
+import ctypes
 import itertools
 import math
 import os
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 
 from quire._native import has_tiles
 from quire.config import Hardware
@@ -42,7 +42,11 @@ def detect_hardware(device: str = "auto") -> Hardware:
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
         raise ConfigError(f"device={device!r} is not one of auto, cpu, cuda, cuda:N")
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu" or (kind == "auto" and not has_gpu_driver()):
+        return _detect_cpu()
+    import torch
+
+    if kind == "auto" and not torch.cuda.is_available():
         return _detect_cpu()
     if not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}: torch {torch.__version__} finds no CUDA device; --device cpu works")
@@ -50,6 +54,15 @@ def detect_hardware(device: str = "auto") -> Hardware:
     if int(index or 0) >= count:
         raise ConfigError(f"device={device!r}: there are {count} CUDA devices; --device cuda:{count - 1} is the last")
     return _detect_cuda(int(index or 0))
+
+
+def has_gpu_driver() -> bool:
+    """Return whether the driver of an NVIDIA or AMD GPU is installed, without which torch finds no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True
 
 
 def _detect_cpu() -> Hardware:
@@ -79,6 +92,8 @@ def _detect_cpu() -> Hardware:
 
 
 def _detect_cuda(index: int) -> Hardware:
+    import torch
+
     properties = torch.cuda.get_device_properties(index)
     available, total = torch.cuda.mem_get_info(index)
     return Hardware(

@@ -8,8 +8,7 @@ Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` fo
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,24 +21,15 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.layers.linear import pack_weights
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
+from quire.runtime.placement import FLOATS, Placement, fill
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.progress import Progress, ignore_progress
+from quire.weights.progress import Progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
-FLOATS = ("F32", "F16", "BF16")
 QUANTIZATION_BLOCK = 32
 """Weights that are quantised at load share a scale per 32 inputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A stored tensor, or this rank's part of one, becomes rows `first_row` … of a parameter."""
-
-    tensor: WeightTensor
-    parameter_name: str
-    first_row: int
 
 
 def load_model(
@@ -301,8 +291,11 @@ def _place(target: str, parts: list[WeightTensor], partition: Partition) -> Iter
             start, stop = max(rows.start, above), min(rows.stop, above + part.shape[0])
             if start < stop:
                 is_whole = not partition.cuts_columns and stop - start == part.shape[0]
-                cut = part if is_whole else part.part(slice(start - above, stop - above), partition.column_slice)
-                yield Placement(cut, target, first_row)
+                if is_whole:
+                    yield Placement(part, target, first_row)
+                else:
+                    cut = part.part(slice(start - above, stop - above), partition.column_slice)
+                    yield Placement(cut, target, first_row, part, (start - above, stop - above))
                 first_row += stop - start
             above += part.shape[0]
 
@@ -315,17 +308,3 @@ def _complain(what: str, names: list[str]) -> None:
         raise ModelFileError(
             f"the checkpoint {what} {noun} {shown}{more}: it is incomplete or of another architecture than it says"
         )
-
-
-def fill(
-    put: Callable[[str, WeightTensor, int], None], placements: list[Placement], progress: Progress | None = None
-) -> None:
-    """Put each stored tensor at its parameter's first row.
-
-    One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
-    """
-    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
-    for placement in placements:
-        put(placement.parameter_name, placement.tensor, placement.first_row)
-        done += placement.tensor.num_bytes
-        (progress or ignore_progress)("loading weights", done, total)

@@ -9,18 +9,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from quire.config import STEP_S, EngineConfig
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.batch import RequestState, RequestStates, StepLayout, lay_out
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
-from quire.sampling.reference import Sampled
 from quire.sampling.sampler import Sampler
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 _BAD_EMBEDDING = (
@@ -65,7 +65,6 @@ class ModelRunner:
         self.forward = forward
         self.cache = cache
         self.sampler = sampler
-        self.device = torch.device(config.device)
         self.states = RequestStates(
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
@@ -76,7 +75,6 @@ class ModelRunner:
         self.limit_s = STEP_S
         self.agree: Callable[[bool], bool] = bool
 
-    @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
         """Compute one step: request changes, transfers, forward, sampling, prompt logprobs, pooling; then further
         decode iterations, if the schedule allows them."""
@@ -147,7 +145,7 @@ class ModelRunner:
                 rows = logits
                 if num_accepted or layout.logit_index is not None:
                     index = [taken.first_row + num_accepted for taken in active]
-                    rows = logits[torch.tensor(index, device=self.device)]
+                    rows = logits[index]
                 sampled = self.sampler.sample(rows, [taken.sampling for taken in active])
             for taken, (token_id, logprobs) in zip(active, sampled, strict=True):
                 self._take(taken, token_id, logprobs)
@@ -215,26 +213,27 @@ def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> Reques
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 
 
-def _pool(state: RequestState, start: int, hidden: torch.Tensor) -> tuple[float, ...] | None:
+def _pool(state: RequestState, start: int, hidden: Any) -> tuple[float, ...] | None:
     """Return the embedding once the prompt is complete; None before. Mutates: state.
 
     last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
-    Shapes: hidden [T, E] of positions start …
+    Shapes: hidden [T, E] of positions start …, an array or a tensor.
     """
     new = state.new
     assert new.pooling is not None
-    complete = start + len(hidden) >= new.num_prompt_tokens
+    values: NDArray[np.float32] = hidden if isinstance(hidden, np.ndarray) else hidden.cpu().numpy()
+    complete = start + len(values) >= new.num_prompt_tokens
     if new.pooling.pooling == "mean":
         # In fp64, where sums of so few fp32 values lose nothing: else the last bits would depend on the chunks.
-        total = hidden.sum(dim=0, dtype=torch.float64)
+        total = values.sum(axis=0, dtype=np.float64)
         if state.hidden_sum is not None and start > 0:
             total += state.hidden_sum
         state.hidden_sum = total
-        pooled = (total / new.num_prompt_tokens).float()
+        pooled = (total / new.num_prompt_tokens).astype(np.float32)
     else:
-        pooled = hidden[-1].float()
+        pooled = values[-1]
     if not complete:
         return None
     if new.pooling.normalize:
-        pooled = torch.nn.functional.normalize(pooled, dim=0)
+        pooled = pooled / max(np.linalg.norm(pooled), np.float32(1e-12))
     return tuple(pooled.tolist())

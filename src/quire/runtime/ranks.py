@@ -7,9 +7,9 @@ Next to read: `kernels/collective.py`; `parallel/tensor_parallel.py` for the pro
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire import _native
@@ -17,11 +17,9 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup
-from quire.runtime.loader import check_split
 from quire.runtime.plan.emit import RANK_LOST
-from quire.sampling.reference import Sampled
 from quire.sampling.sampler import Sampler
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState
 from quire.types import NewRequest, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
@@ -32,6 +30,8 @@ VALUE_BYTES = 4
 
 def check_ranks(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Check that the ranks can share the model. Raises: ConfigError naming the nearest sizes that fit."""
+    from quire.runtime.loader import check_split  # imports torch
+
     check_split(config, checkpoint, LocalGroup(0, config.options.tensor_parallel_size))
 
 
@@ -40,9 +40,7 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
     return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, VALUE_BYTES, vocab_size)
 
 
-def make_sampler(
-    vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange | None
-) -> Sampler:
+def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
     if exchange is None:
         return Sampler(vocab_size, device, pool)
@@ -60,13 +58,11 @@ def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
 class LeadingSampler(Sampler):
     """The sampler of rank 0, which tells the tokens to all ranks."""
 
-    def __init__(
-        self, vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         sampled = super().sample(logits, states)
         ids = [NO_TOKEN if token_id is None else token_id for token_id, _ in sampled]
@@ -77,9 +73,7 @@ class LeadingSampler(Sampler):
 class FollowingSampler(Sampler):
     """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
 
-    def __init__(
-        self, vocab_size: int, device: torch.device, pool: _native.ThreadPool, exchange: _native.Exchange
-    ) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 
@@ -87,13 +81,13 @@ class FollowingSampler(Sampler):
         """See `Sampler`. The state only counts tokens."""
         return None if new.sampling is None else SamplingState(new, new.sampling, self.vocab_size)
 
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         ids = np.empty(len(states), np.int32)
         _broadcast(self._exchange, ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
-    def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return nothing: see `Sampler` for rank 0's."""
         return []
 

@@ -6,8 +6,6 @@ Next to read: `model_runner.py`; `ranks.py` for the ranks of a model.
 import logging
 from functools import partial
 
-import torch
-
 from quire import _native
 from quire.cache_spec import LatentKV, PagedKV
 from quire.config import EngineConfig
@@ -16,10 +14,9 @@ from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
-from quire.runtime.loader import load_model
 from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
-from quire.runtime.plan.load import plan_model
+from quire.runtime.plan.stored_plan import load_plan
 from quire.runtime.ranks import agree, make_group, make_sampler
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -52,35 +49,27 @@ class Worker:
     ) -> None:
         """`exchange`: with the other ranks, if the worker is one rank of several.
 
-        Mutates: torch's number of threads and current CUDA device, once for the process.
+        Mutates: torch's number of threads and current CUDA device, if torch is used: a stored plan needs none.
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
-        torch.set_num_threads(config.threads_per_rank)
-        device = torch.device(config.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         self.config = config
         self.cache = CacheEngine(config)
         self.pool = _native.ThreadPool(config.threads_per_rank)
-        self.sampler = make_sampler(config.model.vocab_size, device, self.pool, exchange)
-        self.forward = self._make_forward(checkpoint, device, progress, exchange)
+        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, exchange)
+        self.forward = self._make_forward(checkpoint, progress, exchange)
         self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
         if exchange is not None:
             self.runner.agree = partial(agree, exchange)
 
     def _make_forward(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        progress: Progress | None,
-        exchange: _native.Exchange | None,
+        self, checkpoint: Checkpoint, progress: Progress | None, exchange: _native.Exchange | None
     ) -> Forward:
         config = self.config
         if config.uses_plan:
             group = make_group(config.model.vocab_size, exchange)
             try:
-                program, weights = plan_model(config, checkpoint, self.cache.layer_groups, progress, group)
+                plan = load_plan(config, checkpoint, self.cache.layer_groups, progress, group, exchange)
             except NotTraceableError as error:
                 if exchange is not None:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
@@ -95,7 +84,18 @@ class Worker:
                     tile_rows=config.tile_rows,
                 )
                 layers = kv_layers(config, self.cache)
-                return PlannedForward(PlannedModel(program, weights, layers, limits, self.pool, exchange))
+                ops, weights, recording = plan
+                return PlannedForward(
+                    PlannedModel(ops, weights, layers, limits, self.pool, exchange, recording=recording)
+                )
+        import torch
+
+        from quire.runtime.loader import load_model
+
+        device = torch.device(config.device)
+        torch.set_num_threads(config.threads_per_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         model = load_model(config, checkpoint, progress)
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
 

@@ -8,14 +8,13 @@ round to the same. Must not know how tokens are chosen. Next to read: `native/sa
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from quire import _native
-from quire.sampling.reference import Sampled, position_logprobs
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState, position_logprobs
 from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION
 from quire.sampling_params import ALL_LOGPROBS
 from quire.types import TokenLogprobs
@@ -38,9 +37,10 @@ class NativeRowSampler:
         """Prepare a request: keep its options in the state."""
         state.options = _Row(state, self._vocab_size)
 
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler.sample`. Mutates: logits, but they are as before when it returns."""
-        logits = self._checked(logits, len(states))
+        values = self._checked(logits, len(states))
+        address, stride = values.ctypes.data, values.strides[0] // values.itemsize
         if not states:
             return []
         rows, options, num_top = [], [], -1
@@ -55,29 +55,32 @@ class NativeRowSampler:
         if len(states) > len(self._token_ids):
             self._make_room(len(states))
         if num_top < 0:
-            self._native.sample(logits.data_ptr(), logits.stride(0), options, self._token_ids_address)
+            self._native.sample(address, stride, options, self._token_ids_address)
             return list(zip(self._chosen(len(states)), repeat(None)))
         out = _Reported(len(states), num_top)
-        self._native.sample(
-            logits.data_ptr(), logits.stride(0), options, self._token_ids_address, *out.addresses, num_top
-        )
+        self._native.sample(address, stride, options, self._token_ids_address, *out.addresses, num_top)
         return [
             (token_id, None if token_id is None or row.num_top < 0 else out.logprobs(index, token_id, row.num_top))
             for index, (token_id, row) in enumerate(zip(self._chosen(len(states)), rows, strict=True))
         ]
 
-    def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+    def logprobs(self, logits: Any, token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """See `ReferenceRowSampler.logprobs`."""
         num_top = _num_top(num, self._vocab_size)
-        logits = self._checked(logits.float(), len(token_ids))
+        values = self._checked(logits, len(token_ids))
         ids = np.array(token_ids, np.int32)
         found: list[TokenLogprobs] = []
         num_rows = max(1, _MAX_REPORTED // max(num_top, 1))
         for start in range(0, len(ids), num_rows):
-            some, some_ids = logits[start : start + num_rows], ids[start : start + num_rows]
+            some, some_ids = values[start : start + num_rows], ids[start : start + num_rows]
             out = _Reported(len(some_ids), num_top)
             self._native.logprobs(
-                some.data_ptr(), some.stride(0), len(some_ids), some_ids.ctypes.data, *out.addresses, num_top
+                some.ctypes.data,
+                some.strides[0] // some.itemsize,
+                len(some_ids),
+                some_ids.ctypes.data,
+                *out.addresses,
+                num_top,
             )
             found += [out.logprobs(index, token_id, num_top) for index, token_id in enumerate(some_ids.tolist())]
         return found
@@ -91,11 +94,12 @@ class NativeRowSampler:
         found = self._token_ids[:num_rows].tolist()
         return [None if token_id < 0 else token_id for token_id in found] if min(found) < 0 else found
 
-    def _checked(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """Return `logits` with consecutive values in each row; asserts shape and dtype."""
-        assert logits.shape == (num_rows, self._vocab_size)
-        assert logits.dtype == torch.float32
-        return logits if logits.stride(1) == 1 else logits.contiguous()
+    def _checked(self, logits: Any, num_rows: int) -> npt.NDArray[np.float32]:
+        """Return `logits`, an array or a tensor, with consecutive values in each row; asserts shape and dtype."""
+        values = np.asarray(logits)
+        assert values.shape == (num_rows, self._vocab_size)
+        assert values.dtype == np.float32
+        return values if values.strides[1] == values.itemsize else np.ascontiguousarray(values)
 
 
 class _Row:

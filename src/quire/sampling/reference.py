@@ -15,13 +15,11 @@ from collections.abc import Sequence
 import torch
 
 from quire.sampling.random import draw, uniforms
-from quire.sampling.state import SamplingState
+from quire.sampling.state import Sampled, SamplingState, position_logprobs
 from quire.sampling.token_history import MAX_REPETITION, MIN_REPETITION, TokenCounts
 from quire.sampling_params import ALL_LOGPROBS, SamplingParams
 from quire.types import TokenLogprobs
 
-Sampled = tuple[int | None, TokenLogprobs | None]
-"""The token, None if the logits leave no choice, and its log-probabilities if asked for."""
 POOL_SIZE = 128
 """If top_p alone is not decided by this many likeliest tokens, the token is drawn by `draw_from_nucleus`."""
 ONE = 2**60
@@ -36,6 +34,7 @@ class ReferenceRowSampler:
     def add(self, state: SamplingState) -> None:
         """Prepare a request: nothing to do here."""
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler.sample`. Mutates: logits."""
         raw = {row: logits[row].clone() for row, state in enumerate(states) if state.params.logprobs is not None}
@@ -69,22 +68,6 @@ class ReferenceRowSampler:
             top_ids, top_values = top.indices[:count].tolist(), top.values[:count].tolist()
             found.append(position_logprobs(token_id, float(values[token_id]), rank, top_ids, top_values))
         return found
-
-
-def position_logprobs(
-    token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_values: Sequence[float]
-) -> TokenLogprobs:
-    """Return one token and the likeliest ones, best first, without repeating it; equal ones have the same rank."""
-    ids, values, ranks = [token_id], [logprob], [rank]
-    top_rank = 1
-    for place, (top_id, top_value) in enumerate(zip(top_ids, top_values, strict=True)):
-        if place and top_value < top_values[place - 1]:
-            top_rank = place + 1
-        if top_id != token_id:
-            ids.append(top_id)
-            values.append(top_value)
-            ranks.append(top_rank)
-    return TokenLogprobs(tuple(ids), tuple(values), tuple(ranks))
 
 
 def edit_row(logits: torch.Tensor, state: SamplingState) -> None:

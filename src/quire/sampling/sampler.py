@@ -12,17 +12,18 @@ Next to read: `state.py`, then `native.py` or `reference.py`.
 """
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from quire import _native
 from quire.errors import InvalidParameterError, QuireError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import Failure
 from quire.sampling.native import NativeRowSampler
-from quire.sampling.reference import ReferenceRowSampler, Sampled
-from quire.sampling.state import SamplingState, log_failure
+from quire.sampling.state import Sampled, SamplingState, log_failure
 from quire.types import NewRequest, TokenLogprobs
+
+if TYPE_CHECKING:
+    from quire.sampling.reference import ReferenceRowSampler  # it imports torch
 
 NO_GRAMMARS = "structured_outputs needs a tokenizer, and this executor was given none"
 
@@ -34,12 +35,11 @@ class Sampler:
     Attributes: `grammars` makes the matchers of `structured_outputs`; it is set before the first step.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, pool: _native.ThreadPool | None = None) -> None:
+    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool | None = None) -> None:
         """`pool`: threads that share the rows on a CPU; None: the caller's thread computes all."""
         self.vocab_size = vocab_size
-        is_cpu = device.type == "cpu"
         self.rows: NativeRowSampler | ReferenceRowSampler = (
-            NativeRowSampler(vocab_size, pool) if is_cpu else ReferenceRowSampler()
+            NativeRowSampler(vocab_size, pool) if device == "cpu" else _reference_rows()
         )
         self.grammars: GrammarCompiler | None = None
 
@@ -61,7 +61,7 @@ class Sampler:
         self.rows.add(state)
         return state
 
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """Choose the next token of each row, with its log-probabilities if asked for. It is not appended.
 
         A row that leaves no choice (NaN, +inf or all -inf) gets None; this changes no other row.
@@ -69,9 +69,15 @@ class Sampler:
         """
         return self.rows.sample(logits, states)
 
-    def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return the log-probability of each next prompt token, and the `num` likeliest (-1: all).
 
-        Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: any float.
+        Shapes: logits [S, V], those before each token; next_token_ids [S]. Dtypes: fp32.
         """
         return self.rows.logprobs(logits, next_token_ids, num)
+
+
+def _reference_rows() -> "ReferenceRowSampler":
+    from quire.sampling.reference import ReferenceRowSampler
+
+    return ReferenceRowSampler()

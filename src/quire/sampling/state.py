@@ -5,6 +5,7 @@ Must not know logits or tensors. Next to read: `token_history.py`: the lists it 
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,33 @@ from quire.grammar.matcher import Failure, TokenMatcher
 from quire.sampling.token_history import BadWords, TokenCounts, leaves_a_token
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs import STRUCTURED_OUTPUTS_FAILED
-from quire.types import NewRequest
+from quire.types import NewRequest, TokenLogprobs
 
 logger = logging.getLogger("quire.sampling")
+Sampled = tuple[int | None, TokenLogprobs | None]
+"""The token, None if the logits leave no choice, and its log-probabilities if asked for."""
 NO_CHOICE = (
     "no token can be chosen: the logits hold NaN or +inf, or are all -inf; "
     "the model overflowed or its weights are damaged, try dtype='float32'"
 )
 """The error of a request that got no token for no other known reason."""
 NOT_ALLOWED = "structured_outputs allows none of allowed_token_ids here: leave one of the two out"
+
+
+def position_logprobs(
+    token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_values: Sequence[float]
+) -> TokenLogprobs:
+    """Return one token and the likeliest ones, best first, without repeating it; equal ones have the same rank."""
+    ids, values, ranks = [token_id], [logprob], [rank]
+    top_rank = 1
+    for place, (top_id, top_value) in enumerate(zip(top_ids, top_values, strict=True)):
+        if place and top_value < top_values[place - 1]:
+            top_rank = place + 1
+        if top_id != token_id:
+            ids.append(top_id)
+            values.append(top_value)
+            ranks.append(top_rank)
+    return TokenLogprobs(tuple(ids), tuple(values), tuple(ranks))
 
 
 def log_failure(request_id: str, failure: Failure) -> None:

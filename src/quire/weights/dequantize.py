@@ -1,24 +1,28 @@
-"""Decode stored weights: GGUF's quantised blocks, and plain floats, to torch tensors.
+"""Decode stored weights: GGUF's quantised blocks, and plain floats, to NumPy arrays and torch tensors.
 
 The same bits as the `gguf` package's `quants.dequantize`, about four times as fast: each decoder is a few whole-array
 operations on pieces that stay in the cache. fp32 throughout, products and sums rounded separately.
 Block layouts: ggml's `ggml-common.h`. Must not know files or models. Next to read: `weight_tensor.py`.
 
-numpy decodes, in threads of ours, because torch would use OpenMP: with 16,000 small operations its spinning barriers
+NumPy decodes, in threads of ours, because torch would use OpenMP: with 16,000 small operations its spinning barriers
 made loading SmolLM2 take 28 s instead of 0.5 s on a machine whose cores were busy with other processes.
 
 In the docstrings below N is the number of blocks; byte ranges are within one block; "lo, hi" are nibbles.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from quire.weights.block_formats import BLOCK_FORMATS
+
+if TYPE_CHECKING:
+    import torch
 
 Decoder = Callable[[np.ndarray, np.ndarray], None]
 """`decode(blocks, out)`: uint8 `[N, block_bytes]` -> fp32 `[N, block_len]`. Mutates: out."""
@@ -27,27 +31,51 @@ WEIGHTS_PER_PIECE = 1 << 18
 """fp32 temporaries of 1 MB. Smaller ones cost calls: 1.6 times the time at 1 << 14."""
 PIECES_PER_THREAD = 4
 """Fewer are decoded sooner than a thread starts."""
-_SERIAL_COPY_LEN = 32_000
-"""torch copies fewer than 32,768 elements in the calling thread, more with OpenMP."""
-_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+WEIGHTS_PER_SHARE = 1 << 24
+_PLAIN_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
-def dequantize(raw: np.ndarray, format_name: str, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(raw: np.ndarray, format_name: str, dtype: "torch.dtype") -> "torch.Tensor":
     """Decode rows of blocks to fp32, then round to the nearest even value of `dtype`.
 
     Shapes: raw uint8 `[rows, row_bytes]` -> `[rows, columns]`. The result shares memory with `raw` when the stored
     format is `dtype` itself.
     """
-    if format_name in _PLAIN_DTYPES:
-        plain = _PLAIN_DTYPES[format_name]
+    import torch
+
+    if format_name in _PLAIN_TYPES:
+        plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[format_name]
         # torch's kernels expect a pointer aligned to the element; a safetensors header may have any length.
         aligned = raw if raw.ctypes.data % plain.itemsize == 0 else raw.copy()
         return torch.from_numpy(aligned).view(plain).to(dtype)
+    if dtype == torch.float32:
+        return torch.from_numpy(decode(raw, format_name))
+    block_format = BLOCK_FORMATS[format_name]
+    num_columns = raw.shape[1] // block_format.block_bytes * block_format.block_len
+    out = torch.empty(len(raw), num_columns, dtype=dtype)
+    # Some rows at a time, which bounds the fp32 values beside the result.
+    num_rows = max(1, WEIGHTS_PER_SHARE // num_columns)
+    for first in range(0, len(raw), num_rows):
+        out[first : first + num_rows] = torch.from_numpy(decode(raw[first : first + num_rows], format_name))
+    return out
+
+
+def decode(raw: np.ndarray, format_name: str) -> np.ndarray:
+    """Decode rows of blocks. Shapes: raw uint8 `[rows, row_bytes]` -> fp32 `[rows, columns]`.
+
+    The result shares memory with `raw` when the stored format is F32.
+    """
+    if format_name in _PLAIN_TYPES:
+        plain = _PLAIN_TYPES[format_name]
+        values: np.ndarray = (raw if raw.ctypes.data % plain.itemsize == 0 else raw.copy()).view(plain)
+        if format_name == "BF16":
+            values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+        return values.astype(np.float32, copy=False)
     block_format = BLOCK_FORMATS[format_name]
     blocks = raw.reshape(-1, block_format.block_bytes)
-    out = torch.empty(blocks.shape[0], block_format.block_len, dtype=dtype)
-    num_pieces = -(-out.numel() // WEIGHTS_PER_PIECE)
-    num_threads = min(torch.get_num_threads(), num_pieces // PIECES_PER_THREAD)
+    out = np.empty((blocks.shape[0], block_format.block_len), np.float32)
+    num_pieces = -(-out.size // WEIGHTS_PER_PIECE)
+    num_threads = min(len(os.sched_getaffinity(0)), num_pieces // PIECES_PER_THREAD)
     if num_threads < 2:
         _decode_pieces(format_name, blocks, out)
     else:
@@ -56,29 +84,17 @@ def dequantize(raw: np.ndarray, format_name: str, dtype: torch.dtype) -> torch.T
             parts = [(blocks[start:end], out[start:end]) for start, end in pairwise(bounds)]
             for _ in pool.map(lambda part: _decode_pieces(format_name, *part), parts):
                 pass
-    return out.view(raw.shape[0], -1)
+    return out.reshape(raw.shape[0], -1)
 
 
-def _decode_pieces(format_name: str, blocks: np.ndarray, out: torch.Tensor) -> None:
-    """Shapes: blocks uint8 `[N, block_bytes]`, out `[N, block_len]`. Mutates: out."""
-    decode, block_len = _DECODERS[format_name], BLOCK_FORMATS[format_name].block_len
-    flat = out.view(-1)
-    blocks_per_piece = WEIGHTS_PER_PIECE // block_len
-    temporary = np.empty((min(blocks_per_piece, len(blocks)), block_len), dtype=np.float32)
+def _decode_pieces(format_name: str, blocks: np.ndarray, out: np.ndarray) -> None:
+    """Shapes: blocks uint8 `[N, block_bytes]`, out fp32 `[N, block_len]`. Mutates: out."""
+    blocks_per_piece = WEIGHTS_PER_PIECE // out.shape[1]
     # Blocks of a damaged file may hold infinite scales; their weights become NaN, as they do elsewhere.
     with np.errstate(all="ignore"):
         for first in range(0, len(blocks), blocks_per_piece):
-            piece = blocks[first : first + blocks_per_piece]
-            decoded = temporary[: len(piece)]
-            decode(piece, decoded)
-            _round_into(flat[first * block_len :], torch.from_numpy(decoded).view(-1))
-
-
-def _round_into(out: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy fp32 values to the start of `out`, in its dtype, without leaving this thread. Mutates: out."""
-    for start in range(0, len(values), _SERIAL_COPY_LEN):
-        part = values[start : start + _SERIAL_COPY_LEN]
-        out[start : start + len(part)] = part
+            piece = slice(first, first + blocks_per_piece)
+            _DECODERS[format_name](blocks[piece], out[piece])
 
 
 def _halves(two_bytes: np.ndarray) -> np.ndarray:

@@ -133,6 +133,14 @@ class WeightTensor:
             return values.to(dtype).view(self.shape)
         return dequantize(self.raw, self.format, dtype).view(self.shape)
 
+    def to_numpy(self) -> np.ndarray:
+        """Decode to fp32. Copy before writing. Raises: as `to_torch`."""
+        self._block_format()
+        from quire.weights.dequantize import decode
+
+        values = decode(self.raw, self.format).reshape(self.shape)
+        return values + np.float32(self.offset) if self.offset else values
+
     def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:
             raise UnsupportedModelError(

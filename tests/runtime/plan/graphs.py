@@ -22,6 +22,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.plan.emit import BODY, LOGITS, PlanLimits, PlannedModel
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.record import planned_model
 from quire.runtime.plan.trace import trace_model
 from quire.runtime.worker import kv_layers
 from tests.runtime.builders import make_config
@@ -145,7 +146,7 @@ def planned(model: nn.Module, weight_format: Any = Format.f32, *, max_tokens: in
     cache = CacheEngine(config)
     cache.pool.fill_(float("nan"))
     program, limits = program_of(model, weight_format), PlanLimits(max_tokens, 2, 8)
-    result = PlannedModel(program, packed(model, weight_format), kv_layers(config, cache), limits, num_threads)
+    result = planned_model(program, packed(model, weight_format), kv_layers(config, cache), limits, num_threads)
     result.cache = cache  # type: ignore[attr-defined]  # the plan has its addresses only
     return result
 
@@ -156,11 +157,11 @@ def run_prompt(plan: PlannedModel, token_ids: Sequence[int]) -> torch.Tensor:
     tables = np.arange(1, 8, dtype=np.int32).reshape(1, 1, -1)
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     plan.run(BODY, zero, zero, np.array([len(token_ids)], np.int32), none, tokens, tables)
-    return plan.hidden[: len(token_ids)].clone()
+    return torch.tensor(plan.hidden[: len(token_ids)])
 
 
 def logits_of(plan: PlannedModel, rows: Sequence[int], part: int = LOGITS) -> torch.Tensor:
     """Of rows of the last step; with GREEDY only the likeliest of them is computed."""
     none, table = np.zeros(0, np.int32), np.zeros((1, 1, 1), np.int32)
     plan.run(part, none, none, none, np.array(rows, np.int32), np.zeros((1, 1), np.int32), table)
-    return plan.logits[: len(rows)].clone()
+    return torch.tensor(plan.logits[: len(rows)])

@@ -17,9 +17,10 @@ from quire.config import EngineConfig, EngineOptions, Hardware
 from quire.models.registry import ModelRegistry
 from quire.resolve import resolve
 from quire.runtime.cache_engine import CacheEngine
-from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits, PlannedModel
+from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlanLimits
 from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
+from quire.runtime.plan.record import planned_model
 from quire.runtime.worker import kv_layers
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -106,7 +107,7 @@ class PlanRunner:
         program, weights = plan_model(config, checkpoint, self.cache.layer_groups)
         limits = PlanLimits(scheduler.max_num_batched_tokens, max_requests, max_logit_rows)
         layers = kv_layers(config, self.cache)
-        self.planned = PlannedModel(program, weights, layers, limits, config.hardware.num_threads)
+        self.planned = planned_model(program, weights, layers, limits, config.hardware.num_threads)
         num_groups, max_len = len(scheduler.kv_cache_groups), scheduler.max_model_len
         self.tokens = np.full((max_requests, max_len + 1), -1, np.int32)
         self.tables = np.zeros((num_groups, max_requests, -(-max_len // self.block_size) + 1), np.int32)
@@ -146,7 +147,7 @@ class PlanRunner:
             rows = np.arange(first, last, dtype=np.int32)
             for part in (GREEDY, LOGITS):
                 self.planned.run(part, NO_ROWS, NO_ROWS, NO_ROWS, rows, self.tokens, self.tables)
-            found = self.planned.logits[: len(rows)].clone()
+            found = torch.tensor(self.planned.logits[: len(rows)])
             if found.isfinite().all():
                 assert self.planned.best_ids[: len(rows)].tolist() == found.argmax(-1).tolist()
             parts.append(found)

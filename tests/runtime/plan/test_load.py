@@ -147,7 +147,7 @@ class Watched:
     reads: list[str] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("raw", "to_torch", "stored"):
+        if name in ("raw", "to_torch", "to_numpy", "stored"):
             self.reads.append(name)
         return getattr(self.tensor, name)
 

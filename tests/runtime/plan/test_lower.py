@@ -426,7 +426,7 @@ def test_a_head_of_several_operations_gives_its_logits(compute_logits: Any, has_
     model = custom(lambda self, x, batch: x, compute_logits=compute_logits)
     model.others["norm"] = RMSNorm(WIDTH, 1e-5)
     plan = planned(model)
-    assert (plan.program.likeliest is not None) == has_likeliest
+    assert (plan.gives_likeliest) == has_likeliest
     hidden = run_prompt(plan, TOKENS)
     found = logits_of(plan, [3, 16, 3])
     torch.testing.assert_close(found, model.compute_logits(hidden[[3, 16, 3]]))
@@ -539,7 +539,9 @@ def use_packed_values(model: GraphModel, weight_format: Any) -> None:
             values = torch.zeros(parameter.shape)
             plan = _native.Plan(1, num_rows, 1)
             plan.embed(
-                weights.weight(parameter), _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32), 0
+                weights.weight(parameter),
+                _native.Rows(values.data_ptr(), 4 * parameter.shape[1], RowType.f32),
+                0,
             )
             ids, zero, count = (torch.tensor(v, dtype=torch.int32) for v in (range(num_rows), [0], [num_rows]))
             plan.run(1, 1, 0, zero.data_ptr(), zero.data_ptr(), count.data_ptr(), 0, ids.data_ptr(), num_rows, 0, 0, 0)

@@ -80,7 +80,7 @@ class Attend(Instruction):
         to.push(
             "attend", q=to.address(self.q), stride=self.q.buffer.row_bytes // 4, out=to.rows(self.out),
             num_heads=self.num_heads, window=self.window, scale=self.scale, kv=to.kv_layer(self.layer_index),
-            soft_cap=self.soft_cap, sinks=to.vector(self.sinks), batch_invariant=to.batch_invariant,
+            soft_cap=self.soft_cap, sinks=to.vector(self.sinks),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

@@ -1,27 +1,29 @@
-"""`PlannedModel`: a program with buffers, weights and cache at their final addresses, ready to run steps.
+"""`PlannedModel`: native ops with buffers, weights and cache at their final addresses, ready to run steps.
 
-Buffers share memory when they are not alive at the same time. Nothing is allocated after this.
+`NativeOps` says what the ops are, with names instead of addresses: it is made of a program (`record.py`) or read from a
+file (`stored_plan.py`), and needs neither torch nor the model. Buffers share memory when they are not alive at the same
+time. Nothing is allocated after this.
 Next to read: `native/plan/plan.h`, then `runtime/forward.py`, which runs it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire import _native
-from quire._native import KvFormat
+from quire._native import Activation, KvFormat, RowType
 from quire.errors import EngineDeadError
 from quire.events import OpTime
-from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
-from quire.kernels.linear import Gemm
-from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.instruction import Buffer, Instruction, StepShape
 from quire.kernels.tracing import NotTraceableError
-from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
+
+if TYPE_CHECKING:
+    from quire.runtime.plan.record import Recording
 
 RANK_LOST = "a rank of the model is lost"
 BODY, LOGITS, GREEDY = 1, 2, 4
@@ -75,24 +77,120 @@ def _take_place(row_bytes: list[int], free: set[int], needed: int) -> int:
     return best
 
 
-def plan_ahead(body: Sequence[Instruction]) -> dict[Instruction, tuple[Attend, float, float]]:
-    """Per product before an attention the keys and values that it fetches for it, in proportion to its weights.
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of `row_bytes` per row, for as many rows as `PlanLimits` has in the field `rows`; of each thread's own."""
 
-    Returns: the attention, and the share of its keys and values where the product begins and ends.
+    row_bytes: int
+    rows: str
+    per_thread: bool = False
+
+
+class _Symbol(msgspec.Struct, frozen=True, array_like=True):
+    """Stands for a field of an op that is known when the plan gets its memory."""
+
+
+class RowsAt(_Symbol, frozen=True, array_like=True, tag="rows"):
+    """The `Rows` at byte `offset` of a place, `stride` bytes apart."""
+
+    place: int
+    offset: int
+    stride: int
+    row_type: str
+
+
+class AddressOf(_Symbol, frozen=True, array_like=True, tag="address"):
+    """The address of byte `offset` of a place."""
+
+    place: int
+    offset: int
+
+
+class WeightOf(_Symbol, frozen=True, array_like=True, tag="weight"):
+    """The `Weight` of a matrix."""
+
+    name: str
+
+
+class VectorOf(_Symbol, frozen=True, array_like=True, tag="vector"):
+    """The address of a vector's fp32 values."""
+
+    name: str
+
+
+class ConstantOf(_Symbol, frozen=True, array_like=True, tag="constant"):
+    """The address of one of the constants."""
+
+    index: int
+
+
+class CountersOf(_Symbol, frozen=True, array_like=True, tag="counters"):
+    """The address of some of the counters."""
+
+    index: int
+
+
+class KvLayerOf(_Symbol, frozen=True, array_like=True, tag="kv"):
+    """A layer's share of the KV pool."""
+
+    layer_index: int
+
+
+class AheadOf(_Symbol, frozen=True, array_like=True, tag="ahead"):
+    """The keys and values of a layer that a product fetches for the attention behind it."""
+
+    layer_index: int
+    window: int
+    begin: float
+    end: float
+
+
+class ActivationOf(_Symbol, frozen=True, array_like=True, tag="activation"):
+    """An activation."""
+
+    name: str
+
+
+class OfEngine(_Symbol, frozen=True, array_like=True, tag="engine"):
+    """A thing of which the engine has one: "best_ids", "max_logit_rows" or "exchange"."""
+
+    name: str
+
+
+Symbols = (
+    RowsAt | AddressOf | WeightOf | VectorOf | ConstantOf | CountersOf | KvLayerOf | AheadOf | ActivationOf | OfEngine
+)
+Value = Symbols | bool | int | float | None
+
+
+class NativeOp(msgspec.Struct, frozen=True, array_like=True):
+    """A call of a method of `_native.Plan`: the parts of the plan it belongs to, and its fields."""
+
+    name: str
+    parts: int
+    values: dict[str, Value]
+
+
+class NativeOps(msgspec.Struct, frozen=True):
+    """A traced and lowered model, without addresses.
+
+    Fields:
+        ops: in order, those of the body first.
+        num_body_ops: those up to the hidden states.
+        places: all working memory.
+        hidden, logits: the rows of both results, and their columns.
+        constants: fp32 values, such as rotary frequencies.
+        counters: how many each counting instruction keeps.
+        gives_likeliest: True if `GREEDY` is a part.
     """
-    parts: dict[Instruction, tuple[Attend, float, float]] = {}
-    waiting: list[Gemm] = []
-    for instruction in body:
-        if isinstance(instruction, Gemm):
-            waiting.append(instruction)
-        elif isinstance(instruction, Attend):
-            total, before = sum(gemm.weight.numel() for gemm in waiting), 0
-            for gemm in waiting:
-                size = gemm.weight.numel()
-                parts[gemm] = instruction, before / total, (before + size) / total
-                before += size
-            waiting = []
-    return parts
+
+    ops: list[NativeOp]
+    num_body_ops: int
+    places: list[Place]
+    hidden: tuple[RowsAt, int]
+    logits: tuple[RowsAt, int]
+    constants: list[list[float]]
+    counters: list[int]
+    gives_likeliest: bool
 
 
 class PlannedModel:
@@ -106,41 +204,43 @@ class PlannedModel:
 
     def __init__(
         self,
-        program: Program,
+        ops: NativeOps,
         weights: PackedWeights,
         kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
         exchange: _native.Exchange | None = None,
+        *,
+        recording: "Callable[[], Recording]",
     ) -> None:
-        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model."""
-        self.program = program
+        """`pool`: the threads that run it, or how many of its own. `exchange`: with the ranks that share the model.
+
+        `recording`: gives the instructions of the ops; called when steps are timed.
+        """
         self.limits = limits
+        self.gives_likeliest = ops.gives_likeliest
         self.native = _native.Plan(pool, limits.max_tokens, max(limits.max_requests, limits.max_logit_rows))
         self.native.set_tile_rows(limits.tile_rows)
-        self.batch_invariant = limits.tile_rows == 0
-        self.ops: list[Instruction] = []
-        """The instruction of each native op, in order."""
-        self._weights = weights
-        self._kv_layers = kv_layers
-        self._exchange = exchange
-        self._memory: dict[int, torch.Tensor] = {}
-        self._addresses: dict[Buffer, int] = {}
-        self._counters: dict[Instruction, NDArray[np.int32]] = {}
-        self._ahead = plan_ahead(program.body)
-        self._options: dict[str, Any] = {}
-        self._emitting = program.body[0]
-        self.logits = torch.empty(limits.max_logit_rows, program.logits.width)
+        self._make_recording = recording
+        self._recording: Recording | None = None
+        self._weights, self._kv_layers, self._exchange = weights, kv_layers, exchange
+        self._num_body_ops = ops.num_body_ops
+        self._memory = [
+            _allocate(
+                place.row_bytes * getattr(limits, place.rows) * (self.native.num_threads if place.per_thread else 1)
+            )
+            for place in ops.places
+        ]
+        self._constants = [np.array(values, np.float32) for values in ops.constants]
+        self._counters: list[NDArray[np.int32]] = [np.zeros(count, np.int32) for count in ops.counters]
         self.best_ids: NDArray[np.int32] = np.zeros(limits.max_logit_rows, np.int32)
-        self._place(place_buffers(program.body, program.hidden), limits.max_tokens)
-        hidden = self._memory[self._addresses[program.hidden]][: program.hidden.row_bytes * limits.max_tokens]
-        self.hidden = hidden.view(torch.float32).view(limits.max_tokens, -1)[:, : program.hidden.width]
-        self._emit(program.body, BODY)
-        self._num_body_ops = len(self.ops)
-        self._addresses[program.logits] = self.logits.data_ptr()
-        given = (program.hidden, program.logits)
-        self._place(place_buffers(program.head, program.logits, given), limits.max_logit_rows)
-        self._emit_head()
+        self.hidden, self.logits = (
+            self._values(*ops.hidden, limits.max_tokens),
+            self._values(*ops.logits, limits.max_logit_rows),
+        )
+        for op in ops.ops:
+            fields = {name: self._resolve(value) for name, value in op.values.items()}
+            getattr(self.native, op.name)(**fields, parts=op.parts)
 
     def run(
         self,
@@ -169,9 +269,22 @@ class PlannedModel:
         if self._exchange is not None and self._exchange.has_given_up:
             raise EngineDeadError(RANK_LOST)
 
+    @property
+    def recording(self) -> "Recording":
+        """The program and its instructions; made by tracing the model if the plan was read from a file."""
+        if self._recording is None:
+            self._recording = self._make_recording()
+        return self._recording
+
+    @property
+    def ops(self) -> list[Instruction]:
+        """The instruction of each native op, in order."""
+        return self.recording.instructions
+
     def run_timed(self, parts: int, *arrays: NDArray[np.int32]) -> list[OpTime]:
         """`run`, which also gives the time and work of each native op that ran, in order."""
-        nanoseconds = np.zeros(len(self.ops), np.int64)
+        instructions, counters = self.ops, self.recording.counters
+        nanoseconds = np.zeros(len(instructions), np.int64)
         self.run(parts, *arrays, nanoseconds=nanoseconds)
         _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
@@ -179,96 +292,58 @@ class PlannedModel:
         whole = StepShape(requests, len(logit_rows), kv_format, self.limits.tile_rows)
         times = []
         for index in np.flatnonzero(nanoseconds).tolist():
-            instruction = self.ops[index]
+            instruction = instructions[index]
             step = whole if index < self._num_body_ops else whole.of_logit_rows()
             cost = instruction.measured(step, self.counters_of)
             name, num_bytes = instruction.describe(step.num_tokens), cost.bytes_read + cost.bytes_written
-            loads = tuple(self._counters[instruction].tolist()) if instruction in self._counters else ()
+            loads = tuple(self.counters_of(instruction).tolist()) if instruction in counters else ()
             microseconds = int(nanoseconds[index]) / 1e3
             times.append(OpTime(name, microseconds, cost.flops, num_bytes, cost.arithmetic, loads))
         return times
 
-    # --- Memory ---------------------------------------------------------------------------
-
-    def _place(self, placement: Placement, num_rows: int) -> None:
-        memory = [self._allocate(row_bytes * num_rows) for row_bytes in placement.row_bytes]
-        self._addresses |= {buffer: memory[place] for buffer, place in placement.places.items()}
-
-    def _allocate(self, num_bytes: int) -> int:
-        memory = torch.empty(num_bytes + 64, dtype=torch.uint8)
-        memory = memory[-memory.data_ptr() % 64 :]
-        self._memory[memory.data_ptr()] = memory
-        return memory.data_ptr()
-
-    # --- Ops: see `kernels.instruction.Emitter` -------------------------------------------
-
-    def push(self, op: str, **values: Any) -> None:
-        getattr(self.native, op)(**values, **self._options)
-        self.ops.append(self._emitting)
-
-    def rows(self, value: Buffer | Columns, stride_bytes: int | None = None) -> _native.Rows:
-        buffer = value.buffer if isinstance(value, Columns) else value
-        stride = stride_bytes or (4 * buffer.width if buffer is self.program.logits else buffer.row_bytes)
-        return _native.Rows(self.address(value), stride, buffer.type)
-
-    def address(self, value: Buffer | Columns) -> int:
-        if isinstance(value, Columns):
-            return self._addresses[value.buffer] + 4 * value.start
-        return self._addresses[value]
-
-    def weight(self, parameter: Any) -> _native.Weight:
-        return self._weights.weight(parameter)
-
-    def vector(self, parameter: Any) -> int:
-        return self._weights.vector_address(parameter)
-
-    def constant(self, values: torch.Tensor) -> int:
-        values = values.detach().float().contiguous()
-        self._memory[values.data_ptr()] = values
-        return values.data_ptr()
-
-    def counters(self, instruction: Instruction, count: int) -> int:
-        return self._counters.setdefault(instruction, np.zeros(count, np.int32)).ctypes.data
-
     def counters_of(self, instruction: Instruction) -> NDArray[np.int32]:
         """Return the counters of an instruction, as the last step left them."""
-        return self._counters[instruction]
+        return self._counters[self.recording.counters[instruction]]
 
-    def kv_layer(self, layer_index: int) -> _native.KvLayer:
-        return self._kv_layers[layer_index]
+    def _values(self, rows: RowsAt, width: int, num_rows: int) -> NDArray[np.float32]:
+        """The fp32 values of a place. Shapes: [num_rows, width]."""
+        memory = self._memory[rows.place][: num_rows * rows.stride]
+        return memory.view(np.float32).reshape(num_rows, -1)[:, :width]
 
-    def exchange(self) -> int:
-        if self._exchange is None:
-            raise NotTraceableError("a collective of several ranks")
-        return self._exchange.address
+    def _resolve(self, value: Value) -> Any:
+        """Give a field of an op its native value."""
+        match value:
+            case RowsAt(place, offset, stride, row_type):
+                return _native.Rows(self._memory[place].ctypes.data + offset, stride, RowType[row_type])
+            case AddressOf(place, offset):
+                return self._memory[place].ctypes.data + offset
+            case WeightOf(name):
+                return self._weights.weight(name)
+            case VectorOf(name):
+                return self._weights.vector_address(name)
+            case ConstantOf(index):
+                return self._constants[index].ctypes.data
+            case CountersOf(index):
+                return self._counters[index].ctypes.data
+            case KvLayerOf(layer_index):
+                return self._kv_layers[layer_index]
+            case AheadOf(layer_index, window, begin, end):
+                return _native.KvAhead(self._kv_layers[layer_index], window, begin, end)
+            case ActivationOf(name):
+                return Activation[name]
+            case OfEngine("exchange"):
+                if self._exchange is None:
+                    raise NotTraceableError("a collective of several ranks")
+                return self._exchange.address
+            case OfEngine("best_ids"):
+                return self.best_ids.ctypes.data
+            case OfEngine(name):
+                return getattr(self.limits, name)
+        return value
 
-    def ahead(self, instruction: Instruction) -> _native.KvAhead | None:
-        if instruction not in self._ahead:
-            return None
-        attend, begin, end = self._ahead[instruction]
-        return _native.KvAhead(self.kv_layer(attend.layer_index), attend.window, begin, end)
 
-    def _emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
-        self._options = {"parts": parts, **options}
-        for instruction in instructions:
-            self._emitting = instruction
-            instruction.emit(self)
-
-    def _emit_head(self) -> None:
-        """Rows of the hidden states in the head's type, then either the logits or the likeliest tokens."""
-        likeliest, num_shared = self.program.likeliest, self.program.num_before_logits
-        self._emit(self.program.head[:num_shared], LOGITS | GREEDY if likeliest else LOGITS, of_logit_rows=True)
-        self._emit(self.program.head[num_shared:], LOGITS, of_logit_rows=True)
-        if likeliest is None:
-            return
-        max_rows = self.limits.max_logit_rows
-        values, ids = (self._allocate(4 * max_rows * self.native.num_threads) for _ in range(2))
-        best = {"best_values": values, "best_ids": ids, "max_rows": max_rows}
-        num_padding, of_ranks = 0, {}
-        if (ranks := self._exchange) is not None:
-            num_rows = likeliest.weight.shape[0]
-            first_id = ranks.rank * num_rows
-            num_padding = num_rows - min(max(self.program.logits.width - first_id, 0), num_rows)
-            of_ranks = {"exchange": ranks.address, "first_id": first_id}
-        self._emit([likeliest], GREEDY, **best, num_padding=num_padding)
-        self._emit([Argmax()], GREEDY, **best, token_ids=self.best_ids.ctypes.data, **of_ranks)
+def _allocate(num_bytes: int) -> NDArray[np.uint8]:
+    """Return memory that starts at a multiple of 64."""
+    memory = np.empty(num_bytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + num_bytes]

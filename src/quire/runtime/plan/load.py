@@ -13,15 +13,8 @@ from quire.config import EngineConfig
 from quire.kernels.registry import check_environment
 from quire.kernels.tracing import NotTraceableError
 from quire.layers.group import SINGLE, Group
-from quire.runtime.loader import (
-    Placement,
-    check_split,
-    fill,
-    make_model,
-    partitions_of,
-    plan_placements,
-    random_weights,
-)
+from quire.runtime.loader import check_split, make_model, partitions_of, plan_placements, random_weights
+from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats
 from quire.runtime.plan.trace import trace_model
@@ -36,26 +29,36 @@ def plan_model(
     progress: Progress | None = None,
     group: Group = SINGLE,
 ) -> tuple[Program, PackedWeights]:
-    """Trace this rank's share of the model, then pack its weights.
+    """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
+    program, weights, model = trace_program(config, checkpoint, layer_groups, group)
+    if config.options.load_format == "dummy":
+        for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
+            weights.put_values(name, values)
+    else:
+        fill(weights.put, weights.placements, progress)
+    return program, weights
+
+
+def trace_program(
+    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE
+) -> tuple[Program, PackedWeights, nn.Module]:
+    """Trace this rank's share of the model, and allocate its weights. Returns also the model, on the meta device.
 
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
     `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
+    Mutates: torch's number of threads.
     """
     check_environment()
     check_split(config, checkpoint, group)
     if os.environ.get("QUIRE_KERNELS"):
         raise NotTraceableError(f"QUIRE_KERNELS={os.environ['QUIRE_KERNELS']}")
+    torch.set_num_threads(config.threads_per_rank)
     with torch.device("meta"):
         model = make_model(config.model.hf_config, group, config.scheduler.max_model_len)
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
-    program = lower(traced, weights.format_of)
-    if config.options.load_format == "dummy":
-        for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
-            weights.put_values(name, values)
-    else:
-        fill(weights.put, placements, progress)
-    return program, weights
+    weights.placements = placements
+    return lower(traced, weights.format_of), weights, model
 
 
 def plan_weights(

@@ -17,20 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from quire._native import Weight, WeightFormat, pack_rows, packed_bytes
 from quire.config import EngineConfig
-from quire.layers.group import Partition
 from quire.runtime.huge_pages import allocate
-from quire.runtime.loader import Placement
+from quire.runtime.placement import FLOATS, Placement
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
 EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
 PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m, "MXFP4": WeightFormat.q8}
-FLOATS = {"F32", "F16", "BF16"}
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
 ALIGNMENT = 64
@@ -48,8 +45,8 @@ class MatrixPlan:
 
 def choose_formats(
     config: EngineConfig,
-    parameters: Mapping[str, nn.Parameter],
-    partitions: Mapping[str, Partition],
+    parameters: Mapping[str, Any],
+    partitions: Mapping[str, Any],
     placements: list[Placement],
 ) -> dict[str, WeightFormat]:
     """The packed format of each matrix, by its parameter's name. It is the same on every rank."""
@@ -62,8 +59,9 @@ def choose_formats(
         if getattr(parameter, "keeps_dtype", False):
             formats[name] = BY_DTYPE[config.dtype]
         elif parameter.ndim == 2:
-            shape = partitions.get(name, Partition()).whole_shape(tuple(parameter.shape))
-            formats[name] = choose_format(config, set(stored[name]), *shape)
+            shape = tuple(parameter.shape)
+            whole_shape = partitions[name].whole_shape(shape) if name in partitions else shape
+            formats[name] = choose_format(config, set(stored[name]), *whole_shape)
     return formats
 
 
@@ -95,62 +93,75 @@ def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
 
 
 class PackedWeights:
-    """All parameters of a model in one piece of memory. Parameters are known by identity; they may be on "meta"."""
+    """All parameters of a model in one piece of memory.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, WeightFormat]) -> None:
-        """`formats`: per two-dimensional parameter its `WeightFormat`."""
+    Attributes: `shapes` of all, and `formats` of the matrices, by name; `placements`: the tensors that are put here.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat]) -> None:
+        """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`."""
+        self.placements: list[Placement] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self.formats = {name: formats[name] for name, shape in self.shapes.items() if len(shape) != 1}
         self._matrices: dict[str, MatrixPlan] = {}
-        self._vectors: dict[str, torch.Tensor] = {}
+        self._vectors: dict[str, NDArray[np.float32]] = {}
         size = 0
-        for name, parameter in parameters.items():
-            if parameter.ndim == 1:
-                self._vectors[name] = torch.zeros(parameter.shape)
+        for name, shape in self.shapes.items():
+            if len(shape) == 1:
+                self._vectors[name] = np.zeros(shape, np.float32)
                 continue
-            num_outputs, num_inputs = parameter.shape
+            num_outputs, num_inputs = shape
             self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
             size += packed_bytes(formats[name], num_outputs, num_inputs)
             size += -size % ALIGNMENT
         self._memory = allocate(size)
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
 
-    def format_of(self, parameter: nn.Parameter) -> WeightFormat:
-        """The format of a packed matrix."""
-        return self._matrices[self._names[id(parameter)]].format
+    def name_of(self, parameter: Any) -> str:
+        """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""
+        return parameter if isinstance(parameter, str) else self._names[id(parameter)]
 
-    def weight(self, parameter: nn.Parameter) -> Weight:
+    def format_of(self, parameter: Any) -> WeightFormat:
+        """The format of a packed matrix."""
+        return self._matrices[self.name_of(parameter)].format
+
+    def weight(self, parameter: Any) -> Weight:
         """The `Weight` of a matrix."""
-        plan = self._matrices[self._names[id(parameter)]]
+        plan = self._matrices[self.name_of(parameter)]
         return Weight(self._address(plan), plan.num_outputs, plan.num_inputs, plan.format)
 
-    def vector_address(self, parameter: nn.Parameter | None) -> int:
-        """The address of the fp32 values of a vector; 0 for None."""
-        return 0 if parameter is None else self._vectors[self._names[id(parameter)]].data_ptr()
+    def vector_address(self, parameter: Any) -> int:
+        """The address of the fp32 values of a vector."""
+        return self._vectors[self.name_of(parameter)].ctypes.data
 
     def put(self, name: str, tensor: WeightTensor, first_row: int) -> None:
         """A stored tensor becomes rows `first_row` … of a parameter."""
         if name in self._vectors:
-            self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_torch(torch.float32)
+            self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         plan = self._matrices[name]
         if PACKED_DIRECTLY.get(tensor.format) == plan.format:
             rows = np.ascontiguousarray(tensor.raw)
             self._pack(plan, tensor.format, rows, first_row)
         else:
-            self.put_values(name, tensor.to_torch(torch.float32), first_row)
+            self.put_values(name, tensor.to_numpy(), first_row)
 
-    def put_values(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
-        """fp32 values become rows of a parameter, quantised if its format says so. Shapes: [rows, I] or [rows]."""
+    def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
+        """fp32 values, an array or a tensor, become rows of a parameter, quantised if its format says so.
+
+        Shapes: [rows, I] or [rows].
+        """
         if name in self._vectors:
             self._vectors[name][first_row : first_row + len(values)] = values
         else:
-            self._pack(self._matrices[name], "F32", values.contiguous().numpy(), first_row)
+            self._pack(self._matrices[name], "F32", np.ascontiguousarray(values, np.float32), first_row)
 
-    def _pack(self, plan: MatrixPlan, stored: str, rows: "np.ndarray[Any, Any]", first_row: int) -> None:
+    def _pack(self, plan: MatrixPlan, stored: str, rows: NDArray[Any], first_row: int) -> None:
         pack_rows(
             stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
             plan.format,
         )  # fmt: skip
 
     def _address(self, plan: MatrixPlan) -> int:
-        return self._memory.data_ptr() + plan.offset
+        return self._memory.ctypes.data + plan.offset

@@ -1,0 +1,75 @@
+"""Seconds and memory from an interpreter's start to the first token: with nothing kept, with the traced model kept,
+and llama.cpp's.
+
+    python -m benchmarks.start [--model smollm2] [--repetitions 5] [--threads 2] [--llama-cpp-python PYTHON]
+
+The first start traces the model (docs/cli.md, "Traced models"); its cache directory is empty but for the model. Files
+are in the page cache. Medians of processes that take turns; memory is the largest resident set.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.command_line import cpu_name
+from quire.runtime.hardware import count_threads
+from quire.weights.sources import resolve_source
+
+LLAMA_CPP = (
+    "import sys, llama_cpp\n"
+    "model = llama_cpp.Llama(sys.argv[1], n_ctx=8192, n_threads=int(sys.argv[2]), verbose=False)\n"
+    "model.create_chat_completion([{'role': 'user', 'content': 'hi'}], max_tokens=1)\n"
+)
+
+
+def measured(command: list[str], variables: Mapping[str, str]) -> tuple[float, float]:
+    """Run a command. Returns: seconds, and megabytes of the largest resident set."""
+    started = time.perf_counter()
+    process = os.posix_spawnp(
+        command[0], command, {**os.environ, **variables},
+        file_actions=[(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)],
+    )  # fmt: skip
+    _, status, usage = os.wait4(process, 0)
+    seconds = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{' '.join(command)[:200]} failed with {os.waitstatus_to_exitcode(status)}")
+    assert isinstance(usage, resource.struct_rusage)
+    return seconds, usage.ru_maxrss / 1000
+
+
+def main() -> None:
+    """Print a row per side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="alias or GGUF file  [smollm2]")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=count_threads(), help="[physical cores]")
+    parser.add_argument("--llama-cpp-python", default=os.environ.get("QUIRE_BENCH_LLAMA_CPP"))
+    arguments = parser.parse_args()
+    path = str(resolve_source(arguments.model).path)
+    quire = [sys.executable, "-m", "quire", "run", path, "hi", "--max-tokens", "1"]
+    sides = {"quire, first start": quire, "quire, second start": quire}
+    if arguments.llama_cpp_python:
+        sides["llama.cpp"] = [arguments.llama_cpp_python, "-c", LLAMA_CPP, path, str(arguments.threads)]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for _ in range(arguments.repetitions):
+        with tempfile.TemporaryDirectory() as cache:
+            variables = {"QUIRE_CACHE_DIR": cache, "OMP_NUM_THREADS": str(arguments.threads)}
+            for name, command in sides.items():
+                found[name].append(measured(command, variables))
+            assert any(Path(cache).rglob("plan-*.json")), "the first start kept no plan"
+    second = statistics.median(seconds for seconds, _ in found["quire, second start"])
+    print(f"{cpu_name()}, {arguments.threads} threads, {arguments.model}\n")
+    print("| side | s | second start × | MB |\n|---|---|---|---|")
+    for name, runs in found.items():
+        seconds, megabytes = (statistics.median(values) for values in zip(*runs, strict=True))
+        print(f"| {name} | {seconds:.2f} | {seconds / second:.2f} | {megabytes:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

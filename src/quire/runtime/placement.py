@@ -1,0 +1,41 @@
+"""`Placement`: the place of a stored tensor in a model's parameters, and `fill`, which puts all of them there.
+
+Must not know models: `loader.py` plans the placements. Next to read: `plan/packed_weights.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.weights.progress import Progress, ignore_progress
+from quire.weights.weight_tensor import WeightTensor
+
+FLOATS = frozenset(("F32", "F16", "BF16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A stored tensor, or some of its rows, becomes rows `first_row` … of a parameter.
+
+    Fields:
+        whole, rows: the tensor that `tensor` was cut from, and the first and last row; None if it was not.
+    """
+
+    tensor: WeightTensor
+    parameter_name: str
+    first_row: int
+    whole: WeightTensor | None = None
+    rows: tuple[int, int] | None = None
+
+
+def fill(
+    put: Callable[[str, WeightTensor, int], None], placements: list[Placement], progress: Progress | None = None
+) -> None:
+    """Put each stored tensor at its parameter's first row.
+
+    One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
+    """
+    total, done = sum(placement.tensor.num_bytes for placement in placements), 0
+    for placement in placements:
+        put(placement.parameter_name, placement.tensor, placement.first_row)
+        done += placement.tensor.num_bytes
+        (progress or ignore_progress)("loading weights", done, total)

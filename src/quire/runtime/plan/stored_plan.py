@@ -1,0 +1,280 @@
+"""Plans and model descriptions kept in the cache directory: a second start on a CPU imports neither torch nor a model.
+
+`plans/plan-….json` has a traced model's native ops and the place of each stored tensor, `plans/model-….json` the
+`ModelConfig`. Two lines each: the key and a checksum, then the value. The key is a SHA-256 of everything that the value
+depends on: the model's configuration and its tensors' shapes and formats, the options that change a program, the
+instruction set, torch's version and Quire's own source. A file that is missing, damaged or of another key is made anew.
+Next to read: `emit.py`, which runs the ops; `load.py`, which traces.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from quire import __version__, _native
+from quire._native import WeightFormat
+from quire.config import EngineConfig, ModelConfig
+from quire.models.registry import ModelRegistry
+from quire.runtime.placement import Placement, fill
+from quire.runtime.plan.emit import NativeOps
+from quire.runtime.plan.packed_weights import PackedWeights
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.model_cache import cache_directory
+from quire.weights.progress import Progress
+from quire.weights.weight_tensor import WeightTensor
+
+if TYPE_CHECKING:
+    from quire.layers.group import Group
+    from quire.runtime.plan.record import Recording
+
+Loaded = tuple[NativeOps, PackedWeights, "Callable[[], Recording]"]
+T = TypeVar("T")
+
+logger = logging.getLogger("quire.runtime")
+MAX_FILES = 128
+"""When a file is added, those used longest ago are deleted."""
+SOURCES = ("models", "layers", "kernels", "runtime")
+"""Folders whose code decides what a program is."""
+INDIFFERENT = frozenset((
+    "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format", "device",
+    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode", "multi_step_decode",
+    "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
+))  # fmt: skip
+"""Options that change no program, or are in the key as what they led to. All others are part of the key."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """First line of a file."""
+
+    key: str
+    sha256: str
+    made_by: str
+
+
+class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
+    """A `Placement` without its values: which rows of a checkpoint's tensor, and how they are read.
+
+    Fields:
+        stored_rows: the first of the tensor's stored rows, and their number: of a stack they are one part.
+        has_own_order: rows are in `row_order`, int64, or None for as stored; else in the order of the checkpoint's.
+        rows: see `Placement`.
+    """
+
+    parameter_name: str
+    first_row: int
+    name: str
+    shape: tuple[int, ...]
+    stored_rows: tuple[int, int]
+    is_transposed: bool
+    offset: float
+    has_own_order: bool
+    row_order: bytes | None
+    rows: tuple[int, int] | None
+
+
+class Parameter(msgspec.Struct, frozen=True, array_like=True):
+    """The shape of a packed parameter, and of a matrix the format."""
+
+    shape: tuple[int, ...]
+    format: str | None
+
+
+class StoredPlan(msgspec.Struct, frozen=True):
+    """A plan without weights."""
+
+    ops: NativeOps
+    parameters: dict[str, Parameter]
+    placements: list[StoredPlacement]
+
+
+def load_plan(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    layer_groups: tuple[int, ...],
+    progress: Progress | None,
+    group: "Group",
+    exchange: _native.Exchange | None = None,
+) -> Loaded:
+    """Return the ops of this rank's share of the model, its packed weights, and a function that gives the instructions.
+
+    Raises: as `plan_model`.
+    """
+    key = None if exchange is not None else plan_key(config, checkpoint, layer_groups)
+    stored = None if key is None else read("plan", key, StoredPlan)
+
+    def recording() -> "Recording":
+        from quire.runtime.plan.load import trace_program
+        from quire.runtime.plan.record import record
+
+        program, weights, _ = trace_program(config, checkpoint, layer_groups, group)
+        return record(program, weights)
+
+    if stored is not None:
+        formats = {name: WeightFormat[item.format] for name, item in stored.parameters.items() if item.format}
+        weights = PackedWeights(stored.parameters, formats)
+        fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
+        return stored.ops, weights, recording
+    from quire.runtime.plan.load import plan_model
+    from quire.runtime.plan.record import record
+
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group)
+    recorded = record(program, weights, exchange)
+    if key is not None and _is_built_in(config.model.hf_config):
+        described = [_described(item, checkpoint.tensors) for item in weights.placements]
+        if all(described):
+            parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
+                          for name, shape in weights.shapes.items()}  # fmt: skip
+            write("plan", key, StoredPlan(recorded.ops, parameters, described))  # type: ignore[arg-type]  # no None
+    return recorded.ops, weights, lambda: recorded
+
+
+def make_model_config(
+    hf_config: Mapping[str, Any], generation_config: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> ModelConfig:
+    """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
+    merged = {**hf_config, **(overrides or {})}
+    key = _key(merged, dict(generation_config))
+    found = None if key is None else read("model", key, ModelConfig)
+    if found is not None:
+        return replace(found, hf_config=merged)
+    config = ModelRegistry.make_model_config(hf_config, generation_config, overrides)
+    if key is not None and _is_built_in(merged):
+        write("model", key, config)
+    return config
+
+
+def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...]) -> str | None:
+    """Return the key of a plan; None where plans are not kept: random weights, chosen kernels, or switched off."""
+    if config.options.load_format == "dummy" or os.environ.get("QUIRE_KERNELS"):
+        return None
+    options = {name: value for name, value in asdict(config.options).items() if name not in INDIFFERENT}
+    tensors = [(name, item.shape, item.format) for name, item in checkpoint.tensors.items()]
+    scheduler = config.scheduler
+    return _key(
+        config.model.hf_config, options, tensors, config.dtype, config.kv_dtype, config.keeps_stored_weights,
+        scheduler.max_model_len, scheduler.block_size, layer_groups,
+    )  # fmt: skip
+
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+def read(kind: str, key: str, value_type: type[T]) -> T | None:
+    """Return the value of a file; None if it is missing, damaged or of another key."""
+    path = _path(kind, key)
+    try:
+        first, _, body = path.read_bytes().partition(b"\n")
+        header = msgspec.json.decode(first, type=Header)
+        if header.key != key or header.sha256 != hashlib.sha256(body).hexdigest():
+            return None
+        value = msgspec.json.decode(body, type=value_type)
+        os.utime(path)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return value
+
+
+def write(kind: str, key: str, value: Any) -> None:
+    """Keep a value, if it is the same when it is read again; a cache that cannot be written is left alone."""
+    path = _path(kind, key)
+    try:
+        body = msgspec.json.encode(value)
+        if msgspec.json.decode(body, type=type(value)) != value:
+            return
+        header = Header(key, hashlib.sha256(body).hexdigest(), f"quire {__version__}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(msgspec.json.encode(header) + b"\n" + body)
+        os.replace(file.name, path)
+        for old in sorted(path.parent.iterdir(), key=lambda item: item.stat().st_mtime)[:-MAX_FILES]:
+            old.unlink(missing_ok=True)
+    except (OSError, msgspec.MsgspecError, TypeError, ValueError) as error:
+        logger.debug("the plan is not kept in %s: %s", path, error)
+
+
+def _path(kind: str, key: str) -> Path:
+    return cache_directory() / "plans" / f"{kind}-{key[:32]}.json"
+
+
+def _key(*parts: Any) -> str | None:
+    """Return the digest of parts, and of what every file depends on; None where nothing is kept."""
+    if os.environ.get("QUIRE_PLAN_CACHE") == "0" or ModelRegistry.has_registered():
+        return None
+    with suppress(TypeError):  # a configuration that is no JSON
+        return hashlib.sha256(msgspec.json.encode([_code_digest(), _native.isa(), *parts], order="sorted")).hexdigest()
+    return None
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Digest of the source that makes programs, of the extension's and torch's version."""
+    package, digest = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
+    for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    extension, torch = Path(_native.__file__).stat(), PathFinder.find_spec("torch")
+    digest.update(f"{extension.st_size} {extension.st_mtime_ns}".encode())
+    if torch is not None and torch.origin is not None:
+        with suppress(OSError):
+            digest.update((Path(torch.origin).parent / "version.py").read_bytes())
+    return digest.hexdigest()
+
+
+def _is_built_in(hf_config: Mapping[str, Any]) -> bool:
+    """Return whether the model's code is Quire's own: that of others may change without notice."""
+    return str(ModelRegistry.resolve(hf_config).__module__).startswith("quire.models.")
+
+
+# --- Placements ---------------------------------------------------------------------------------
+
+
+def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> StoredPlacement | None:
+    """Describe a placement by its checkpoint's tensor; None if it is not made of whole stored rows of that."""
+    tensor = placement.whole or placement.tensor
+    source = tensors.get(tensor.name)
+    if source is None or not len(source.stored):
+        return None
+    first = (tensor.stored.ctypes.data - source.stored.ctypes.data) // source.stored.strides[0]
+    has_own_order = tensor.row_order is not source.row_order
+    order = None if tensor.row_order is None or not has_own_order else tensor.row_order.astype(np.int64).tobytes()
+    described = StoredPlacement(
+        placement.parameter_name, placement.first_row, tensor.name, tensor.shape, (first, len(tensor.stored)),
+        tensor.is_transposed, tensor.offset, has_own_order, order, placement.rows,
+    )  # fmt: skip
+    return described if _memory(_tensor_of(described, tensors)) == _memory(tensor) else None
+
+
+def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Placement:
+    tensor = _tensor_of(item, tensors)
+    part = tensor if item.rows is None else tensor.part(slice(*item.rows), slice(None))
+    return Placement(part, item.parameter_name, item.first_row)
+
+
+def _tensor_of(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> WeightTensor:
+    source, (first, count) = tensors[item.name], item.stored_rows
+    order, rows = source.row_order, slice(first, first + count)
+    if item.has_own_order:
+        order = None if item.row_order is None else np.frombuffer(item.row_order, np.int64)
+    return replace(
+        source, shape=item.shape, stored=source.stored[rows], row_order=order, is_transposed=item.is_transposed,
+        offset=item.offset, scales=None if source.scales is None else source.scales[rows],
+    )  # fmt: skip
+
+
+def _memory(tensor: WeightTensor) -> list[Any]:
+    """Return where a tensor's stored values lie."""
+    arrays = (tensor.stored, tensor.scales)
+    return [None if array is None else (array.ctypes.data, array.shape, array.strides) for array in arrays]
