@@ -10,7 +10,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire import _native
-from tests.kernels.native.kv_steps import Extras, Pool, Requests, Shape, as_stored, random_tokens, run_steps, split, visible
+from tests.kernels.native.kv_steps import (
+    Extras,
+    Pool,
+    Requests,
+    Shape,
+    as_stored,
+    random_tokens,
+    run_steps,
+    split,
+    visible,
+)
 from tests.kernels.native.packed_weights import ISAS
 from tests.kernels.native.test_attention import floats, in_chunks, whole
 
@@ -51,14 +61,26 @@ def expected(rows: torch.Tensor, shape: Shape, extras: Extras, dtype: torch.dtyp
     return (scores.softmax(-1)[..., : len(rows)] @ v).transpose(0, 1).flatten(1)
 
 
-SHAPES = [(9, 3, 64, 32), (9, 3, 64, 16), (7, 1, 80, 32), (14, 2, 96, 32), (2, 1, 256, 16), (4, 2, 8, 16), (40, 1, 18, 32)]
+SHAPES = [
+    (9, 3, 64, 32),
+    (9, 3, 64, 16),
+    (7, 1, 80, 32),
+    (14, 2, 96, 32),
+    (2, 1, 256, 16),
+    (4, 2, 8, 16),
+    (40, 1, 18, 32),
+]
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "i8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
     "extras",
-    [TILES, Extras(window=21, batch_invariant=False), Extras(soft_cap=3.0, sinks=torch.ones(40), batch_invariant=False)],
+    [
+        TILES,
+        Extras(window=21, batch_invariant=False),
+        Extras(soft_cap=3.0, sinks=torch.ones(40), batch_invariant=False),
+    ],
     ids=["plain", "window", "soft-cap-and-sinks"],
 )
 def test_error_is_at_most_twice_that_of_torch_in_bf16(
@@ -102,7 +124,7 @@ def test_bits_depend_on_neither_large_chunks_nor_neighbours_nor_threads(kv_forma
     wanted = attended(shape, tokens, whole(lengths), extras)
     ways = [
         (whole(lengths), 3),
-        (in_chunks(lengths[:1], [70, 200, 6, 300]) + [whole(lengths)[0][1:]], 2),
+        ([*in_chunks(lengths[:1], [70, 200, 6, 300]), whole(lengths)[0][1:]], 2),
         ([[(row, 0, length)] for row, length in enumerate(lengths)], 2),
         ([[(1, 0, 64), (0, 0, 1100)], [(2, 0, 17), (0, 1100, 50)]], 5),
     ]
