@@ -115,8 +115,8 @@ inline void find_keys(const AttendOp& op, const Step& step, const Item& item, in
   find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
 }
 
-// Calls compute(tile) for the tiles of a task, in order, which leaves each one's result in rows->tile: merged by this
-// thread, or left for the one that has the item's first tile.
+// Calls compute(tile) for the tiles of a task in order. It leaves each result in rows->tile, which this thread merges,
+// or leaves to the thread with the item's first tile.
 template <class Compute>
 void merge_tiles(const AttendOp& op, const Context& context, const Task& task, AttendRows* rows, Compute compute) {
   const Item& item = task.item;
