@@ -115,8 +115,8 @@ inline void find_keys(const AttendOp& op, const Step& step, const Item& item, in
   find_keys(op.kv, step.block_table(op.kv.group, item.request), item, tile, keys);
 }
 
-// Calls compute(tile) for the tiles of a task, in order, which leaves each one's result in rows->tile: merged by this
-// thread, or left for the one that has the item's first tile.
+// Calls compute(tile) for the tiles of a task in order. It leaves each result in rows->tile, which this thread merges,
+// or leaves to the thread with the item's first tile.
 template <class Compute>
 void merge_tiles(const AttendOp& op, const Context& context, const Task& task, AttendRows* rows, Compute compute) {
   const Item& item = task.item;
@@ -240,8 +240,7 @@ inline void attend(const AttendOp& op, const Context& context) {
   for (int64_t t = mine.begin; t < mine.end; ++t) write_columns(op.out, t, 0, width, op.q + t * op.stride);
 }
 
-QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks,
-         batch_invariant)
+QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks, batch_invariant)
 
 }  // namespace
 }  // namespace quire

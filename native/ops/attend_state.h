@@ -19,7 +19,8 @@ struct Partial {
 constexpr float kLowest = -1e30f;  // highest of no score at all
 
 inline int64_t partial_bytes(int64_t num_rows, int64_t stride) {
-  return ((num_rows + kLanes - 1) / kLanes * kLanes + num_rows * (kLanes + stride)) * static_cast<int64_t>(sizeof(float));
+  return ((num_rows + kLanes - 1) / kLanes * kLanes + num_rows * (kLanes + stride)) *
+         static_cast<int64_t>(sizeof(float));
 }
 inline Partial partial_at(std::byte* memory, int64_t num_rows) {
   auto* highest = reinterpret_cast<float*>(memory);

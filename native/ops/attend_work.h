@@ -1,8 +1,9 @@
 // How a step's attention is cut into items, and which thread computes which.
 //
-// An item is some rows of one KV head of one request, over all the tiles that they see: up to kAttendRows rows and tiles
-// of kTileTokens, or with AMX, of requests with many rows, more of both. Threads take equal shares of the whole cost in the order of items. An item that is a large part of a share may itself be cut between
-// tiles; tiles' results are merged in order wherever they were computed, so that bits do not depend on any of this.
+// An item is some rows of one KV head of one request, over all the tiles that they see: up to kAttendRows rows and
+// tiles of kTileTokens, or with AMX, of requests with many rows, more of both. Threads take equal shares of the whole
+// cost in the order of items. An item that is a large part of a share may itself be cut between tiles; tiles' results
+// are merged in order wherever they were computed, so that bits do not depend on any of this.
 #pragma once
 #include "ops/attend_state.h"
 #include "plan/op.h"
@@ -20,7 +21,7 @@ struct AttendOp {
   float scale;
   KvLayer kv;
   float soft_cap;
-  const float* sinks;  // [H] scores of a position without a value, which every row sees; or null
+  const float* sinks;    // [H] scores of a position without a value, which every row sees; or null
   bool batch_invariant;  // one arithmetic for any number of rows: AMX is not used
 };
 
