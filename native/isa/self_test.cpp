@@ -73,6 +73,7 @@ class SmallStep {
     }
     counts_[1] = static_cast<int32_t>(num_tokens);
     step_.num_requests = 1;
+    step_.allows_tiles = true;
     step_.num_tokens = step_.num_logit_rows = num_tokens;
     step_.request_rows = step_.token_requests = zeros_;
     step_.starts = positions_;
@@ -211,8 +212,7 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
       kHalf, kv};
   run_op(ops, "write_kv", write, step.context());
   const Rows to = rows_of(out, RowType::f32, kHeads * kHeadSize);
-  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f, frequencies.floats(), false},
-         step.context());
+  run_op(ops, "attend", AttendOp{q, kQkv, to, kHeads, 0, 0.125f, kv, 0.0f, frequencies.floats()}, step.context());
   return out.bytes();
 }
 

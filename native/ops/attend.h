@@ -240,7 +240,7 @@ inline void attend(const AttendOp& op, const Context& context) {
   for (int64_t t = mine.begin; t < mine.end; ++t) write_columns(op.out, t, 0, width, op.q + t * op.stride);
 }
 
-QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks, batch_invariant)
+QUIRE_OP(attend, AttendOp, q, stride, out, num_heads, window, scale, kv, soft_cap, sinks)
 
 }  // namespace
 }  // namespace quire

@@ -21,8 +21,7 @@ struct AttendOp {
   float scale;
   KvLayer kv;
   float soft_cap;
-  const float* sinks;    // [H] scores of a position without a value, which every row sees; or null
-  bool batch_invariant;  // one arithmetic for any number of rows: AMX is not used
+  const float* sinks;  // [H] scores of a position without a value, which every row sees; or null
 };
 
 namespace {
@@ -44,14 +43,14 @@ struct Item {
 // Requests with fewer rows per KV head in a step are as fast without tile registers: memory binds both.
 constexpr int64_t kFewestAmxRows = 16, kSegmentTokens = 1024;
 
-inline bool takes_amx(const AttendOp& op, int64_t num_rows) {
+inline bool takes_amx(const AttendOp& op, const Step& step, int64_t num_rows) {
   const bool widens_exactly = op.kv.format == KvFormat::bf16 || op.kv.format == KvFormat::i8;
-  return !op.batch_invariant && widens_exactly && num_rows >= kFewestAmxRows;
+  return step.allows_tiles && widens_exactly && num_rows >= kFewestAmxRows;
 }
 #else
 constexpr int64_t kSegmentTokens = kTileTokens;
 
-inline bool takes_amx(const AttendOp&, int64_t) { return false; }
+inline bool takes_amx(const AttendOp&, const Step&, int64_t) { return false; }
 #endif
 
 // Rows of an item, as a thread's scratch has room for them.
@@ -69,7 +68,7 @@ inline int64_t amx_rows(const AttendOp& op, const Context& context) {
 
 inline Item make_item(const AttendOp& op, const Step& step, int64_t request, int64_t first_row, int64_t most_rows) {
   const int64_t group = op.num_heads / op.kv.num_kv_heads, all_rows = step.counts[request] * group;
-  Item item{request, 0, first_row, all_rows - first_row, 0, 0, 0, 0, 0, 0, kTileTokens, takes_amx(op, all_rows)};
+  Item item{request, 0, first_row, all_rows - first_row, 0, 0, 0, 0, 0, 0, kTileTokens, takes_amx(op, step, all_rows)};
   if (item.num_rows > most_rows) item.num_rows = most_rows;
   if (item.amx) item.tile_tokens = kSegmentTokens;
   const int64_t start = step.starts[request] + first_row / group - op.window + 1;
@@ -91,7 +90,7 @@ void for_items(const AttendOp& op, const Context& context, int64_t num_heads, Vi
   const int64_t group = op.num_heads / op.kv.num_kv_heads;
   for (int64_t request = 0; request < step.num_requests; ++request) {
     const int64_t num_rows = step.counts[request] * group;
-    const int64_t most_rows = takes_amx(op, num_rows) ? amx_rows(op, context) : kAttendRows;
+    const int64_t most_rows = takes_amx(op, step, num_rows) ? amx_rows(op, context) : kAttendRows;
     Item item{};
     for (int64_t head = 0; head < num_heads; ++head) {
       for (int64_t row = 0; row < num_rows; row += most_rows) {

@@ -86,6 +86,7 @@ void Plan::run(Step step, uint32_t parts, int64_t* nanoseconds) {
   }
   step_ = step;
   step_.num_tokens = num_tokens;
+  step_.allows_tiles = tile_rows_ > 0;
   parts_ = parts;
   nanoseconds_ = nanoseconds;
   derive();

@@ -136,6 +136,7 @@ struct Step {
   const int32_t* block_tables;  // [groups, rows, table_stride]
   int64_t table_stride;
   int64_t group_stride;  // in elements
+  bool allows_tiles;     // false: one arithmetic for any number of rows, without AMX's tiles where they are another
   // Worked out by the plan before the first op:
   const int32_t* first_tokens;    // [R + 1]
   const int32_t* token_ids;       // [T]

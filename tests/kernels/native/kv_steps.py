@@ -112,6 +112,8 @@ class Runner:
         half = shape.head_size // 2 if extras.frequencies is None else len(extras.frequencies)
         self.angles = torch.zeros(2, max_tokens, half)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
+        if not extras.batch_invariant:
+            self.plan.set_tile_rows(1)
         cos = sin = 0
         if extras.frequencies is not None:
             cos, sin = self.angles[0].data_ptr(), self.angles[1].data_ptr()
@@ -133,7 +135,6 @@ class Runner:
             pool.layer(),
             soft_cap=extras.soft_cap,
             sinks=address(extras.sinks),
-            batch_invariant=extras.batch_invariant,
             parts=2,
         )
 
