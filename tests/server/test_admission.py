@@ -154,17 +154,6 @@ def test_generated_tokens_count_towards_tokens_per_minute() -> None:
         pass
 
 
-def test_refusals_are_counted_by_reason() -> None:
-    admission, _, _ = make(max_num_seqs=1, max_queued_requests=1, requests_per_minute=2)
-    with admission.enter(ANONYMOUS, 1, 2):
-        refused(admission)
-        with pytest.raises(ApiError):
-            admission.check_room(ANONYMOUS, 1)
-    with admission.enter(ANONYMOUS, 1, 1):
-        refused(admission)
-    assert admission.num_refused == {"queue_full": 2, "rate_limit_exceeded": 1}
-
-
 @pytest.mark.parametrize("error", [ValueError, GeneratorExit, asyncio.CancelledError])
 def test_place_is_given_back_after_any_exception(error: type[BaseException]) -> None:
     admission, _, _ = make()
@@ -207,16 +196,3 @@ async def test_request_over_its_deadline_frees_its_blocks() -> None:
         await served.until_idle()
         check_integrity(served.supervisor.the_client.engine.scheduler)
         assert served.supervisor.the_client.engine.scheduler.num_running == 0
-
-
-@in_loop
-async def test_answers_have_headers_of_the_limits() -> None:
-    async with serving(requests_per_minute=2, tokens_per_minute=1000) as served:
-        answer = await served.chat()
-        assert answer.headers["x-ratelimit-limit-requests"] == "2"
-        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
-        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
-        await served.chat()
-        refused = await served.chat()
-        assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
-        assert (await served.answer("GET", "/health/live")).status == 200

@@ -167,53 +167,6 @@ async def test_openai_responses_with_functions() -> None:
 
 
 @in_loop
-async def test_openai_responses_with_functions_and_logprobs() -> None:
-    asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS, "top_logprobs": 2,
-                  "include": ["message.output_text.logprobs"]}  # fmt: skip
-
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.responses.create(**asked)
-        with client.responses.create(stream=True, **asked) as stream:
-            return whole, list(stream)
-
-    async with calling() as (settings, _):
-        with openai.OpenAI(**settings) as client:
-            whole, events = await asyncio.to_thread(use, client)
-    deltas = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
-    assert "".join(entry.token for entry in deltas) == "Let me see."
-    for response in (whole, events[-1].response):
-        check_call(response.output)
-        entries = response.output[0].content[0].logprobs
-        assert "".join(entry.token for entry in entries) == "Let me see."
-        assert all(len(entry.top_logprobs) == 2 for entry in entries)
-        assert "logprobs" not in response.output[1].model_dump()
-
-
-@in_loop
-async def test_langchain_responses_with_functions() -> None:
-    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
-
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        return city
-
-    async with calling() as (settings, _):
-        model = chat(model=MODEL, base_url=settings["base_url"], api_key="any", use_responses_api=True)
-        model = model.bind_tools([weather])
-        answer = await model.ainvoke("How is Rome?")
-        (call,) = answer.tool_calls
-        assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
-        again = await model.ainvoke([("human", "How is Rome?"), answer, result])
-        assert again.tool_calls[0]["name"] == "weather"
-        streamed = None
-        async for chunk in model.astream("How is Rome?"):
-            streamed = chunk if streamed is None else streamed + chunk
-        assert streamed is not None
-        assert streamed.tool_calls[0]["args"] == {"city": "Rome"}
-
-
-@in_loop
 async def test_openai_errors_have_their_classes_and_fields() -> None:
     def use(client: openai.OpenAI) -> Any:
         with pytest.raises(openai.BadRequestError) as bad:

@@ -120,16 +120,3 @@ async def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple
         async with asyncio.timeout(10):
             assert await reader.read() == b""
         writer.close()
-
-
-@in_loop
-async def test_exception_in_the_gate_is_answered_500(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as served:
-
-        def fail(caller: object, num_requests: int) -> None:
-            raise ValueError("secrets at 0x7f00")
-
-        monkeypatch.setattr(served.state.admission, "check_room", fail)
-        answer = await served.chat()
-        assert (answer.status, answer.code) == (500, "internal_error")
-        assert b"secrets" not in answer.body

@@ -7,10 +7,8 @@ import openai
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
-from quire.server.protocol.tools import Offer
-from quire.server.reply import ReplyReader
-from quire.server.tools import closed_tools, messages_with_tools, plan_tools
-from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
+from quire.server.tools import closed_tools, messages_with_tools
+from tests.engine.builders import CHAT_TEMPLATE, saying
 from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
 
 PATH = "/v1/chat/completions"
@@ -71,25 +69,10 @@ async def test_calls_whole_and_streamed(fields: dict[str, Any]) -> None:
 
 
 @in_loop
-async def test_answer_without_a_call_is_text() -> None:
-    whole, streamed, _ = await ask("It is sunny.")
-    assert (whole["message"]["content"], whole["finish_reason"]) == ("It is sunny.", "stop")
-    assert "tool_calls" not in whole["message"]
-    assert joined(streamed) == ("It is sunny.", [])
-
-
-@in_loop
 async def test_unknown_name_is_text() -> None:
     text = '{"name": "other", "arguments": {}}'
     whole, streamed, _ = await ask(text)
     assert whole["message"]["content"] == joined(streamed)[0] == text
-
-
-@in_loop
-async def test_tool_choice_none_hides_the_tools() -> None:
-    whole, _, request = await ask(CALL, tool_choice="none")
-    assert whole["message"]["content"] == CALL
-    assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
 
 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
@@ -178,29 +161,12 @@ def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, cl
     assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-@in_loop
-async def test_demanded_call_without_parameters_has_no_arguments(choice: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    _, _, request = await ask("x", tools=[tool], tool_choice=choice)
-    schema = json.loads(request.sampling.structured_outputs.text)
-    assert schema["$defs"]["0"] == {"type": "object", "properties": {}, "additionalProperties": False}
-
-
 @in_loop
 async def test_demanded_call_overrides_response_format() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["crimson"]}}}
     whole, _, request = await ask(f"[{CALL}]", tool_choice="required", response_format=form)
     assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
     assert "crimson" not in request.sampling.structured_outputs.text
-
-
-@in_loop
-async def test_demanded_call_excludes_structured_outputs() -> None:
-    app, _ = make_server(**LONG)
-    async with requests_to(app) as client:
-        body = {**CHAT, "tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}
-        assert_error(await client.post(PATH, json=body), 400, "invalid_parameter", "tool_choice")
 
 
 def conversation() -> list[dict[str, Any]]:
@@ -228,15 +194,6 @@ def test_other_templates_get_tools_and_calls_as_text() -> None:
     first, *_ = messages_with_tools(CHAT_TEMPLATE, conversation()[1:], TOOLS)
     assert first["role"] == "system"
     assert messages_with_tools(CHAT_TEMPLATE, conversation()[:2], None) == conversation()[:2]
-
-
-def test_calls_are_parsed_in_the_format_of_the_template() -> None:
-    use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), Offer(TOOLS, "auto"), is_parallel=True)
-    assert use is not None
-    reader = ReplyReader(None, use, keeps_reasoning=True)
-    message, reason = reader.message(f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
-    assert (message["content"], reason) == ("Let me see.", "tool_calls")
-    assert len(message["tool_calls"]) == 1
 
 
 @in_loop

@@ -103,17 +103,6 @@ def test_top_p_of_0_selects_the_most_likely_token() -> None:
     assert 0 < SamplingParams(**chosen).top_p <= 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_empty_model_name_is_none(kind: Any) -> None:
-    assert validate(kind, {**MINIMAL[kind.__name__], "model": ""}).model is None
-
-
-def test_integer_may_be_written_with_a_point() -> None:
-    body = parse_body(CompletionRequest, b'{"prompt": [7.0], "max_tokens": 8.0, "temperature": 1.0, "n": 1e1}')
-    assert (body.prompt, body.max_tokens, body.temperature, body.n) == ([7], 8, 1, 10)
-    assert isinstance(body.max_tokens, int)
-
-
 def test_every_request_forbids_unknown_fields() -> None:
     for kind in KINDS:
         assert issubclass(kind, Body)

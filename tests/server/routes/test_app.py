@@ -4,7 +4,6 @@ from quire.server.openapi import ENDPOINTS
 from tests.server.fake_engine import make_server
 
 OF_THE_PAGE = ("/page/", "/xray/", "/lab/")
-BODIES = {"/detokenize": {"tokens": []}, "/tokenize": {"prompt": "a"}}
 
 
 def test_every_route_is_described() -> None:

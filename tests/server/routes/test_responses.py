@@ -80,16 +80,6 @@ async def test_length_limit_makes_the_response_incomplete() -> None:
 
 
 @in_loop
-async def test_log_probabilities_of_the_text() -> None:
-    answer, found, _ = await ask(top_logprobs=1, max_output_tokens=2)
-    for response in (answer, found[-1]["response"]):
-        (item,) = response["output"]
-        assert [entry["token"] for entry in item["content"][0]["logprobs"]] == ["H", "e"]
-    deltas = [event["logprobs"][0]["token"] for event in found if event["type"] == ORDER[4]]
-    assert deltas == ["H", "e"]
-
-
-@in_loop
 async def test_error_is_an_answer_before_the_first_event_and_an_event_after_it() -> None:
     app, engine = make_server(next_token=saying("Hello"))
     engine.executor.in_step = lambda step: engine.die() if step == 3 else None
@@ -141,21 +131,6 @@ async def test_tools_and_choice_are_repeated_and_a_demanded_call_is_structured_o
     assert b'"now"' not in bytes(token for token in request.prompt_token_ids if token < 256)
     answer, _, _ = await ask("x")
     assert (answer["tools"], answer["tool_choice"]) == ([], "auto")
-
-
-@in_loop
-async def test_tool_choice_none_hides_the_tools() -> None:
-    answer, _, request = await ask(CALL, tools=TOOLS, tool_choice="none", top_logprobs=1)
-    assert answer["output"][0]["content"][0]["text"] == CALL
-    assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
-
-
-@in_loop
-async def test_call_that_is_cut_off_is_incomplete() -> None:
-    answer, found, _ = await ask(CALL, tools=TOOLS, max_output_tokens=45)
-    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
-    assert found[-1]["type"] == "response.incomplete"
-    assert found[-1]["response"]["output"][0]["arguments"] == answer["output"][0]["arguments"]
 
 
 @in_loop
@@ -229,12 +204,6 @@ def test_response_object_in_each_of_its_states() -> None:
         assert written.metadata == {"a": "b"}
         assert (written.completed_at is not None) == (status == "completed")
         assert (written.incomplete_details and written.incomplete_details.reason) == reason
-
-
-def test_template_sees_the_variables_of_the_request() -> None:
-    template = "{{ 'on' if thinks else 'off' }}"
-    prompts = [prepare(template, chat_template_kwargs=given).chat.requests[0] for given in (None, {"thinks": True})]
-    assert [bytes(request.prompt_token_ids) for request in prompts] == [b"off", b"on"]
 
 
 # --- Items from any pieces of text ------------------------------------------------------------
@@ -370,12 +339,6 @@ def test_items_that_were_cut_off_are_incomplete() -> None:
     assert shown(check("Hello", [], reason="length")) == [("message", "Hello", "incomplete")]
     assert shown(check(FIRST[:-20], [], reason="length"))[0][2] == "incomplete"
     assert shown(check(FIRST[:-3], [], reason="length"))[0][2] == "completed", "its arguments are whole"
-
-
-def test_no_log_probabilities_unless_they_are_asked_for() -> None:
-    items, found = written(f"a {FIRST}", [], job=prepare(tools=TOOLS))
-    assert items[0]["content"][0]["logprobs"] == []
-    assert all(not content.get("logprobs") for _, content in found)
 
 
 PIECES = [FIRST, SECOND, "Hello ", "wörld ", " ", "<tool", "{", '"name"', "é", '<tool_call>{"name": "other"}']
