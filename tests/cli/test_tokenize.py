@@ -11,13 +11,6 @@ from quire.engine.tokenizer_source import load_tokenizer
 from tests.cli.command_line import call, parsed
 
 
-def test_json_round_trip(tiny: str) -> None:
-    value = parsed(call("tokenize", tiny, "Hi ü", "--json"))
-    assert value["schema"] == "quire.tokenize/1"
-    assert value["num_tokens"] == len(value["ids"]) == 5
-    assert [token["text"] for token in value["tokens"]] == ["H", "i", " ", "<C3>", "<BC>"]
-
-
 def test_table_quotes_the_text_and_ids_are_one_line(tiny: str) -> None:
     lines = call("tokenize", tiny, 'a "').stdout.splitlines()
     assert [line.split(maxsplit=2)[0::2] for line in lines[1:]] == [["0", '"a"'], ["1", '" "'], ["2", '"\\""']]
