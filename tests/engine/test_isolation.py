@@ -27,7 +27,7 @@ from tests.engine.builders import (
     run,
 )
 from tests.scheduler.integrity import check_integrity
-from tests.scheduler.recording import RecordingScheduler, replay
+from tests.scheduler.recording import RecordingScheduler
 
 MARK = 255
 """No script generates this token: it stands in prompts only."""
@@ -319,28 +319,3 @@ def test_an_executor_that_is_gone_is_not_asked_again() -> None:
     engine.add_request("b", [1, 2], sampled())
     run(engine)
     assert (engine.errored, executor.num_steps) == (True, 1)
-
-
-# --- Replay -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_replay(late: bool) -> None:
-    engine, executor = make(late=late, records=True, num_blocks=30)
-    engine.add_request("many", [1] * 20, sampled(n=2))
-    engine.step()
-    engine.add_request("bad", [2] * 9 + [MARK], sampled())
-    engine.add_request("pool", [3] * 9, PoolingParams())
-    tokens = {name: output.outputs for name, output in finals(run(engine)).items()}
-    assert executor.lost
-    outputs = replay(engine.scheduler)
-    # Executed again by an executor that does not fail, the steps that counted give the same tokens.
-    again = ScriptedExecutor(make_config(num_blocks=30).scheduler, mixing)
-    found: dict[str, list[int]] = {}
-    lost = {output.step_id for output in executor.lost}
-    for output in outputs:
-        if output.scheduled:
-            for item in again.execute(output).results:
-                if output.step_id not in lost:
-                    found.setdefault(item.request_id, []).extend(item.token_ids)
-    assert [found["many"], found["many/1"]] == [completion.token_ids for completion in tokens["many"]]
