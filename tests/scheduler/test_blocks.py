@@ -81,17 +81,6 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
     assert blocks.shape.peak_blocks(60) <= most + 1
 
 
-def test_groups_draw_from_one_pool() -> None:
-    blocks = BlockManager(make_config(windows=(None, 4, None)))
-    request = make_request("a", 30)
-    admit(blocks, request)
-    computed(blocks, request, 10)
-    assert blocks.num_free == 100 - 9
-    tables = blocks.owned["a"].tables
-    assert len({block_id for table in tables for block_id in table}) == 9
-    assert blocks.shape.peak_blocks(10) == 9
-
-
 def test_a_hit_in_a_window_group_needs_the_windows_blocks_only() -> None:
     blocks = BlockManager(make_config(windows=(5,), num_blocks=101))
     first = make_request("first", 24)

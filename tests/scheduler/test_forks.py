@@ -97,17 +97,6 @@ def test_a_waiting_sibling_can_be_aborted_alone() -> None:
     ]
 
 
-def test_siblings_survive_preemption_of_any_of_them() -> None:
-    config = make_config(num_blocks=12)
-    driver = Driver(config)
-    leader = make_request("a", 10, 20, n=4)
-    members = [leader, *leader.siblings]
-    driver.add(leader)
-    driver.run()
-    assert sum(request.num_preemptions for request in members) > 0
-    assert [request.output_token_ids for request in members] == [run_alone(request, 256) for request in members]
-
-
 def next_of(driver: Driver, request_id: str) -> int:
     """Step until the beam has sampled."""
     for _ in range(50):
@@ -115,19 +104,6 @@ def next_of(driver: Driver, request_id: str) -> int:
             if update.request.request_id == request_id:
                 return update.result.token_ids[0]
     raise AssertionError(f"{request_id} did not sample")
-
-
-def test_a_beam_waits_for_its_token() -> None:
-    driver = Driver(make_config())
-    beam = make_beam("a", 6)
-    driver.add(beam)
-    next_of(driver, "a")
-    assert beam.output_token_ids == []
-    assert driver.shares() == {}
-    driver.scheduler.append_token("a", 3)
-    assert next_of(driver, "a") == token_after(chain_all([*beam.prompt_token_ids, 3]), 0, VOCAB_SIZE)
-    driver.scheduler.finish("a", RequestStatus.FINISHED_LENGTH)
-    assert driver.all_blocks_are_home
 
 
 def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
@@ -152,18 +128,6 @@ def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
     }
 
 
-def test_a_beam_whose_parent_has_gone_goes_on() -> None:
-    driver = Driver(make_config())
-    driver.add(make_beam("a", 6))
-    next_of(driver, "a")
-    child = make_beam("b", driver.scheduler.get("a").prompt_token_ids)  # type: ignore[union-attr]
-    driver.scheduler.fork("a", child)
-    driver.scheduler.append_token("b", 4)
-    driver.scheduler.abort(["a"])
-    assert next_of(driver, "b") == token_after(chain_all([*child.prompt_token_ids, 4]), 0, VOCAB_SIZE)
-    assert driver.outputs[-1].transfers == ()
-
-
 def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> None:
     # Each beam needs three of four blocks; all must sample before any gets its token.
     driver = Driver(make_config(num_blocks=5, enable_prefix_caching=False))
@@ -183,18 +147,6 @@ def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> 
     assert driver.scheduler.num_waiting > 0
     assert len(driver.scheduler.abort(beams)) == 3
     assert driver.all_blocks_are_home
-
-
-def test_a_fork_without_a_seat_recomputes_later() -> None:
-    driver = Driver(make_config(max_num_seqs=1))
-    parent = make_beam("a", 6)
-    driver.add(parent)
-    next_of(driver, "a")
-    child = make_beam("b", parent.prompt_token_ids)
-    driver.scheduler.fork("a", child)
-    driver.scheduler.append_token("b", 9)
-    driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED)
-    assert next_of(driver, "b") == token_after(chain_all([*parent.prompt_token_ids, 9]), 0, VOCAB_SIZE)
 
 
 def test_misuse_of_forks_is_named() -> None:

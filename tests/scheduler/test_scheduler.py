@@ -6,7 +6,7 @@ from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
-from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_pooling_request, make_request, run_alone
+from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_request, run_alone
 from tests.scheduler.integrity import check_integrity
 
 
@@ -21,18 +21,6 @@ def test_the_published_example_step_by_step() -> None:
     assert driver.shares() == {"C": 1, "A": 906, "B": 500}
     assert all(item.max_new_tokens for item in driver.outputs[-1].scheduled)
     assert driver.shares() == {"C": 1, "A": 1, "B": 1}
-
-
-def test_a_request_runs_to_its_length_and_gives_everything_back() -> None:
-    config = make_config()
-    driver = Driver(config)
-    request = make_request("a", 10, 7)
-    driver.add(request)
-    driver.run()
-    assert request.output_token_ids == run_alone(request, config.max_model_len)
-    assert request.status is RequestStatus.FINISHED_LENGTH
-    assert len(driver.outputs) == 7
-    assert driver.all_blocks_are_home
 
 
 def test_without_chunked_prefill_prompts_run_whole() -> None:
@@ -96,18 +84,6 @@ def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     assert sum(len(output.preempted_ids) for output in driver.outputs) == 0
 
 
-def test_preemption_recomputes_and_changes_no_token() -> None:
-    config = make_config(num_blocks=9)
-    events = EventLog()
-    driver = Driver(config, Scheduler(config, events))
-    requests = [make_request(name, 8, 16, seed=index) for index, name in enumerate("abc")]
-    driver.add(*requests)
-    driver.run()
-    assert len(events.of(EventKind.PREEMPT)) == sum(request.num_preemptions for request in requests) > 0
-    assert requests[0].num_preemptions == 0
-    assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]
-
-
 def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     def run(short_at: int | None) -> list[SchedulerOutput]:
         driver = Driver(make_config(num_blocks=9, policy="sjf"))
@@ -147,17 +123,6 @@ def test_a_victim_that_already_had_its_share_leaves_the_step_and_its_budget() ->
         assert request.output_token_ids == run_alone(request, 256)
 
 
-def test_pooling_requests_finish_with_their_prompt() -> None:
-    driver = Driver(make_config(max_num_batched_tokens=8))
-    request = make_pooling_request("e", 20)
-    driver.add(request)
-    assert [len(driver.step()) for _ in range(3)] == [0, 0, 1]
-    assert request.status is RequestStatus.FINISHED_STOPPED
-    assert request.output_token_ids == []
-    assert not any(item.max_new_tokens for output in driver.outputs for item in output.scheduled)
-    assert driver.all_blocks_are_home
-
-
 def test_abort_at_every_place_frees_everything() -> None:
     for moment in range(6):
         driver = Driver(make_config(num_blocks=9, max_num_batched_tokens=6))
@@ -169,34 +134,6 @@ def test_abort_at_every_place_frees_everything() -> None:
         assert sorted(request.request_id for request in ended) == ["a", "a.1", "b", "b.1", "c", "c.1"]
         assert not driver.scheduler.has_unfinished
         assert driver.all_blocks_are_home
-
-
-def test_abort_between_schedule_and_update_ignores_the_result() -> None:
-    driver = Driver(make_config())
-    gone, stays = make_request("gone", 5), make_request("stays", 5)
-    driver.add(gone, stays)
-    replacement = make_request("gone", 7)
-
-    def abort(_: object) -> None:
-        driver.scheduler.abort(["gone"])
-        driver.scheduler.add_request(replacement)
-
-    updates = driver.step(abort)
-    assert [update.request for update in updates] == [stays]
-    assert gone.status is RequestStatus.FINISHED_ABORTED
-    assert gone.output_token_ids == replacement.output_token_ids == []
-    driver.run()
-    assert replacement.output_token_ids == run_alone(replacement, 256)
-
-
-def test_finish_by_a_stop_string() -> None:
-    driver = Driver(make_config())
-    request = make_request("a", 5, 50)
-    driver.add(request)
-    driver.step()
-    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED, "END") == [request]
-    assert (request.status, request.stop_reason) == (RequestStatus.FINISHED_STOPPED, "END")
-    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED) == []
 
 
 def test_schedule_and_update_alternate() -> None:
@@ -234,34 +171,6 @@ def run_multi_step(most: int, *requests: Request, **config: Any) -> Driver:
     driver.add(*requests)
     driver.run()
     return driver
-
-
-def test_multi_step_decode_gives_the_same_tokens_in_fewer_steps() -> None:
-    def requests() -> list[Request]:
-        return [make_request("a", 9, 13), make_request("b", 3, 30), make_request("c", 5, 9, n=2)]
-
-    for windows in ((None,), (None, 6)):
-        one_by_one, several = requests(), requests()
-        slow = run_multi_step(1, *one_by_one, windows=windows)
-        fast = run_multi_step(4, *several, windows=windows)
-        assert [item.output_token_ids for item in several] == [item.output_token_ids for item in one_by_one]
-        assert len(fast.outputs) < len(slow.outputs) / 2
-        assert fast.all_blocks_are_home
-
-
-def test_tokens_behind_a_stop_do_not_count() -> None:
-    driver = Driver(make_config(multi_step_decode=8))
-    driver.executor.num_iterations = lambda most: most
-    alone = make_request("same", 8, 12)
-    driver.add(alone)
-    driver.run()
-    end = alone.output_token_ids[4]
-    request = make_request("same", 8, 12, eos_token_ids=frozenset({end}))
-    driver.add(request)
-    updates = [update for _ in range(2) for update in driver.step()]
-    assert request.output_token_ids == alone.output_token_ids[: alone.output_token_ids.index(end) + 1]
-    assert [token_id for update in updates for token_id in update.new_token_ids] == request.output_token_ids
-    assert driver.all_blocks_are_home
 
 
 def test_request_that_fails_in_a_later_iteration_keeps_its_tokens() -> None:
