@@ -98,18 +98,6 @@ def generate(new: NewRequest, steps: int, *, start: int = 0) -> list[int]:
     return found
 
 
-def test_the_seed_decides_the_tokens() -> None:
-    assert len({tuple(generate(new_request(str(seed), seed=seed % 5), 12)) for seed in range(10)}) == 5
-
-
-def test_another_position_gives_other_numbers() -> None:
-    sampler = ById(Sampler(1000, CPU))
-    for length in range(1, 30):
-        sampler.add_request(new_request(str(length), prompt=[0] * length, seed=5))
-    found = sampler.sample(torch.zeros(29, 1000), [str(length) for length in range(1, 30)])
-    assert len({token_id for token_id, _ in found}) > 20
-
-
 def test_a_request_that_comes_back_goes_on_as_if_it_had_stayed() -> None:
     wanted = params(repetition_penalty=1.3, presence_penalty=0.5, top_p=0.9, min_tokens=15)
     common: dict[str, Any] = {"seed": 9, "eos": [3], "prompt": [1, 2], "bad_words": [[4], [5, 6]]}
@@ -215,17 +203,6 @@ def test_all_edits_together_in_the_documented_order() -> None:
     assert sample_one([9.0, 0.25, 1.0, 0.0], new) == 2
 
 
-def test_counts_follow_appended_tokens() -> None:
-    sampler = ById(Sampler(5, CPU))
-    sampler.add_request(new_request("a", params(**GREEDY, presence_penalty=2.0)))
-    found = []
-    for _ in range(5):
-        token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
-        sampler.append_tokens("a", [token_id])
-        found.append(token_id)
-    assert found == [0, 1, 2, 3, 0]  # after four tokens, 0.40 e^-2 is 0.054
-
-
 def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:
     wanted = params(**GREEDY, allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[1])
     assert sample_one(LOGITS, new_request(sampling=wanted)) == 2
@@ -255,12 +232,6 @@ def test_only_rows_that_ask_get_logprobs() -> None:
     ]
     found = [logprobs for _, logprobs in sample_all(LOGITS.expand(4, -1).clone(), batch)]
     assert [None if logprobs is None else len(logprobs.token_ids) for logprobs in found] == [None, 1, 5, None]
-
-
-def test_prompt_logprobs() -> None:
-    found = Sampler(5, CPU).prompt_logprobs(LOGITS.expand(2, -1), [4, 0], 1)
-    assert [position.token_ids for position in found] == [(4, 0), (0,)]
-    assert [position.ranks for position in found] == [(5, 1), (1,)]
 
 
 # --- Requests come and go ------------------------------------------------------------------------

@@ -114,14 +114,6 @@ def test_variables_reach_the_template_and_can_be_replaced() -> None:
     assert tokenizer.apply_chat_template(MESSAGES, bos_token="<b>", thinking=1) == "<b>1"
 
 
-def test_generation_prompt_and_continuation() -> None:
-    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    tokenizer = with_templates({"default": template})
-    assert tokenizer.apply_chat_template(MESSAGES) == "[hi]>"
-    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False) == "[hi]"
-    assert tokenizer.apply_chat_template(MESSAGES, continue_final_message=True) == "[hi"
-
-
 def test_token_text_keeps_its_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.encode("the fox", add_special_tokens=False)
