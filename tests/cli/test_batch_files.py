@@ -62,12 +62,6 @@ def test_bad_line_has_a_problem_and_no_body(tmp_path: Path, line: Any, problem: 
     assert found.body is None
 
 
-def test_double_ids_are_named_with_their_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in", request("a"), "{", request("b"), request("a"), request("b"))
-    with pytest.raises(BatchFileError, match="'a' in lines 1 and 4; 'b' in lines 3 and 5"):
-        read_requests(path)
-
-
 def test_requests_are_read_from_a_pipe_and_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "in")
     text = json.dumps(request("a")) + "\n{\n"

@@ -31,15 +31,6 @@ def test_template_renders_the_text_and_system_needs_it(tiny: str) -> None:
     assert call("tokenize", tiny, "Hi", "--system", "S").exit_code == 2
 
 
-def test_tokenizer_may_be_a_directory_or_a_file(tiny: str) -> None:
-    ids = parsed(call("tokenize", tiny, "Hi", "--json"))["ids"]
-    for source in (tiny, f"{tiny}/tokenizer.json"):
-        assert parsed(call("tokenize", tiny, "Hi", "--tokenizer", source, "--json"))["ids"] == ids
-    result = call("tokenize", tiny, "Hi", "--tokenizer", "nowhere/tokenizer.json")
-    assert result.exit_code == 2
-    assert "nowhere/tokenizer.json" in result.stderr
-
-
 def test_text_of_every_token_is_printable(tiny: str) -> None:
     tokenizer = load_tokenizer(open_model(tiny, None, Output()), None)
     texts = [token_text(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]

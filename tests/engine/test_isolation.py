@@ -181,22 +181,6 @@ def test_the_error_names_the_kind_and_nothing_else(caplog: pytest.LogCaptureFixt
     ]
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_single_lost_step_changes_no_output(max_in_flight: int) -> None:
-    requests: dict[str, tuple[list[int], Params]] = {
-        "one": ([1, 2, 3], sampled()), "many": ([4] * 30, sampled(n=3)), "pool": ([5] * 30, PoolingParams()),
-    }  # fmt: skip
-    expected = undisturbed(requests)
-    for unlucky in range(1, 9):
-        engine, executor = make(max_num_batched_tokens=16, max_in_flight=max_in_flight)
-        executor.also_raises = lambda output, at=unlucky, executor=executor: executor.num_steps == at
-        for name, (prompt, params) in requests.items():
-            engine.add_request(name, prompt, params)
-        assert_same(finals(run(engine)), expected)
-        assert len(executor.lost) == 1
-        assert_all_home(engine)
-
-
 def test_completions_of_one_request_count_once() -> None:
     """They are more than `MAX_FAILED_ALONE`, and fail where they are forked as well as before."""
     for prompt in ([MARK] + [1] * 20, [1] * 20 + [MARK]):
@@ -221,17 +205,6 @@ def test_an_aborted_suspect_is_forgotten() -> None:
         "good": ["length"], "bad": ["length"],
     }  # fmt: skip
     assert_all_home(engine)
-
-
-def test_a_suspect_takes_the_blocks_of_others() -> None:
-    """Two prompts that share all but their last block fit together; recomputed without a cache they do not."""
-    engine, executor = make(num_blocks=13, enable_prefix_caching=False)
-    executor.also_raises = lambda output: output.step_id == 3
-    params = sampled(14, n=2)
-    engine.add_request("a", [1] * 23, params)
-    ended = finals(run(engine))
-    assert_same(ended, undisturbed({"a": ([1] * 23, params)}))
-    assert len(executor.lost) == 1
 
 
 def test_beams() -> None:

@@ -63,30 +63,3 @@ def test_alone_no_other_request_runs_or_is_admitted() -> None:
         assert {item.request_id: item.num_tokens for item in driver.outputs[-1].scheduled} == {name: shares}
     driver.run()
     assert driver.all_blocks_are_home
-
-
-def test_alone_preempts_running_requests() -> None:
-    # Seven blocks: two requests of three, then each wants more than is left.
-    driver = Driver(make_config(num_blocks=8))
-    first, second, third = (make_request(name, 12, 16) for name in "abc")
-    driver.add(first, second)
-    driver.step()
-    driver.add(third)
-    driver.step(alone="c")
-    assert (first.num_preemptions + second.num_preemptions, third.status) == (1, RequestStatus.RUNNING)
-    while not first.status.is_finished:
-        driver.step(alone="a")
-    assert third.num_preemptions == 1
-    driver.run()
-    for request in (first, second, third):
-        assert request.output_token_ids == run_alone(request, 256)
-
-
-def test_alone_takes_the_places_of_running_requests() -> None:
-    driver = Driver(make_config(max_num_seqs=2))
-    driver.add(make_request("a", 4, 9), make_request("b", 4, 9), make_request("c", 4, 9, n=2))
-    driver.step()
-    driver.step(alone="c")
-    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["c", "c.1"]
-    assert driver.scheduler.num_running == 2
-    driver.run()

@@ -6,9 +6,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.engine.process.messages import ChoiceUpdate, RequestUpdate, Statistics
-from quire.server.admission import Admission
+from quire.server.admission import Admission, Bucket
 from quire.server.errors import ApiError
 from quire.server.options import ServerOptions
 from quire.server.request_record import RequestRecord
@@ -196,3 +198,28 @@ async def test_request_over_its_deadline_frees_its_blocks() -> None:
         await served.until_idle()
         check_integrity(served.supervisor.the_client.engine.scheduler)
         assert served.supervisor.the_client.engine.scheduler.num_running == 0
+
+
+# --- Rate limits --------------------------------------------------------------------------------
+
+
+def test_amount_above_the_capacity_waits_for_a_full_bucket() -> None:
+    clock = Clock()
+    bucket = Bucket(10, clock)
+    assert bucket.wait_s(1000) == 0
+    bucket.take(1000)
+    assert bucket.wait_s(1) == 60 * 991 / 10
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 30)), max_size=100))
+def test_no_minute_lets_more_through_than_two_buckets(uses: list[tuple[float, int]]) -> None:
+    clock = Clock()
+    bucket = Bucket(20, clock)
+    taken: list[tuple[float, int]] = []
+    for pause_s, amount in uses:
+        clock.now_s += pause_s
+        if bucket.wait_s(amount) == 0 and amount <= 20:
+            bucket.take(amount)
+            taken.append((clock.now_s, amount))
+    for start_s, _ in taken:
+        assert sum(amount for at_s, amount in taken if start_s <= at_s < start_s + 60) <= 40

@@ -58,56 +58,6 @@ async def test_openai_chat_whole_streamed_and_with_the_stream_helper() -> None:
     assert last.usage.total_tokens == 17
 
 
-@in_loop
-async def test_openai_completions() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.completions.create(model=MODEL, prompt=["a", "b"], logprobs=1, max_tokens=4)
-        # Its type of a choice has no null for the reason why it has ended, which OpenAI's own chunks have.
-        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
-        stream = lenient.completions.create(model=MODEL, prompt=[[97], [98]], stream=True)
-        return whole, list(stream)
-
-    whole, chunks = await with_openai(use)
-    assert [choice.text for choice in whole.choices] == ["Hell", "Hell"]
-    assert whole.choices[0].logprobs.tokens == ["H", "e", "l", "l"]
-    for index in range(2):
-        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices[0].index == index) == TEXT
-
-
-@in_loop
-async def test_openai_embeddings_and_models() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        # Without an encoding the client asks for base64 and decodes it itself.
-        # Its own strict validation comes before that and does not know base64.
-        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
-        packed = lenient.embeddings.create(model=MODEL, input=["ab", "xyz"])
-        plain = client.embeddings.create(model=MODEL, input=["ab", "xyz"], encoding_format="float")
-        return packed, plain, client.models.list().data, client.models.retrieve(MODEL)
-
-    packed, plain, models, model = await with_openai(use)
-    assert [item.embedding for item in packed.data] == [item.embedding for item in plain.data] == [[2, 98], [3, 122]]
-    assert models == [model]
-
-
-@in_loop
-async def test_openai_responses() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.responses.create(model=MODEL, input="hi", instructions="be", store=False)
-        again = client.responses.create(model=MODEL, input=[{"role": "user", "content": "hi"}, *whole.output])
-        with client.responses.create(model=MODEL, input="hi", stream=True) as stream:
-            events = list(stream)
-        with client.responses.stream(model=MODEL, input="hi") as helper:
-            for _ in helper:
-                pass
-            final = helper.get_final_response()
-        return whole, again, events, final
-
-    whole, again, events, final = await with_openai(use)
-    assert whole.output_text == again.output_text == final.output_text == TEXT
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
-    assert events[-1].type == "response.completed"
-
-
 FUNCTIONS: list[Any] = [
     {"type": "function", "name": "weather", "description": "Weather of a city", "strict": True,
      "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],

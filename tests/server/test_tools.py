@@ -3,13 +3,12 @@
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from quire.server.tools import closed_tools, messages_with_tools
 from tests.engine.builders import CHAT_TEMPLATE, saying
-from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
+from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -68,13 +67,6 @@ async def test_calls_whole_and_streamed(fields: dict[str, Any]) -> None:
     assert request.sampling.structured_outputs is None
 
 
-@in_loop
-async def test_unknown_name_is_text() -> None:
-    text = '{"name": "other", "arguments": {}}'
-    whole, streamed, _ = await ask(text)
-    assert whole["message"]["content"] == joined(streamed)[0] == text
-
-
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 @in_loop
 async def test_demanded_call_is_structured_output(choice: Any, reason: str) -> None:
@@ -122,13 +114,6 @@ async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choi
     whole, streamed, _ = await ask(text, tool_choice=choice, max_tokens=max_tokens)
     assert (whole["message"]["content"], whole["finish_reason"]) == ("", "length")
     assert joined(streamed) == ("", [])
-
-
-@in_loop
-async def test_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
-    whole, streamed, _ = await ask(f'[{CALL}, {{"name": "no', tool_choice="required")
-    assert (whole["message"]["content"], len(whole["message"]["tool_calls"])) == (None, 1)
-    assert joined(streamed)[0] == ""
 
 
 OBJECT = {"type": "object"}
@@ -194,23 +179,3 @@ def test_other_templates_get_tools_and_calls_as_text() -> None:
     first, *_ = messages_with_tools(CHAT_TEMPLATE, conversation()[1:], TOOLS)
     assert first["role"] == "system"
     assert messages_with_tools(CHAT_TEMPLATE, conversation()[:2], None) == conversation()[:2]
-
-
-@in_loop
-async def test_openais_client_reads_calls_and_sends_them_back() -> None:
-    app, _ = make_server(next_token=saying(CALL), **LONG)
-    async with listening(app) as url:
-        settings: dict[str, Any] = {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}
-        async with openai.AsyncOpenAI(**settings) as client:
-            asked: dict[str, Any] = {"model": "tiny", "messages": [*CHAT["messages"]], "tools": TOOLS}
-            message = (await client.chat.completions.create(**asked)).choices[0].message
-            asked["messages"] += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "ok"}]
-            again = await client.chat.completions.create(**asked)
-            # This helper of the client takes strict tools only.
-            asked["tools"] = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-            async with client.chat.completions.stream(**asked) as stream:
-                async for _ in stream:
-                    pass
-                streamed = (await stream.get_final_completion()).choices[0].message
-    for answer in (message, again.choices[0].message, streamed):
-        assert json.loads(answer.tool_calls[0].function.arguments) == {"city": "Orléans"}

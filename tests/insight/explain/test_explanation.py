@@ -56,14 +56,6 @@ def test_every_architecture_is_explained_alone_and_on_two_ranks(model_type: str,
     assert alone.phases[0].bytes_sent == 0
 
 
-def test_decode_reads_the_weights_once_and_the_cache_of_each_stream() -> None:
-    one, many = (explain("TinyLlama", batches=(count,), ctx=256).phases[1] for count in (1, 8))
-    kv_bytes = 256 * 22 * 2 * 4 * 64 * 2
-    # An embedding row per token, and what each token writes, come on top of the cache.
-    assert many.num_bytes - one.num_bytes == 7 * (kv_bytes + 2 * 2048 + kv_bytes // 256)
-    assert many.flops == 8 * one.flops
-
-
 def test_deepseek_reads_only_the_routed_experts() -> None:
     decode = explain("DeepSeek-V3", batches=(1,), ctx=1, dtype="bfloat16").phases[1]
     # 37 billion parameters are active per token (DeepSeek-V3, sec. 1); the embedding is looked up.
@@ -100,14 +92,6 @@ def test_deepseek_shares_split_heads_columns_and_vocabulary() -> None:
         explain("DeepSeek-V3", tp=3, batches=(1,))
 
 
-def test_a_chunk_beside_decodes_is_one_step() -> None:
-    explained = explain("TinyLlama", batches=(1, 4), ctx=512, chunk=128)
-    *_, chunk = explained.phases
-    assert chunk.step.requests == ((511, 1),) * 4 + ((384, 128),)
-    assert chunk.step.num_logit_rows == 5
-    assert ops_of(chunk)["o_proj"].shape == "132×2048×2048"
-
-
 def test_flops_are_those_of_the_events_of_a_real_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_tiny_directory(tmp_path)
     monkeypatch.setenv("QUIRE_TRACE", "events")
@@ -127,15 +111,6 @@ def this_cpu() -> Device:
     hardware = find_device("L4").hardware
     cpu = type(hardware)("cpu", 2**34, 2**34, True, 1, "a CPU")
     return Device(cpu, MachineLimits(1e10, {"int8": 1e12, "bf16": 5e11, "fp32": 1e11}), "made up")
-
-
-def test_the_slower_of_memory_and_arithmetic_is_the_floor() -> None:
-    prefill, decode = explain("Llama-3-8B", batches=(1,), ctx=2048).phases
-    assert prefill.compute_s > prefill.memory_s
-    assert prefill.floor_s == prefill.compute_s == pytest.approx(
-        sum(flops / {"bf16": 312e12, "fp32": 19.5e12}[name] for name, flops in prefill.flops_by_arithmetic.items())
-    )  # fmt: skip
-    assert decode.floor_s == decode.memory_s == decode.num_bytes / 2.039e12
 
 
 def test_memory_plan_says_what_fits_and_which_setting_to_change() -> None:

@@ -103,11 +103,3 @@ def test_answer_can_be_sent_back_as_a_message() -> None:
     answer = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
     for more in ({}, {"audio": None, "function_call": None, "annotations": None}):
         assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], {**answer, **more}]})
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
-    other = {"type": "function", "function": {"name": "other"}}
-    offer = validate(ChatRequest, {**CHAT, "tools": [TOOL, other], "tool_choice": allowed(mode, "other")}).offer()
-    assert offer is not None
-    assert (offer.tools, offer.choice, offer.demands) == ([other], mode, mode == "required")

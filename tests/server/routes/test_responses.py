@@ -159,31 +159,6 @@ async def test_instructions_and_messages_become_one_conversation() -> None:
     assert request.prompt_token_ids == [257, 97, 257, 98, 257, 99, 258]
 
 
-@in_loop
-async def test_conversation_with_calls_has_the_prompt_of_the_chat_api() -> None:
-    sent = {"call_id": "call_1", "name": "weather", "arguments": '{"city": "Rome"}'}
-    items = [
-        {"role": "user", "content": "?"},
-        {"type": "function_call", **sent},
-        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
-    ]
-    chat_tools = [{"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-                  for tool in TOOLS]  # fmt: skip
-    function = {"name": "weather", "arguments": sent["arguments"]}
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ]
-    app, engine = make_server(next_token=saying("x"), **LONG)
-    async with requests_to(app) as client:
-        await client.post(PATH, json={"model": MODEL, "input": items, "tools": TOOLS})
-        body = {"messages": messages, "tools": chat_tools}
-        await client.post("/v1/chat/completions", json={"model": MODEL, **body})
-        token_ids = (await client.post("/tokenize", json=body)).json()["tokens"]
-    assert engine.submitted[0].prompt_token_ids == engine.submitted[1].prompt_token_ids == token_ids
-
-
 TEMPLATE = (
     "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
@@ -194,16 +169,6 @@ STATE = make_server(**LONG)[0].state.quire
 def prepare(template: str = TEMPLATE, **fields: Any) -> ResponseJob:
     STATE.supervisor.front_end.chat_template = template
     return prepare_response(STATE, validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields}), ANONYMOUS)
-
-
-def test_response_object_in_each_of_its_states() -> None:
-    job = prepare(tools=TOOLS, tool_choice=WEATHER, metadata={"a": "b"}, max_output_tokens=3, request_id="mine")
-    for status, reason in (("in_progress", None), ("completed", None), ("incomplete", "max_output_tokens")):
-        written = ResponseObject.model_validate(job.response(status))
-        assert (written.id, written.status, written.max_output_tokens) == ("resp_mine", status, 3)
-        assert written.metadata == {"a": "b"}
-        assert (written.completed_at is not None) == (status == "completed")
-        assert (written.incomplete_details and written.incomplete_details.reason) == reason
 
 
 # --- Items from any pieces of text ------------------------------------------------------------
@@ -318,21 +283,6 @@ def test_text_then_calls_then_text() -> None:
     assert items[3]["content"][0]["logprobs"][-1]["token"] == f"t{EOS}", "as without tools"
     assert [item["id"].split("_")[0] for item in items] == ["msg", "fc", "fc", "msg"]
     assert len({items[1]["id"], items[1]["call_id"], items[2]["call_id"]}) == 3
-
-
-def test_only_the_first_call_without_parallel_calls() -> None:
-    items = check(f"{FIRST}wörld {SECOND}", [], job=prepare(tools=TOOLS, top_logprobs=1, parallel_tool_calls=False))
-    assert [kind for kind, _, _ in shown(items)] == ["weather", "message"]
-    assert items[1]["content"][0]["logprobs"][-1]["token"] == f"t{ord('d')}", "nothing of the second call"
-
-
-def test_text_without_calls_is_one_message_with_or_without_tools() -> None:
-    for text in ("Hellö", ""):
-        (with_tools,) = check(text, [])
-        (without,) = check(text, [], job=prepare(top_logprobs=1))
-        assert with_tools["content"] == without["content"]
-        assert with_tools["content"][0]["logprobs"][-1]["token"] == f"t{EOS}"
-    assert shown(check(FIRST, [], job=prepare(top_logprobs=1))) == [("message", FIRST, "completed")]
 
 
 def test_items_that_were_cut_off_are_incomplete() -> None:
