@@ -92,23 +92,6 @@ def test_forked_equals_separate_runs(base: LLMEngine, is_crowded: bool) -> None:
     assert len({tuple(tokens) for tokens in together}) > 1
 
 
-def test_forks_share_the_prompts_blocks(base: LLMEngine) -> None:
-    engine = engine_with(base)
-    engine.add_request("four", {"prompt_token_ids": PROMPTS[5]}, dataclasses.replace(DRAWN, n=4))
-    free_before = engine.scheduler.blocks.num_free
-    while engine.scheduler.num_running < 4:
-        engine.step()
-    engine.step()  # each now owns a copy of the partial block, or the block itself
-    used = free_before - engine.scheduler.blocks.num_free
-    num_shared = LENGTHS[5] // engine.config.scheduler.block_size
-    longest = LENGTHS[5] + 2 * engine.config.scheduler.multi_step_decode
-    assert used <= num_shared + 4 * (blocks(base, longest) - num_shared)
-    engine.abort_request("four")
-    engine.step()
-    check_integrity(engine.scheduler)
-    assert engine.scheduler.blocks.num_free == free_before
-
-
 @pytest.mark.parametrize("num_blocks", [96, 10])
 def test_beam_search_equals_search_without_an_engine(base: LLMEngine, num_blocks: int) -> None:
     """Beams in shared blocks, also when preempted, give the texts of a search that recomputes every beam."""

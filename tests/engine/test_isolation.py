@@ -232,23 +232,6 @@ def test_beams() -> None:
 # --- Fault of a request or of the engine ------------------------------------------------------------------------
 
 
-def test_engine_that_fails_on_every_request_dies_once() -> None:
-    engine, executor = make()
-    executor.also_raises = lambda output: True
-    names = [str(index) for index in range(MAX_FAILED_ALONE + 2)]
-    for name in names:
-        engine.add_request(name, [1, 2], sampled())
-    ended = finals(run(engine))
-    assert set(ended) == set(names)
-    assert len(executor.lost) == 1 + MAX_FAILED_ALONE
-    told = [errors(ended[name])[0] for name in names]
-    assert [text.startswith("the model failed on this") for text in told] == [True] * 2 + [False] * 3
-    assert told[-1] == "the engine stopped after MemoryError: "
-    assert_all_home(engine)
-    with pytest.raises(EngineDeadError, match="MemoryError"):
-        engine.step()
-
-
 def test_an_engine_that_fails_one_after_the_other_dies() -> None:
     engine, executor = make()
     executor.also_raises = lambda output: True

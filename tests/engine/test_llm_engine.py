@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.llm_engine import LLMEngine
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -102,26 +101,6 @@ def test_step_events_add_up() -> None:
     for step in steps:
         parts = step["schedule_s"] + step["execute_s"] + step["output_s"]
         assert step["duration_s"] == pytest.approx(parts)
-
-
-def test_steps_in_flight_give_the_same_outputs() -> None:
-    def outputs(max_in_flight: int) -> tuple[dict[str, Any], LLMEngine]:
-        engine, _ = make_engine(max_in_flight=max_in_flight, num_blocks=16, max_num_batched_tokens=12)
-        for i in range(4):
-            engine.add_request(f"n {i}", f"prompt {i}", SamplingParams(n=1 + i % 3, seed=i, max_tokens=12, logprobs=1))
-            engine.add_request(f"stop {i}", f"text {i}", SamplingParams(max_tokens=20, stop=["a", "bc"]))
-            engine.add_request(f"long {i}", [i] * 30, SamplingParams(max_tokens=5, prompt_logprobs=0))
-            engine.add_request(f"pool {i}", [i] * 20, PoolingParams())
-        found = finals(run(engine))
-        assert_all_home(engine)
-        return {name: (item.outputs, getattr(item, "prompt_logprobs", None)) for name, item in found.items()}, engine
-
-    expected, engine = outputs(1)
-    assert engine.events.of(EventKind.PREEMPT)
-    for max_in_flight in (2, 3):
-        found, engine = outputs(max_in_flight)
-        assert found == expected
-        assert engine.events.of(EventKind.PREEMPT)
 
 
 def test_next_step_is_submitted_before_the_oldest_is_collected() -> None:

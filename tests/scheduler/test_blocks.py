@@ -39,23 +39,6 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
     assert blocks.shape.peak_blocks(60) <= most + 1
 
 
-def test_a_hit_in_a_window_group_needs_the_windows_blocks_only() -> None:
-    blocks = BlockManager(make_config(windows=(5,), num_blocks=101))
-    first = make_request("first", 24)
-    admit(blocks, first)
-    computed(blocks, first, 24)
-    blocks_before_the_window = blocks.owned["first"].tables[0][:4]
-    blocks.forget("first")
-    for block_id in blocks_before_the_window:
-        blocks.cache.forget(block_id)
-    second = make_request("second", first.prompt_token_ids)
-    hit = blocks.find_prefix(second)
-    # Token 20 attends to 16 … 20: block 4 alone is needed.
-    assert hit.num_tokens == 20
-    assert hit.tables == [[NULL_BLOCK_ID] * 4 + [5]]
-    assert admit(blocks, second) == 20
-
-
 def test_a_hit_is_what_all_groups_agree_on() -> None:
     blocks = BlockManager(make_config(windows=(None, 5)))
     first = make_request("first", 30)

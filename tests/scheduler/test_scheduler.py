@@ -160,30 +160,6 @@ def most_tokens_of_first(driver: Driver) -> list[tuple[str, int]]:
     ]
 
 
-# --- Steps in flight ----------------------------------------------------------------------------
-
-
-def test_step_is_scheduled_before_its_input_token_is_known() -> None:
-    driver = Driver(make_config(max_in_flight=2, max_num_batched_tokens=8))
-    request = make_request("a", 12, 4)
-    driver.add(request)
-    for _ in range(2):
-        driver.submit()
-    assert [item.num_tokens for output in driver.outputs for item in output.scheduled] == [8, 4]
-    with pytest.raises(EngineError, match="before update"):
-        driver.scheduler.schedule()
-    driver.collect()
-    (decode,) = driver.submit().scheduled
-    assert (decode.num_computed_tokens, decode.num_tokens, request.output_token_ids) == (12, 1, [])
-    while driver.in_flight:
-        driver.collect()
-        driver.submit()
-    assert request.output_token_ids == run_alone(request, 256)
-    # No step is scheduled behind the last token: two chunks, four tokens, of which the first comes with the second.
-    assert sum(bool(output.scheduled) for output in driver.outputs) == 5
-    assert driver.all_blocks_are_home
-
-
 # --- Drafts -------------------------------------------------------------------------------------
 
 
