@@ -3,7 +3,7 @@
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
 from quire.events import EventKind
-from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,
@@ -46,6 +46,40 @@ def test_others_go_on_as_if_alone() -> None:
     executor.errors.clear()
     assert_all_home(engine)
     assert_forgotten(engine, executor)
+
+
+def test_one_of_several_completions() -> None:
+    engine, executor = make_engine()
+    fail_at(executor, 3, "many/1")
+    engine.add_request("many", "hello", SamplingParams(n=3, max_tokens=6, seed=1))
+    output = finals(run(engine))["many"]
+    assert [completion.finish_reason for completion in output.outputs] == ["length", "error", "length"]
+    assert [len(completion.token_ids) for completion in output.outputs] == [6, 2, 6]
+    assert_all_home(engine)
+
+
+def test_pooling() -> None:
+    engine, executor = make_engine()
+    executor.errors["bad"] = "no vector"
+    engine.add_request("bad", "hello", PoolingParams())
+    engine.add_request("good", "hello", PoolingParams())
+    ended = finals(run(engine))
+    assert (ended["bad"].finish_reason, ended["bad"].error) == ("error", "no vector")
+    assert ended["bad"].outputs.embedding == []
+    assert (ended["good"].finish_reason, ended["good"].error) == ("stop", None)
+    assert_all_home(engine)
+
+
+def test_what_it_computed_is_not_found_by_others() -> None:
+    engine, executor = make_engine()
+    fail_at(executor, 8, "bad")
+    prompt = list(range(20))
+    engine.add_request("bad", prompt, TEN)
+    run(engine)
+    engine.add_request("next", prompt, TEN)
+    assert finals(run(engine))["next"].num_cached_tokens == 0
+    engine.add_request("after that", prompt, TEN)
+    assert finals(run(engine))["after that"].num_cached_tokens == 16
 
 
 def test_a_beam() -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from quire.server import gate
 from quire.server.keys import KeyRing
 from quire.server.logs import JsonFormatter, TextFormatter
 from tests.server.fake_engine import in_loop
-from tests.server.served import CHAT, Answer, quick, serving
+from tests.server.served import CHAT, Answer, chat_body, quick, serving
 
 SECRET = "sk-the-secret-key"
 PATHS = (
@@ -83,6 +84,36 @@ def test_paths_and_headers_of_clients_forge_no_log_lines(log: io.StringIO) -> No
     assert "secret prompt" not in text
     assert all(character == "\n" or character.isprintable() for character in text)
     assert max(map(len, text.splitlines())) < MAX_LINE_CHARACTERS
+
+
+@in_loop
+async def test_errors_contain_no_keys_and_no_prompts(log: io.StringIO) -> None:
+    async with serving(keys=KeyRing({SECRET: "ann"})) as served:
+        for body in (b"{", b'{"model": 1}', b'{"model": "scripted", "messages": "a secret prompt"}'):
+            answer = await served.answer("POST", CHAT, headers=BEARER, body=body)
+            assert SECRET.encode() not in answer.body
+            assert answer.status == 400
+    assert SECRET not in log.getvalue()
+    assert "secret prompt" not in log.getvalue()
+
+
+@in_loop
+async def test_client_that_leaves_is_counted_as_499_and_its_request_aborted() -> None:
+    async with serving() as served:
+        served.executor.in_step = lambda step: time.sleep(0.02)
+        body = json.dumps(chat_body(max_tokens=100, ignore_eos=True)).encode()
+        _, writer = await served.connect()
+        writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        async with asyncio.timeout(20):
+            while not served.executor.num_steps:
+                await asyncio.sleep(0.005)
+        assert served.server_requests() == 1
+        writer.close()
+        await served.until_idle()
+        page = (await served.answer("GET", "/metrics")).body.decode()
+        assert re.search(r'quire_http_requests_total{.*status="499"} 1', page)
+        assert 'quire_requests_total{finish_reason="abort"} 1' in page
 
 
 REFUSED = {

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from quire.server import connection as limits
@@ -136,6 +137,13 @@ async def test_stray_bytes_after_a_request_do_not_prevent_its_answer() -> None:
         assert answer.status == 200
 
 
+@in_loop
+async def test_connection_serves_several_requests() -> None:
+    async with serving() as served:
+        data = await served.raw((HEAD + b"\r\n") * 3 + HEAD + b"Connection: close\r\n\r\n")
+        assert data.count(b"HTTP/1.1 200 OK") == 4
+
+
 @pytest.mark.parametrize(
     "tail", [b"POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"GET /version HT"]
 )
@@ -252,3 +260,44 @@ async def test_new_connection_replaces_an_idle_one_at_the_limit() -> None:
         assert (answer.status, answer.code) == (503, "too_many_connections")
         for writer in [busy, *(writer for _, writer in pairs)]:
             writer.close()
+
+
+@in_loop
+async def test_limit_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (1024, 1024))
+    async with serving() as served:
+        _, writer = await served.connect()
+        await until(lambda: bool(served.server.server_state.connections))
+        (connection,) = served.server.server_state.connections
+        assert connection._max_connections() == 1024 - limits.SPARE_FILES
+        writer.close()
+
+
+@in_loop
+async def test_answers_are_sent_without_delay() -> None:
+    async with serving() as served:
+        _, writer = await served.connect()
+        try:
+            while not served.server.server_state.connections:
+                await asyncio.sleep(0.005)
+            (connection,) = served.server.server_state.connections
+            accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            writer.close()
+
+
+@in_loop
+async def test_connections_that_come_and_go_leave_no_files_open() -> None:
+    async with serving() as served:
+        await served.answer("GET", "/version")
+        before = psutil.Process().num_fds()
+        for _ in range(10):
+            pairs = await asyncio.gather(*(served.connect() for _ in range(25)))
+            for at, (_, writer) in enumerate(pairs):
+                if at % 2:
+                    writer.write(b"GET /version HT")
+                writer.close()
+            assert (await served.answer("GET", "/version")).status == 200
+        await until(lambda: not served.server.server_state.connections)
+        assert psutil.Process().num_fds() <= before + 2

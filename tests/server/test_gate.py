@@ -214,6 +214,10 @@ def test_each_key_is_a_caller_with_its_own_salt() -> None:
     assert caller((b"authorization", b"Bearer key-one"), path="/ping")[0] == "ann"
 
 
+def test_without_keys_every_caller_is_anonymous() -> None:
+    assert asyncio.run(ask(gate(), "GET", "/", [(b"authorization", b"Bearer any")]))[1]["caller"] == "anonymous"
+
+
 # --- Hosts and origins --------------------------------------------------------------------------
 
 

@@ -89,3 +89,8 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_empty_variable_is_an_error(value: str) -> None:
     with pytest.raises(ConfigError, match="empty"):
         load(QUIRE_API_KEY=value)
+
+
+def test_two_keys_with_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'ann'"):
+        KeyRing({"one": "ann", "two": "ann"})

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from benchmarks.soak.attacks import slow_attacks
+from quire.engine.process.stream import MAX_UNREAD_LOGPROBS
 from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, Served, chat_body, dechunked, quick, serving
 
@@ -46,6 +47,18 @@ async def test_late_reader_gets_the_whole_stream(fields: dict[str, object]) -> N
         events = await read_late(served, num_tokens, return_token_ids=True, **fields)
         assert events[-1] == "[DONE]"
         assert token_count(events) == num_tokens
+
+
+@in_loop
+async def test_reader_with_too_many_unread_logprobs_gets_them_and_an_error() -> None:
+    async with serving(scheduler=ROOMY) as served:
+        events = await read_late(served, 1900, return_token_ids=True, **WIDE)
+        error = json.loads(events[-2])["error"]
+        assert error["code"] == "reader_too_slow"
+        assert str(MAX_UNREAD_LOGPROBS) in error["message"]
+        assert 100 < token_count(events[:-2] + events[-1:]) < 1900
+        await served.until_idle()
+        assert (await served.chat()).status == 200
 
 
 @in_loop
