@@ -174,3 +174,13 @@ def test_the_likeliest_token_without_its_logprob_is_the_same(alone: Alone) -> No
     params, expected = alone[2][0]
     tokens = [[item if params.logprobs is None else item[0] for item in completions] for completions in expected]
     assert tokens_of(engine_with(alone[1], max_num_batched_tokens=48), PROMPTS, GREEDY) == tokens
+
+
+def test_quantised_weights_are_others(directory: Path) -> None:
+    """The cases above do differ in what they compute."""
+    params = dataclasses.replace(GREEDY, logprobs=3)
+    formats = [options for options in FORMATS.values() if not options.get("enforce_eager")]
+    found = [
+        tokens_of(build(directory, **{**options, "block_size": 16}), PROMPTS[-1:], params)[0] for options in formats
+    ]
+    assert all(a != b for a, b in itertools.combinations(found, 2))
