@@ -13,7 +13,8 @@ CPP_FILES := $(filter %.cpp %.h,$(SOURCES))
 # those to PyPI's of the same version.
 TORCH_INDEX ?=
 
-# Test processes that run at once; files stay whole, so that fixtures of a module are made once. Bytecode is kept even
+# Test processes that run at once; files stay whole, so that fixtures of a module are made once, and come in the order of
+# tests/conftest.py. Bytecode is kept even
 # where the environment says otherwise: compiling the tests and LiteLLM takes each run 20 s of processor time.
 JOBS ?= 2
 FAST_TESTS := tests/scheduler tests/text tests/test_config.py tests/test_resolve.py tests/test_types.py \
@@ -32,7 +33,7 @@ run: $(VENV)/.installed  ## set everything up, then answer PROMPT
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-clients  ## set everything up, then run the tests
 	$(BIN)/quire pull --quiet
-	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= QUIRE_TEST_CLIENTS=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## the tests that need neither torch nor a server: seconds
 	$(BIN)/python -m pytest -q --without-torch $(FAST_TESTS) $(ARGS)

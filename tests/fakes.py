@@ -1,9 +1,9 @@
 """`FakeExecutor`: executes `SchedulerOutput`s in pure Python and believes nothing that the scheduler says.
 
 It keeps the content of every KV block: which group and which positions it holds, the token at each, and a running
-digest that makes each position depend on all tokens before it, as attention does. Tokens and digests are read back
-through the block table, so a block that is shared wrongly, stale, not copied, or written out of order either raises
-`FakeExecutorError` or changes the tokens that come out.
+digest that makes each position depend on all tokens before it, as attention does. The page of a recurrent state holds
+the newest digest only. Tokens and digests are read back through the block table, so a block that is shared wrongly,
+stale, not copied, or written out of order either raises `FakeExecutorError` or changes the tokens that come out.
 """
 
 from collections import Counter, deque
@@ -57,7 +57,7 @@ def token_after(digest: int, seed: int, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """Content of one block: `tokens[i]` is at position `index * block_size + i`."""
+    """Content of one block: `tokens[i]` is at position `index * block_size + i`. A state: no tokens, one digest."""
 
     group_index: int
     index: int
@@ -99,6 +99,7 @@ class FakeExecutor:
         self._num_blocks = config.num_blocks
         self._max_tokens = config.max_num_batched_tokens
         self._windows = [group.spec.window for group in config.kv_cache_groups]
+        self._is_state = [group.spec.is_state for group in config.kv_cache_groups]
         self._next_token = next_token
         self._submitted: deque[SchedulerOutput] = deque()
         self._blocks: dict[int, _Block] = {}
@@ -218,6 +219,8 @@ class FakeExecutor:
             return
         num_drafts = len(item.draft_token_ids)
         end = item.num_computed_tokens + item.num_tokens - num_drafts
+        if any(self._is_state) and item.num_computed_tokens < sequence.num_computed:
+            self._take_back(sequence, item.num_computed_tokens)  # to the state before rejected drafts
         self._need(is_new or sequence.num_computed == item.num_computed_tokens, f"'{request_id}': positions skipped")
         self._need(end <= len(sequence.token_ids), f"'{request_id}': tokens up to {end} are not known")
         samples = end == len(sequence.token_ids) and sequence.new.sampling is not None
@@ -264,8 +267,9 @@ class FakeExecutor:
 
     def _check_single_writer(self, sequence: FakeSequence, num_tokens: int) -> None:
         name, start = sequence.new.request_id, sequence.num_computed
-        for table in sequence.tables:
-            for at in range(start // self._block_size, (start + num_tokens - 1) // self._block_size + 1):
+        for table, is_state in zip(sequence.tables, self._is_state, strict=True):
+            last = 0 if is_state else (start + num_tokens - 1) // self._block_size
+            for at in range(0 if is_state else start // self._block_size, last + 1):
                 self._need(at < len(table) and table[at] != NULL_BLOCK_ID, f"'{name}' has no block {at}")
                 owners = self._owners[table[at]]
                 self._need(owners == 1, f"'{name}' writes block {table[at]} shared by {owners}")
@@ -274,6 +278,11 @@ class FakeExecutor:
         name, start = sequence.new.request_id, sequence.num_computed
         for group_index, table in enumerate(sequence.tables):
             digest = self._digest_before(sequence, group_index, start)
+            if self._is_state[group_index]:
+                for token_id in sequence.token_ids[start : start + num_tokens]:
+                    digest = chain(digest, token_id)
+                self._blocks[table[0]] = _Block(group_index, 0, [], [digest])
+                continue
             for position in range(start, start + num_tokens):
                 index, offset = divmod(position, self._block_size)
                 if offset == 0:
@@ -290,8 +299,8 @@ class FakeExecutor:
 
     def _take_back(self, sequence: FakeSequence, num_tokens: int) -> None:
         """Forget the KV of rejected drafts: all behind the first `num_tokens` tokens."""
-        for table in sequence.tables:
-            for index in range(num_tokens // self._block_size, len(table)):
+        for table, is_state in zip(sequence.tables, self._is_state, strict=True):
+            for index in range(num_tokens // self._block_size, 0 if is_state else len(table)):
                 block = self._blocks.get(table[index])
                 if block is not None and block.index == index:
                     del block.tokens[max(0, num_tokens - index * self._block_size) :]
@@ -302,11 +311,18 @@ class FakeExecutor:
         if position == 0:
             return 1
         index, offset = divmod(position - 1, self._block_size)
-        if self._windows[group_index] == 1:
-            return chain_all(sequence.token_ids[:position])  # such a layer sees nothing but the token itself
+        if self._is_state[group_index] and position == sequence.num_computed:
+            index = offset = 0
+        elif self._is_state[group_index] or self._windows[group_index] == 1:
+            # Nothing is read: the state is behind drafts already, or the layer sees nothing but the token itself.
+            return chain_all(sequence.token_ids[:position])
         block = self._blocks.get(sequence.tables[group_index][index])
         self._need(block is not None and len(block.digests) > offset, f"position {position - 1} was never written")
         assert block is not None
+        if self._is_state[group_index]:
+            expected = chain_all(sequence.token_ids[:position])
+            is_right = block.group_index == group_index and not block.tokens and block.digests == [expected]
+            self._need(is_right, f"'{sequence.new.request_id}' reads a state of other tokens before {position}")
         return block.digests[offset]
 
     def _read(self, sequence: FakeSequence, group_index: int, first: int, end: int) -> None:

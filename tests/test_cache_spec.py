@@ -58,17 +58,6 @@ def test_peaks_of_groups_add_up() -> None:
     assert shape.block_bytes == 16 * 2 * FULL.bytes_per_token
 
 
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40])
-@pytest.mark.parametrize("chunk", [1, 2, 16, 33])
-def test_peak_of_a_window_is_the_most_over_all_alignments(window: int, chunk: int) -> None:
-    block_size = 16
-    needed = [
-        (start + chunk - 1) // block_size - max(0, start - window + 1) // block_size + 1
-        for start in range(200, 200 + block_size)
-    ]
-    assert PagedKV(1, 8, 2, window).peak_blocks(10_000, block_size, chunk) == max(needed)
-
-
 @pytest.mark.parametrize("specs", [SMOLLM2, DEEPSEEK_V3])
 def test_layers_of_one_spec_are_one_group_without_waste(specs: list[CacheSpec]) -> None:
     assert make_groups(specs, 32) == (CacheGroup(tuple(range(len(specs))), specs[0]),)

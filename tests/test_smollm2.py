@@ -52,7 +52,7 @@ def plan_runner(path: Path, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def text_ids(llm: LLM) -> list[int]:
     token_ids = llm.get_tokenizer().encode(LICENSE.read_text())
-    return token_ids[:1100]
+    return token_ids[:620]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_smollm2_weights_equal_those_of_transformers(smollm2_path: Path, smollm2
         assert checkpoint.hf_config[field] == getattr(smollm2_reference.config, field), field
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 65, 600])
+@pytest.mark.parametrize("length", [1, 32, 33, 300])
 def test_logits_equal_transformers(llm: LLM, reference_logits: Any, text_ids: list[int], length: int) -> None:
     """All logits of the prompt within 1e-4 of the largest one."""
     from tests.models.harness import Runner
@@ -100,7 +100,7 @@ def test_logits_of_a_plan_equal_transformers(smollm2_path: Path, reference_logit
         expected = reference_logits[first:length]
         assert (ours - expected).abs().max() / expected.abs().max() <= 1e-4
 
-    for length in (1, 2, 33, 1100):
+    for length in (1, 2, 33, 620):
         check(runner.run(runner.add(text_ids[:length]), chunk=512), length)
     decoding, fresh = runner.add(text_ids[:280]), runner.add(text_ids[:300])
     runner.run_until(decoding, 278)

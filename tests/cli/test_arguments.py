@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.arguments import names_a_model, read_prompt, split_arguments
+from quire.cli.arguments import names_a_model, read_prompt
 from tests.cli.command_line import FakeEngine, call
 
 
@@ -32,22 +32,6 @@ def test_existing_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not names_a_model("my models")
 
 
-@pytest.mark.parametrize(
-    ("words", "values", "model", "text"),
-    [
-        ((), {}, "smollm2", None),
-        (("Hi there",), {}, "smollm2", "Hi there"),
-        (("-",), {}, "smollm2", "-"),
-        (("org/name",), {}, "org/name", None),
-        (("org/name", "hello"), {}, "org/name", "hello"),
-        (("Hi there",), {"model": "other"}, "other", "Hi there"),
-    ],
-)
-def test_split(words: tuple[str, ...], values: dict[str, str], model: str, text: str | None) -> None:
-    found = split_arguments(words, values, what="prompt")
-    assert (found.model, found.text) == (model, text)
-
-
 def test_model_comes_from_the_flag_the_argument_or_the_environment(
     engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,13 +41,6 @@ def test_model_comes_from_the_flag_the_argument_or_the_environment(
     assert call("run", "Hi there").exit_code == 0
     assert call("run", "smollm2", "Hi there").exit_code == 0
     assert [engine.config.options.model for engine in engines] == ["org/name", "org/other", "smollm2"]
-
-
-def test_model_given_twice_and_unquoted_prompt_are_errors() -> None:
-    assert "quote the prompt" in call("run", "why", "is", "it").stderr
-    result = call("run", "--model", "a/b", "smollm2", "Hi there")
-    assert result.exit_code == 2
-    assert "twice" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from quire.cli.main import cli
 from quire.runtime.machine_limits import MachineLimits
 from tests.cli.command_line import Terminal, call, parsed
-from tests.cli.tiny_directory import make_tiny_directory
 
 
 def test_tiny_model_answers(tiny: str) -> None:
@@ -46,55 +45,6 @@ def test_quantization_of_a_quantised_file_warns(smollm2_path: Path) -> None:
     result = call("run", str(smollm2_path), "Hi there", "--max-tokens", "1", "--quantization", "int8")
     assert result.exit_code == 0
     assert "quantization=int8 has no effect on weights that are stored in 8 bit or less" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "label", "words"),
-    [
-        (["--max-model-len", "1M"], 2, "invalid_option", ["max_model_len", "1048576", "128"]),
-        (["--kv-cache-memory-bytes", "1KiB"], 4, "out_of_memory", ["--kv-cache-memory-bytes"]),
-        (["--max-model-len", "8"], 2, "context_length_exceeded", ["17", "8"]),
-        (["--device", "cuda:99"], 2, "invalid_option", ["cuda:99"]),
-        (["--logit-bias", "9999=1"], 2, "invalid_parameter", ["logit_bias", "9999", "257"]),
-        (["--logprobs", "50"], 2, "invalid_parameter", ["logprobs", "50", "20"]),
-        (["--chat-template", "{{ x"], 2, "invalid_option", ["line 1", "correct it"]),
-        (["--chat-template", "nowhere.jinja"], 2, "invalid_option", ["nowhere.jinja"]),
-        (["--revision", "main"], 2, "invalid_option", ["revision"]),
-    ],
-)
-def test_refusal_is_one_line(arguments: list[str], code: int, label: str, words: list[str], tiny: str) -> None:
-    result = call("run", "-q", tiny, "Hi there", *arguments)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert result.stderr.startswith(f"error[{label}]: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
-
-
-@pytest.mark.parametrize("verb", ["run", "bench"])
-def test_unreadable_model_is_named(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00\x05\x00")
-    unknown = make_tiny_directory(tmp_path / "unknown", architectures=["NoSuchForCausalLM"])
-    other_mathematics = make_tiny_directory(tmp_path / "other", attn_logit_softcapping=30.0)
-    truncated = make_tiny_directory(tmp_path / "truncated")
-    weights = (truncated / "model.safetensors").read_bytes()
-    (truncated / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    text = ["Hi there"] if verb == "run" else []
-    for model, named in (
-        (tmp_path / "missing.gguf", "missing.gguf"),
-        (tmp_path / "empty", "empty"),
-        (tmp_path / "cut.gguf", "cut.gguf"),
-        (unknown, "NoSuchForCausalLM"),
-        (other_mathematics, "attn_logit_softcapping=30.0"),
-        (truncated, "model.safetensors"),
-        ("smolm2", "'smollm2'"),
-    ):
-        result = call(verb, "-q", str(model), *text)
-        assert (result.exit_code, result.stdout) == (3, ""), result.stderr
-        assert result.stderr.startswith("error[model_")
-        assert result.stderr.count("\n") == 1
-        assert named in result.stderr
 
 
 def test_bench_of_a_real_engine(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,32 +67,6 @@ def test_request_that_changed_after_its_answer_is_an_error(tmp_path: Path) -> No
         assert target.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["missing", "-o", "out"], 2, "missing cannot be read"),
-        (["in", "-o", "in"], 2, "is not an answer of a batch"),
-        (["in", "-o", "out", "--url", "127.0.0.1:1"], 5, "no server at"),
-        (["in", "-o", "out", "--url", "127.0.0.1:1", "--max-num-seqs", "4"], 2, "--max-num-seqs is the engine's"),
-        (["in", "-o", "out", "--model", "nowhere"], 3, "nowhere"),
-        (["double", "-o", "out"], 2, "'a' in lines 1 and 2"),
-        (["in", "-o", "/dev/full"], 2, "/dev/full is not a file"),
-        (["in", "-o", "-"], 2, "-o needs a file"),
-    ],
-)
-def test_impossible_batch_is_one_error_line(
-    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = write_lines(tmp_path / "in", request("a")).read_text()
-    write_lines(tmp_path / "double", request("a"), request("a"))
-    result = call("batch", *arguments)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert (tmp_path / "in").read_text() == before
-
-
 def test_finished_file_and_unsendable_lines_start_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def refuse(*arguments: object) -> Any:

@@ -21,7 +21,7 @@ from quire.cli.batch_files import (
     read_requests,
     succeeded,
 )
-from tests.cli.batch_inputs import URL, read_lines, request, write_lines
+from tests.cli.batch_inputs import read_lines, request, write_lines
 
 
 def good(custom_id: str) -> dict[str, Any]:
@@ -30,12 +30,6 @@ def good(custom_id: str) -> dict[str, Any]:
 
 def bad(custom_id: str) -> dict[str, Any]:
     return error_line(BatchRequest(1, custom_id), "timeout", "too slow")
-
-
-def test_good_lines_are_read_and_blank_ones_skipped(tmp_path: Path) -> None:
-    found = read_requests(write_lines(tmp_path / "in", request("a"), "", request("b", body={"n": 1}, extra=1)))
-    assert [(item.line_number, item.custom_id, item.url) for item in found] == [(1, "a", URL), (3, "b", URL)]
-    assert [item.body for item in found] == [{"messages": []}, {"n": 1}]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +60,6 @@ def test_bad_line_has_a_problem_and_no_body(tmp_path: Path, line: Any, problem: 
     (found,) = read_requests(path)
     assert problem in (found.problem or "")
     assert found.body is None
-
-
-def test_double_ids_are_named_with_their_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in", request("a"), "{", request("b"), request("a"), request("b"))
-    with pytest.raises(BatchFileError, match="'a' in lines 1 and 4; 'b' in lines 3 and 5"):
-        read_requests(path)
 
 
 def test_requests_are_read_from_a_pipe_and_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

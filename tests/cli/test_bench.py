@@ -48,21 +48,9 @@ def raise_not_traceable(*arguments: object) -> None:
 SMALL = ("-p", "4", "-n", "3", "-c", "1,2", "-r", "2")
 
 
-def test_table(engines: list[FakeEngine]) -> None:
-    result = call("bench", *SMALL)
-    assert result.exit_code == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
-    assert len({len(line) for line in lines}) == 1, "columns align"
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
-    assert [row[5] for row in cells[2:]] == ["pp4", "tg3", "tg3@2"]
-    assert all(row[:5] == ["smollm2", "1.5M", "float32", "cpu", "2"] and "±" in row[6] for row in cells[2:])
-    assert all(row[7].endswith("%") for row in cells[2:])
-    assert engines[0].config.options.enable_prefix_caching is False
-
-
 def test_json(engines: list[FakeEngine]) -> None:
     value = parsed(call("bench", *SMALL, "--json"))
+    assert engines[0].config.options.enable_prefix_caching is False
     assert value["schema"] == "quire.bench/1"
     assert {"model", "num_parameters", "dtype", "device", "num_threads", "version", "commit"} <= set(value)
     assert [row["test"] for row in value["results"]] == ["pp4", "tg3", "tg3@2"]

@@ -17,17 +17,6 @@ def answer(handler: Handler, body: dict[str, Any]) -> None:
     handler.send_events(chunks("a", "b", "c"), gap_s=0.002)
 
 
-def test_table_has_a_row_per_load() -> None:
-    with serving(answer) as server:
-        result = call("bench", "serve", "--url", server.url, "-c", "1,4", "--requests", "8", "--gen", "3")
-    assert result.exit_code == 0, result.stderr
-    header, _, *rows = result.stdout.splitlines()
-    assert "TTFT" in header
-    assert [row.split("|")[1:4] for row in rows] == [
-        [" 1 client ", " 8 ", " 0 "], [" 4 clients ", " 8 ", " 0 "],
-    ]  # fmt: skip
-
-
 def test_prompts_differ_and_have_the_asked_length() -> None:
     with serving(answer) as server:
         call("bench", "serve", "--url", server.url, "-c", "2", "--requests", "6", "--prompt", "5", "--model", "m")
@@ -84,34 +73,6 @@ def test_sweep_finds_the_highest_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     value = parsed(result)
     assert value["highest_rate"] == 0
     assert {row["rate"] for row in value["rows"]} == {1, 0.5, 0.25, 0.125, 0.0625}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--sweep",), "needs limits"),
-        (("-c", "1", "--rate", "1"), "exclude each other"),
-        (("--rate", "fast"), "not a list of numbers"),
-        (("--rate", "0"), "above 0"),
-        (("--slo", "ttft<5"), "not a limit"),
-        (("-c", "1,0"), "--concurrency is at least 1"),
-    ],
-)
-def test_bad_options_are_named(arguments: tuple[str, ...], message: str) -> None:
-    result = call("bench", "serve", *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
-@pytest.mark.parametrize(("status", "exit_code"), [(401, 5), (404, 3), (503, 5)])
-def test_refusing_server_is_reported_as_by_other_verbs(status: int, exit_code: int) -> None:
-    def refuse(handler: Handler, body: dict[str, Any]) -> None:
-        handler.send_json(status, {"error": {"message": "because", "code": "the_code"}})
-
-    with serving(refuse) as server:
-        result = call("bench", "serve", "--url", server.url)
-    assert result.exit_code == exit_code
-    assert f"error[the_code]: the server answers {status}: because" in result.stderr
 
 
 def test_server_without_text_is_an_error() -> None:

@@ -40,14 +40,6 @@ def chat(*lines: str | BaseException, engine: FakeEngine | None = None, system: 
     return engine
 
 
-def test_history_grows_with_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    engine = chat("one", "two")
-    assert engine.prompts[1]["prompt"] == "user: one\nassistant: Because.\nuser: two\n"
-    captured = capsys.readouterr()
-    assert captured.out == "Because.\nBecause.\n"
-    assert captured.err.count("[stop]") == 2
-
-
 def test_clear_keeps_the_system_message_and_system_begins_anew() -> None:
     engine = chat("one", "/clear", "two", "/system You are a pirate.", "three", system="Be brief.")
     assert engine.prompts[1]["prompt"] == "system: Be brief.\nuser: two\n"

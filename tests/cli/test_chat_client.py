@@ -44,35 +44,12 @@ def test_question_is_answered() -> None:
     assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
 
 
-@pytest.mark.parametrize(("arguments", "asked"), [([], "why"), (["-"], "why"), (["explain"], "why\n\nexplain")])
-def test_piped_input_is_the_question_or_comes_before_it(arguments: list[str], asked: str) -> None:
-    with stub_server(answer) as server:
-        assert call("chat", *arguments, "--url", server.url, "--model", "big", stdin="why\n").stdout == "Because.\n"
-        assert (bodies(server)[0]["model"], bodies(server)[0]["messages"][0]["content"]) == ("big", asked)
-
-
 def test_answers_are_json_or_numbered() -> None:
     with stub_server(answer) as server:
         value = parsed(call("chat", "why", "--url", server.url, "--json", "--n", "2"))
         assert (value["schema"], value["text"], value["finish_reason"]) == ("quire.chat/1", "No. 0", "stop")
         assert [item["text"] for item in value["completions"]] == ["No. 0", "No. 1"]
         assert call("chat", "why", "--url", server.url, "--n", "2").stdout == "[1/2]\nNo. 0\n[2/2]\nNo. 1\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--temperature", "9", "why"], 2, "temperature"),
-        ([""], 2, "the prompt is empty"),
-        (["--json"], 2, "standard input is empty"),
-        (["why", "--url", "127.0.0.1:1"], 5, "start one with `quire serve`"),
-    ],
-)
-def test_impossible_question_is_one_error_line(arguments: list[str], code: int, message: str) -> None:
-    result = call("chat", *arguments)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 def test_answer_of_another_api_is_an_error() -> None:

@@ -3,12 +3,8 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from quire.cli.compare import COMPARISONS
-from quire.errors import ComparisonError
 from quire.insight import compare
-from quire.insight.compare import batching
 from tests.cli.command_line import call, parsed
 
 SMALL = ("--requests", "6", "--slots", "2", "--context", "64")
@@ -37,33 +33,3 @@ def test_table_is_on_stdout_and_stages_on_stderr(tmp_path: Path) -> None:
     titles = [text.text for text in ElementTree.parse(image).iter() if text.get("font-weight") == "bold"]
     assert titles
     assert all(title in page.read_text() for title in titles if title)
-
-
-def test_different_outputs_exit_with_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    def differ(*arguments: object) -> int:
-        raise ComparisonError("request 1 got different tokens")
-
-    monkeypatch.setattr(batching, "check_outputs_equal", differ)
-    result = call("compare", "batching", *SMALL)
-    assert result.exit_code == 6
-    assert result.stderr.splitlines()[-1] == "error[outputs_differ]: request 1 got different tokens"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "named"),
-    [
-        (("nothing",), 2, "'cache', 'batching', 'kv', 'attention'"),
-        (("batching", "--rate", "-1"), 2, "rate=-1.0"),
-        (("batching", "--requests", "0"), 2, "requests=0"),
-        (("kv", "--context", "100"), 2, "not a power of two"),
-        (("kv", "--pool", "1MiB"), 4, "the KV cache has 2 blocks (720 KiB): --pool 47554560 fits"),
-        (("kv", "--context", "256K"), 2, "context=262144"),
-        (("batching", "--model", "no-such-model"), 3, "no-such-model"),
-        (("batching", *SMALL, "--html", "missing/x.html"), 2, "--html missing/x.html cannot be written"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: tuple[str, ...], exit_code: int, named: str) -> None:
-    result = call("compare", *arguments, "--quiet")
-    assert result.exit_code == exit_code, result.stderr
-    assert named in result.stderr
-    assert result.stderr.count("\n") == 1

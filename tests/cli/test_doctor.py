@@ -74,8 +74,3 @@ def test_versions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, status in (("2.13.0+cpu", OK), ("2.10.1", NOTE), ("2.14.0", NOTE), (None, PROBLEM)):
         monkeypatch.setattr(doctor, "package_version", lambda name, version=version: version)
         assert doctor.check_torch().status == status
-
-
-def test_empty_cache_lacks_the_default_model() -> None:
-    finding = doctor.check_model()
-    assert (finding.status, finding.advice) == (NOTE, "quire pull smollm2")

@@ -13,51 +13,6 @@ from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.insight.explain.test_explanation import this_cpu
 
-KNOWN = ("--device", "L4", "--ctx", "64", "--batch", "1")
-
-
-def test_json_has_every_quantity_with_its_formula() -> None:
-    value = parsed(call("explain", "tinyllama", *KNOWN, "--json"))
-    assert value["schema"] == "quire.explain/1"
-    assert (value["facts"]["architecture"], value["facts"]["ctx"]) == ("LlamaForCausalLM", 64)
-    titles = [section["title"] for section in value["sections"]]
-    assert titles == [
-        "Parameters", "Weights", "KV cache", "Memory plan (L4)", "Device: L4", "Prefill of 64 tokens",
-        "Decode of 1 stream at 64",
-    ]  # fmt: skip
-    for section in value["sections"]:
-        for item in section["quantities"]:
-            assert set(item) == {"name", "value", "unit", "formula", "values"}
-            assert isinstance(item["value"], (int, float))
-        assert all(len(row) == len(section["header"]) == len(section["units"]) for row in section["rows"])
-    assert value["sections"][0]["quantities"][0]["value"] == 1_100_048_384
-
-
-def test_text_shows_the_formula_with_its_values(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = call("explain", "tinyllama", *KNOWN, "--ops", "--html", str(page))
-    assert result.exit_code == 0
-    assert "per token and layer" in result.stdout
-    assert "1.02 kB (1 KiB)  = 2 · KV heads · (head size · bytes) = 2 · 4 · (64 · 2)" in result.stdout
-    assert "64×2048×11264" in result.stdout
-    assert page.read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (("tinylama",), 3, "did you mean 'tinyllama'"),
-        (("tinyllama", "--device", "tpu"), 2, "known are cpu, cuda, A100-80GB"),
-        (("tinyllama", "--device", "l4", "--tensor-parallel-size", "3"), 2, "nearest that fits"),
-        (("tinyllama", "--device", "l4", "--ctx", "0"), 2, "--ctx 0 explains nothing"),
-        (("tinyllama", "--device", "l4", "--measure"), 2, "--measure runs the model here"),
-        (("tinyllama", "--device", "l4", "--html", "/nowhere/page.html"), 2, "cannot be written"),
-    ],
-)
-def test_bad_input(arguments: tuple[str, ...], exit_code: int, message: str) -> None:
-    result = call("explain", *arguments)
-    assert (result.exit_code, message in result.stderr) == (exit_code, True), result.stderr
-
 
 def test_measured_figures_stand_beside_the_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation, "find_device", lambda name: this_cpu())

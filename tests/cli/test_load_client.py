@@ -51,14 +51,6 @@ def test_connection_is_reused_and_sends_the_key() -> None:
     assert server.requests[0][1]["Authorization"] == "Bearer secret"
 
 
-def test_refusal_is_an_answer_with_its_reason() -> None:
-    with stub_server(lambda handler, body: handler.send_json(429, {"error": "full"})) as server:
-        (seen,) = ask(server)
-    assert "full" in str(seen.error)
-    assert seen.status == 429
-    assert seen.chunk_times == []
-
-
 def test_error_event_ends_a_stream_with_its_message() -> None:
     events = [*chunks("a")[:2], {"error": {"message": "the engine died"}}, "[DONE]"]
     with stub_server(lambda handler, body: handler.send_events(events)) as server:

@@ -177,19 +177,6 @@ def test_error_becomes_one_line_and_an_exit_code(
     assert ("Traceback" in call("version", "--json").stderr) is isinstance(error, Exception)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_dropped_by_python_ends_with_its_code(number: signal.Signals, code: int) -> None:
-    script = (
-        "import os, threading, quire.cli.main as m, quire.cli.version as v\n"
-        "class Loud:\n"
-        f"    def __del__(self): os.kill(os.getpid(), {int(number)}); threading.Event().wait(60)\n"
-        "v._environment = lambda: (Loud() and None, threading.Event().wait(60))\n"
-        "m.main(['version', '--json'])"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
-
-
 def test_broken_pipe_is_quiet() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -49,33 +49,6 @@ def test_every_sampling_field_has_help_and_every_unset_option_a_computed_default
     assert f"at most {DEFAULT_MAX_MODEL_LEN_CAP} " in COMPUTED_DEFAULTS["max_model_len"]
 
 
-def test_values_are_typed() -> None:
-    engine, sampling = parse(
-        *("--max-model-len", "2K", "--kv-cache-memory-bytes", "1GiB", "--no-enable-prefix-caching"),
-        *("--hf-overrides", '{"rope_theta": 1}', "--gpu-memory-utilization", "0.5"),
-        *("--temperature", "0.5", "--stop", "a,b", "--stop", "c", "--stop-token-ids", "7", "--ignore-eos"),
-        *("--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--top-k", "-1", "--seed", "0"),
-    )
-    assert engine == {
-        "max_model_len": 2048,
-        "kv_cache_memory_bytes": 2**30,
-        "enable_prefix_caching": False,
-        "hf_overrides": {"rope_theta": 1},
-        "gpu_memory_utilization": 0.5,
-    }
-    assert sampling == {
-        "temperature": 0.5,
-        "stop": ("a,b", "c"),
-        "stop_token_ids": (7,),
-        "ignore_eos": True,
-        "logit_bias": {3: -1.5, 4: 2.0},
-        "top_k": -1,
-        "seed": 0,
-    }
-    EngineOptions.from_kwargs(**engine)
-    SamplingParams(**sampling)
-
-
 def test_environment_sets_what_the_command_line_does_not() -> None:
     env = {
         "QUIRE_MAX_MODEL_LEN": "1k",

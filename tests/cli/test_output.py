@@ -49,11 +49,6 @@ def test_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_table_aligns(capsys: pytest.CaptureFixture[str]) -> None:
-    Output().table(["name", "n"], [["a", "10"], ["long name", "7"]], right=frozenset({1}))
-    assert capsys.readouterr().out.splitlines() == ["name        n", "a          10", "long name   7"]
-
-
 def test_numbers_for_people() -> None:
     assert [format_count(n) for n in (999, 1500, 134_515_008, 7 * 10**9)] == ["999", "1.5k", "134.5M", "7.0B"]
     assert [format_seconds(s) for s in (0.0123, 0.5, 2.5)] == ["12.3 ms", "500 ms", "2.50 s"]

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.exit_codes import ExitCode
-from quire.cli.main import VERBS
 from quire.cli.reference import BEGIN, END, main, render
-from quire.config import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,17 +14,6 @@ def test_page_is_fresh_on_any_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "77")
     monkeypatch.chdir(ROOT)
     assert main(["--check"]) == 0, "run: python -m quire.cli.reference"
-
-
-def test_page_has_verbs_options_variables_and_codes() -> None:
-    text = render()
-    for verb in VERBS:
-        assert f"\n## quire {verb}\n" in text
-    for code in ExitCode:
-        assert f"\n| {int(code)} | " in text
-    for name in EngineOptions.__dataclass_fields__:
-        assert f"`QUIRE_{name.upper()}`" in text
-        assert f"--{name.replace('_', '-')} " in text or f"]{name.replace('_', '-')}`" in text
 
 
 def test_stale_page_is_found_and_rewritten(

@@ -11,16 +11,6 @@ from quire.outputs import RequestOutput
 from tests.cli.command_line import FakeEngine, call, parsed
 
 
-def test_text_streams_to_stdout_and_statistics_to_stderr(engines: list[FakeEngine]) -> None:
-    result = call("run", "Why is the sky blue?")
-    assert result.exit_code == 0
-    assert result.stdout == "Because.\n"
-    assert "[stop] prompt 27 tok · 8 new · TTFT " in result.stderr
-    assert "ctx 35/2048 (2%)" in result.stderr
-    assert engines[0].prompts[0]["prompt"] == "user: Why is the sky blue?\n"
-    assert engines[0].params[0].max_tokens == 512
-
-
 def test_json_is_one_object_and_quiet_has_no_notes(engines: list[FakeEngine]) -> None:
     for arguments in (["--json", "-q", "run", "Hi there"], ["run", "Hi there", "--json", "-q"]):
         result = call(*arguments)
@@ -89,29 +79,6 @@ def test_ctrl_c_keeps_what_was_generated_and_exits_130(
         assert (parsed(result)["text"], parsed(result)["finish_reason"]) == ("Bec", "abort")
     else:
         assert result.stdout == "Bec\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--temperature", "5"], "invalid_parameter", ["temperature", "5.0", "[0, 2]"]),
-        (["--max-model-len", "0"], "invalid_option", ["max_model_len", "0", "positive"]),
-        (["--max-model-len", "12q"], "usage", ["--max-model-len", "12q", "2048"]),
-        (["--dtype", "int8"], "invalid_option", ["dtype", "int8", "float32"]),
-        (["--logit-bias", "5"], "usage", ["--logit-bias", "5", "TOKEN_ID=BIAS"]),
-    ],
-)
-def test_bad_values_name_field_value_and_limit_before_loading(
-    arguments: list[str], code: str, words: list[str], engines: list[FakeEngine]
-) -> None:
-    result = call("run", "Hi there", *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"error[{code}]: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
-    assert engines == []
 
 
 def test_unknown_single_word_suggests_the_prompt_form(

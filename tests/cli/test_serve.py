@@ -27,12 +27,6 @@ def test_model_is_the_argument_else_the_flag_else_the_variable(
     assert f"there is no file or directory '{model}'" in result.stderr
 
 
-def test_model_given_twice_is_an_error() -> None:
-    result = call("serve", "one", "--model", "two")
-    assert result.exit_code == 2
-    assert "the model is given twice: 'one' and --model two" in result.stderr
-
-
 def test_help_shows_the_defaults_of_a_server() -> None:
     text = " ".join(call("serve", "--help").stdout.split())
     assert "[interactivity; QUIRE_PERFORMANCE_MODE]" in text

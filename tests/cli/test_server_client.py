@@ -50,15 +50,6 @@ def test_message_of_a_server_is_made_printable() -> None:
     assert error.code == "server_error"
 
 
-@pytest.mark.parametrize("cut", [0, 1])
-def test_events_arrive_in_pieces_of_any_size(cut: int) -> None:
-    sent = chunks("a", "ü")
-    with stub_server(lambda handler, body: handler.send_events(sent, cut=cut)) as server:
-        with ServerClient(server.url) as client:
-            assert list(client.stream("/x", {"model": "tiny"})) == sent[:-1]
-        assert server.requests[0][2] == {"model": "tiny", "stream": True}
-
-
 @pytest.mark.parametrize(
     ("event", "message"), [({"error": {"message": "died", "code": "engine_dead"}}, "died"), ("{", "not JSON")]
 )

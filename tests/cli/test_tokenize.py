@@ -11,13 +11,6 @@ from quire.engine.tokenizer_source import load_tokenizer
 from tests.cli.command_line import call, parsed
 
 
-def test_json_round_trip(tiny: str) -> None:
-    value = parsed(call("tokenize", tiny, "Hi ü", "--json"))
-    assert value["schema"] == "quire.tokenize/1"
-    assert value["num_tokens"] == len(value["ids"]) == 5
-    assert [token["text"] for token in value["tokens"]] == ["H", "i", " ", "<C3>", "<BC>"]
-
-
 def test_table_quotes_the_text_and_ids_are_one_line(tiny: str) -> None:
     lines = call("tokenize", tiny, 'a "').stdout.splitlines()
     assert [line.split(maxsplit=2)[0::2] for line in lines[1:]] == [["0", '"a"'], ["1", '" "'], ["2", '"\\""']]
@@ -36,15 +29,6 @@ def test_template_renders_the_text_and_system_needs_it(tiny: str) -> None:
     value = parsed(call("tokenize", tiny, "Hi", "--template", "--system", "S", "--json"))
     assert value["text"] == "<system>S<user>Hi<a>"
     assert call("tokenize", tiny, "Hi", "--system", "S").exit_code == 2
-
-
-def test_tokenizer_may_be_a_directory_or_a_file(tiny: str) -> None:
-    ids = parsed(call("tokenize", tiny, "Hi", "--json"))["ids"]
-    for source in (tiny, f"{tiny}/tokenizer.json"):
-        assert parsed(call("tokenize", tiny, "Hi", "--tokenizer", source, "--json"))["ids"] == ids
-    result = call("tokenize", tiny, "Hi", "--tokenizer", "nowhere/tokenizer.json")
-    assert result.exit_code == 2
-    assert "nowhere/tokenizer.json" in result.stderr
 
 
 def test_text_of_every_token_is_printable(tiny: str) -> None:

@@ -61,15 +61,6 @@ def serving_pages(pages: Any) -> Answer:
     return answer
 
 
-def test_one_interval_as_json() -> None:
-    with stub_server(serving_pages([page(tokens=10), page(tokens=30, running=2)])) as server:
-        value = parsed(call("top", "--url", server.url, "--once", "--json", "--interval-s", "0.05"))
-        assert [path for path, _, _ in server.requests] == ["/metrics"] * 2
-    assert (value["schema"], value["model"], value["running"]) == ("quire.top/1", 'ti"ny', 2)
-    assert value["generation_tokens_per_s"] == pytest.approx(20 / value["seconds"])
-    assert 0.05 <= value["seconds"] < 30
-
-
 def test_lines_are_written_without_a_terminal() -> None:
     with stub_server(serving_pages([page()] * 4)) as server:
         result = call("top", "--url", server.url, "--interval-s", "0.05")

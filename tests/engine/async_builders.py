@@ -1,6 +1,8 @@
 """Scenarios around an `AsyncLLM`: played with a time limit, and with a hold on the engine in the middle of a step."""
 
 import asyncio
+import functools
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,6 +29,28 @@ def play(scenario: Callable[..., Awaitable[None]], *arguments: Any, **options: A
         llm.shutdown()
     assert_all_home(engine)
     assert executor.is_shut_down
+
+
+def make_test_of(play: Callable[..., None]) -> Callable[..., Any]:
+    """Return the decorator that makes a test of a scenario; pytest gives it what follows the scenario's first two."""
+
+    def played(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        def decorate(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+            @functools.wraps(scenario)
+            def run(**given: Any) -> None:
+                play(functools.partial(scenario, **given), *arguments, **options)
+
+            signature = inspect.signature(scenario)
+            own = list(signature.parameters.values())[2:]
+            run.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+            return run
+
+        return decorate
+
+    return played
+
+
+played = make_test_of(play)
 
 
 async def collect(llm: AsyncLLM, *arguments: Any, **options: Any) -> list[RequestOutput]:

@@ -12,45 +12,43 @@ from quire.engine.async_llm import AsyncLLM
 from quire.errors import EngineDeadError
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
-from tests.engine.async_builders import Gate, collect, play, wait_until
+from tests.engine.async_builders import Gate, collect, played, wait_until
 from tests.engine.builders import ScriptedExecutor, make_engine
 
 
-def test_a_call_that_nobody_awaits_any_more_disturbs_nobody() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=2)
-        both = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9), name)) for name in ("a", "b")]
-        await gate.reached()
-        calls = [asyncio.create_task(llm.abort("a")), asyncio.create_task(llm.reset_prefix_cache())]
-        await wait_until(lambda: llm._driver.num_commands >= 2)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        gate.open()
-        first, second = await asyncio.gather(*both)
-        assert llm.is_running
-        assert first[-1].outputs[0].finish_reason == "abort"
-        assert second[-1].outputs[0].finish_reason == "length"
-
-    play(scenario)
+@played()
+async def test_a_call_that_nobody_awaits_any_more_disturbs_nobody(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    gate = Gate(executor, at_step=2)
+    both = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9), name)) for name in ("a", "b")]
+    await gate.reached()
+    calls = [asyncio.create_task(llm.abort("a")), asyncio.create_task(llm.reset_prefix_cache())]
+    await wait_until(lambda: llm._driver.num_commands >= 2)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    gate.open()
+    first, second = await asyncio.gather(*both)
+    assert llm.is_running
+    assert first[-1].outputs[0].finish_reason == "abort"
+    assert second[-1].outputs[0].finish_reason == "length"
 
 
-def test_when_adding_breaks_the_engine_those_behind_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        def fail(_: object) -> None:
-            raise ZeroDivisionError("queue")
+@played()
+async def test_when_adding_breaks_the_engine_those_behind_are_told(
+    llm: AsyncLLM, executor: ScriptedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("queue")
 
-        gate = Gate(executor, at_step=1)
-        tasks = [asyncio.create_task(collect(llm, "p"))]
-        await gate.reached()
-        monkeypatch.setattr(llm.llm_engine, "submit", fail)
-        tasks += [asyncio.create_task(collect(llm, "p")) for _ in range(3)]
-        await gate.open_after(llm, 3)
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(error, (EngineDeadError, ZeroDivisionError)) for error in errors)
-        assert llm.errored
-
-    play(scenario)
+    gate = Gate(executor, at_step=1)
+    tasks = [asyncio.create_task(collect(llm, "p"))]
+    await gate.reached()
+    monkeypatch.setattr(llm.llm_engine, "submit", fail)
+    tasks += [asyncio.create_task(collect(llm, "p")) for _ in range(3)]
+    await gate.open_after(llm, 3)
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(error, (EngineDeadError, ZeroDivisionError)) for error in errors)
+    assert llm.errored
 
 
 def test_nobody_waits_for_outputs_that_were_lost(monkeypatch: pytest.MonkeyPatch) -> None:

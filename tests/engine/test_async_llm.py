@@ -2,127 +2,103 @@ import asyncio
 import itertools
 import random
 import time
-from typing import Any
 
 import pytest
 
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import EngineDeadError, PromptError, RequestError
-from quire.sampling_params import PoolingParams, SamplingParams
-from tests.engine.async_builders import LIMIT_S, Gate, collect, play, wait_until
+from quire.errors import EngineDeadError, PromptError
+from quire.sampling_params import SamplingParams
+from tests.engine.async_builders import LIMIT_S, Gate, collect, play, played, wait_until
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 
-def test_outputs_grow_and_the_last_one_is_finished() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        outputs = await collect(llm, "p", SamplingParams(max_tokens=30))
-        texts = [output.outputs[0].text for output in outputs]
-        assert texts[-1] == "hello"
-        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-        (last,) = await collect(llm, "p", SamplingParams(max_tokens=30), streams=False)
-        assert last.outputs[0].text == "hello"
-
-    play(scenario, saying("hello"))
+@played(saying("hello"))
+async def test_outputs_grow_and_the_last_one_is_finished(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    outputs = await collect(llm, "p", SamplingParams(max_tokens=30))
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts[-1] == "hello"
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    (last,) = await collect(llm, "p", SamplingParams(max_tokens=30), streams=False)
+    assert last.outputs[0].text == "hello"
 
 
-def test_a_slow_reader_gets_the_latest_output() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        outputs = []
-        async for output in llm.generate("p", SamplingParams(max_tokens=40), "r"):
-            outputs.append(output)
-            await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
-        assert len(outputs) <= 3
-        assert len(outputs[-1].outputs[0].token_ids) == 40
-
-    play(scenario)
+@played()
+async def test_a_slow_reader_gets_the_latest_output(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    outputs = []
+    async for output in llm.generate("p", SamplingParams(max_tokens=40), "r"):
+        outputs.append(output)
+        await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
+    assert len(outputs) <= 3
+    assert len(outputs[-1].outputs[0].token_ids) == 40
 
 
-def test_new_request_ends_the_running_step_early() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=2)
-        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9, ignore_eos=True)))
-        await gate.reached()
-        assert not executor.ends_early
-        second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=9, ignore_eos=True)))
-        await wait_until(lambda: llm._driver.num_commands >= 1)
-        assert executor.ends_early
-        await gate.open_after(llm, 1)
-        await asyncio.gather(first, second)
-
-    play(scenario)
+@played()
+async def test_new_request_ends_the_running_step_early(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    gate = Gate(executor, at_step=2)
+    first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=9, ignore_eos=True)))
+    await gate.reached()
+    assert not executor.ends_early
+    second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=9, ignore_eos=True)))
+    await wait_until(lambda: llm._driver.num_commands >= 1)
+    assert executor.ends_early
+    await gate.open_after(llm, 1)
+    await asyncio.gather(first, second)
 
 
-def test_mistakes_reach_the_caller_who_made_them() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        good = asyncio.create_task(collect(llm, "good", SamplingParams(max_tokens=5), "good"))
-        with pytest.raises(PromptError):
-            await collect(llm, "")
-        assert len((await good)[-1].outputs[0].token_ids) == 5
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("params", ["greedy", {}, PoolingParams()])
-def test_wrong_params_are_named(params: Any) -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        with pytest.raises(RequestError, match="sampling_params must be SamplingParams, got "):
-            await collect(llm, "hi", params)
-        with pytest.raises(RequestError, match="pooling_params must be PoolingParams, got SamplingParams"):
-            async for _ in llm.encode("hi", SamplingParams()):  # type: ignore[arg-type]
-                pass
-        assert executor.num_steps == 0
-
-    play(scenario)
+@played()
+async def test_mistakes_reach_the_caller_who_made_them(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    good = asyncio.create_task(collect(llm, "good", SamplingParams(max_tokens=5), "good"))
+    with pytest.raises(PromptError):
+        await collect(llm, "")
+    assert len((await good)[-1].outputs[0].token_ids) == 5
 
 
 @pytest.mark.parametrize("way", ["cancel", "abort"])
-def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(way: str) -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=3)
-        first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
-        await gate.reached()
-        if way == "cancel":
-            first.cancel()
-        else:
-            abort = asyncio.create_task(llm.abort("same"))
-        await wait_until(lambda: llm._driver.num_commands == 1)
-        second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
-        await gate.open_after(llm, 2)
-        outputs = await second
-        assert {output.prompt for output in outputs} == {"q"}
-        assert outputs[-1].outputs[0].finish_reason == "length"
-        if way == "abort":
-            await abort
-            assert (await first)[-1].outputs[0].finish_reason == "abort"
-
-    play(scenario)
+@played()
+async def test_an_id_may_be_used_again_in_the_step_in_which_its_request_is_aborted(
+    llm: AsyncLLM, executor: ScriptedExecutor, way: str
+) -> None:
+    gate = Gate(executor, at_step=3)
+    first = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=30), "same"))
+    await gate.reached()
+    if way == "cancel":
+        first.cancel()
+    else:
+        abort = asyncio.create_task(llm.abort("same"))
+    await wait_until(lambda: llm._driver.num_commands == 1)
+    second = asyncio.create_task(collect(llm, "q", SamplingParams(max_tokens=5), "same"))
+    await gate.open_after(llm, 2)
+    outputs = await second
+    assert {output.prompt for output in outputs} == {"q"}
+    assert outputs[-1].outputs[0].finish_reason == "length"
+    if way == "abort":
+        await abort
+        assert (await first)[-1].outputs[0].finish_reason == "abort"
 
 
 @pytest.mark.parametrize("way", ["break", "cancel", "aclose"])
-def test_leaving_early_aborts(way: str) -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=4)
-        if way == "cancel":
-            task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
+@played()
+async def test_leaving_early_aborts(llm: AsyncLLM, executor: ScriptedExecutor, way: str) -> None:
+    gate = Gate(executor, at_step=4)
+    if way == "cancel":
+        task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
+        await gate.reached()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif way == "break":
+        async for _ in llm.generate("p", SamplingParams(max_tokens=100)):
             await gate.reached()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        elif way == "break":
-            async for _ in llm.generate("p", SamplingParams(max_tokens=100)):
-                await gate.reached()
-                break
-        else:
-            stream = llm.generate("p", SamplingParams(max_tokens=100))
-            await anext(stream)
-            await gate.reached()
-            await stream.aclose()
-        await gate.open_after(llm, 1)
-        await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
-        assert executor.num_steps == 4, "the step that ran was the last"
-
-    play(scenario)
+            break
+    else:
+        stream = llm.generate("p", SamplingParams(max_tokens=100))
+        await anext(stream)
+        await gate.reached()
+        await stream.aclose()
+    await gate.open_after(llm, 1)
+    await wait_until(lambda: not llm.llm_engine.has_unfinished_requests())
+    assert executor.num_steps == 4, "the step that ran was the last"
 
 
 def test_fifty_requests_with_random_cancels_end_once_each() -> None:
@@ -183,73 +159,67 @@ def test_a_loop_that_is_gone_ends_its_requests() -> None:
     assert_all_home(engine)
 
 
-def test_a_dead_engine_fails_everyone_with_its_cause() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        def fail(step: int) -> None:
-            time.sleep(0.001)
-            if step > 5:
-                raise ZeroDivisionError("kernel")
+@played()
+async def test_a_dead_engine_fails_everyone_with_its_cause(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    def fail(step: int) -> None:
+        time.sleep(0.001)
+        if step > 5:
+            raise ZeroDivisionError("kernel")
 
-        executor.in_step = fail
-        assert llm.is_running
-        tasks = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100))) for _ in range(5)]
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        # The engine gives up when the third fails alone.
-        dead = [error for error in ended if isinstance(error, EngineDeadError)]
-        failed = [outputs[-1].outputs[0] for outputs in ended if not isinstance(outputs, BaseException)]
-        assert [completion.finish_reason for completion in failed] == ["error", "error"]
-        assert [type(error.__cause__) for error in dead] == [ZeroDivisionError] * 3
-        assert llm.errored
-        assert not llm.is_running
-        assert isinstance(llm.dead_error, EngineDeadError)
-        with pytest.raises(EngineDeadError, match="kernel"):
-            await llm.check_health()
-        with pytest.raises(EngineDeadError, match="kernel"):
-            await collect(llm, "p")
-        await llm.abort("anything")
-
-    play(scenario)
+    executor.in_step = fail
+    assert llm.is_running
+    tasks = [asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100))) for _ in range(5)]
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    # The engine gives up when the third fails alone.
+    dead = [error for error in ended if isinstance(error, EngineDeadError)]
+    failed = [outputs[-1].outputs[0] for outputs in ended if not isinstance(outputs, BaseException)]
+    assert [completion.finish_reason for completion in failed] == ["error", "error"]
+    assert [type(error.__cause__) for error in dead] == [ZeroDivisionError] * 3
+    assert llm.errored
+    assert not llm.is_running
+    assert isinstance(llm.dead_error, EngineDeadError)
+    with pytest.raises(EngineDeadError, match="kernel"):
+        await llm.check_health()
+    with pytest.raises(EngineDeadError, match="kernel"):
+        await collect(llm, "p")
+    await llm.abort("anything")
 
 
-def test_shutdown_ends_requests_and_refuses_new_ones() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        gate = Gate(executor, at_step=3)
-        task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
-        await gate.reached()
-        shutdown = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-        await wait_until(lambda: not llm.is_running)
-        gate.open()
-        await shutdown
-        assert (await task)[-1].outputs[0].finish_reason == "abort"
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await collect(llm, "p")
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await llm.check_health()
-        assert not llm.is_running
-
-    play(scenario)
+@played()
+async def test_shutdown_ends_requests_and_refuses_new_ones(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    gate = Gate(executor, at_step=3)
+    task = asyncio.create_task(collect(llm, "p", SamplingParams(max_tokens=100)))
+    await gate.reached()
+    shutdown = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+    await wait_until(lambda: not llm.is_running)
+    gate.open()
+    await shutdown
+    assert (await task)[-1].outputs[0].finish_reason == "abort"
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await collect(llm, "p")
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await llm.check_health()
+    assert not llm.is_running
 
 
-def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        await asyncio.to_thread(llm.shutdown)
-        monkeypatch.setattr(AsyncLLM, "is_running", True)  # as it was a moment ago
-        await llm.abort("anything")
+@played()
+async def test_abort_of_an_engine_that_ends_meanwhile_does_nothing(
+    llm: AsyncLLM, executor: ScriptedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(llm.shutdown)
+    monkeypatch.setattr(AsyncLLM, "is_running", True)  # as it was a moment ago
+    await llm.abort("anything")
 
-    play(scenario)
 
-
-def test_reset_prefix_cache_waits_for_its_turn() -> None:
-    async def scenario(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
-        await collect(llm, "a" * 20, SamplingParams(max_tokens=1))
-        gate = Gate(executor, at_step=4)
-        task = asyncio.create_task(collect(llm, "b" * 20, SamplingParams(max_tokens=50)))
-        await gate.reached()
-        reset = asyncio.create_task(llm.reset_prefix_cache())
-        await gate.open_after(llm, 1)
-        assert not await reset
-        await task
-        assert await llm.reset_prefix_cache()
-        assert (await collect(llm, "a" * 20, SamplingParams(max_tokens=1)))[-1].num_cached_tokens == 0
-
-    play(scenario)
+@played()
+async def test_reset_prefix_cache_waits_for_its_turn(llm: AsyncLLM, executor: ScriptedExecutor) -> None:
+    await collect(llm, "a" * 20, SamplingParams(max_tokens=1))
+    gate = Gate(executor, at_step=4)
+    task = asyncio.create_task(collect(llm, "b" * 20, SamplingParams(max_tokens=50)))
+    await gate.reached()
+    reset = asyncio.create_task(llm.reset_prefix_cache())
+    await gate.open_after(llm, 1)
+    assert not await reset
+    await task
+    assert await llm.reset_prefix_cache()
+    assert (await collect(llm, "a" * 20, SamplingParams(max_tokens=1)))[-1].num_cached_tokens == 0

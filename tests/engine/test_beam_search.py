@@ -5,7 +5,7 @@ import pytest
 
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
-from quire.errors import ContextLengthError, EngineDeadError, InvalidParameterError, PromptError, RequestError
+from quire.errors import ContextLengthError, InvalidParameterError, PromptError, RequestError
 from quire.events import EventKind
 from quire.outputs import BeamSearchOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -69,15 +69,6 @@ def test_equals_beam_search_by_the_book(width: int, length_penalty: float) -> No
         assert_equal(output, naive(logprobs, prompt, params))
         assert_all_home(engine)
         assert_forgotten(engine, executor)
-
-
-def test_a_short_queue_is_fed_as_it_empties() -> None:
-    logprobs = table(6)
-    engine, _ = make_engine(logprobs=logprobs, max_num_waiting=1)
-    params = BeamSearchParams(beam_width=2, max_tokens=3)
-    outputs = LLM.from_engine(engine).beam_search([[97], [98], [99]], params)
-    for prompt, output in zip([[97], [98], [99]], outputs, strict=True):
-        assert_equal(output, naive(logprobs, prompt, params))
 
 
 def test_preempted_beams_go_on_with_the_same_result() -> None:
@@ -160,19 +151,6 @@ def test_cancel_at_any_step_frees_everything() -> None:
         search.cancel()
         assert_all_home(engine)
         assert_forgotten(engine, executor)
-
-
-def test_when_the_executor_fails() -> None:
-    engine, executor = make_engine(logprobs=table(14))
-
-    def fail(step: int) -> None:
-        if step == 3:
-            raise EngineDeadError("the worker is gone")
-
-    executor.in_step = fail
-    with pytest.raises(EngineDeadError):
-        LLM.from_engine(engine).beam_search("abc", BeamSearchParams(beam_width=3, max_tokens=9))
-    assert_all_home(engine)
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:

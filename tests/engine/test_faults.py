@@ -44,23 +44,6 @@ def results(engine: LLMEngine, **requests: list[int]) -> dict[str, tuple[list[in
 ALL = list(b"abcdef")
 
 
-def test_raising_step_fails_its_request_alone() -> None:
-    # In a prompt, in its second chunk, and generated.
-    engine = make("raise-in-step:token=9;raise-in-step:token=100", max_num_batched_tokens=8)
-    engine.add_request("well", [5], SamplingParams(max_tokens=1))
-    run(engine)
-    found = results(engine, first=[9, 1], chunked=[1] * 10 + [9], generates=[1, 2])
-    told = "the model failed on this request (InjectedError), also when it ran alone; the engine's log says more"
-    # "d" is 100: it is sampled, and the step that computes it raises.
-    assert found == {"first": ([], told), "chunked": ([], told), "generates": (ALL[:4], told)}
-
-
-def test_fault_leaves_other_requests_unchanged() -> None:
-    found = results(make("raise-in-step:token=9", max_num_batched_tokens=8), bad=[1, 9], good=[1] * 20)
-    assert found["good"] == (ALL, None)
-    assert "InjectedError" in (found["bad"][1] or "")
-
-
 def test_nan_logits_fail_every_request_with_the_token() -> None:
     engine = make("nan-logits:token=9;nan-logits:token=98", max_num_batched_tokens=8)
     found = results(engine, bad=[9] + [1] * 20, generates=[2])
@@ -150,10 +133,6 @@ def test_request_ends_although_its_last_text_raises(by: str) -> None:
     else:
         output = finals(engine.fail(RuntimeError("dead")))["a"].outputs[0]
         assert (output.text, output.error) == ("ab", "the engine stopped after RuntimeError: dead")
-
-
-def test_one_memory_error_fails_no_request() -> None:
-    assert results(make("exhaust-memory:step=3"), a=[1], b=[2]) == {"a": (ALL, None), "b": (ALL, None)}
 
 
 # --- The real model ---------------------------------------------------------------------------

@@ -123,10 +123,6 @@ def test_engine_seeds_reproduce_and_differ() -> None:
     assert all(0 <= seed < 2**64 for seed in seeds(0))
 
 
-def test_a_request_seed_is_used_as_it_is() -> None:
-    assert request(make(), seed=5).seed == 5
-
-
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_bounded_by_the_engine(field: str) -> None:
     request(make({"max_logprobs": 5}), **{field: 5})
@@ -159,10 +155,6 @@ def test_bad_words_are_banned_with_and_without_a_space() -> None:
 def test_prompt_logprobs_compute_the_whole_prompt() -> None:
     assert request(make()).reads_prefix_cache
     assert not request(make(), prompt_logprobs=0).reads_prefix_cache
-
-
-def test_eos_comes_from_the_model() -> None:
-    assert request(make()).eos_token_ids == {EOS}
 
 
 def test_priority_needs_its_policy() -> None:

@@ -27,7 +27,7 @@ from tests.engine.builders import (
     run,
 )
 from tests.scheduler.integrity import check_integrity
-from tests.scheduler.recording import RecordingScheduler, replay
+from tests.scheduler.recording import RecordingScheduler
 
 MARK = 255
 """No script generates this token: it stands in prompts only."""
@@ -181,22 +181,6 @@ def test_the_error_names_the_kind_and_nothing_else(caplog: pytest.LogCaptureFixt
     ]
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_single_lost_step_changes_no_output(max_in_flight: int) -> None:
-    requests: dict[str, tuple[list[int], Params]] = {
-        "one": ([1, 2, 3], sampled()), "many": ([4] * 30, sampled(n=3)), "pool": ([5] * 30, PoolingParams()),
-    }  # fmt: skip
-    expected = undisturbed(requests)
-    for unlucky in range(1, 9):
-        engine, executor = make(max_num_batched_tokens=16, max_in_flight=max_in_flight)
-        executor.also_raises = lambda output, at=unlucky, executor=executor: executor.num_steps == at
-        for name, (prompt, params) in requests.items():
-            engine.add_request(name, prompt, params)
-        assert_same(finals(run(engine)), expected)
-        assert len(executor.lost) == 1
-        assert_all_home(engine)
-
-
 def test_completions_of_one_request_count_once() -> None:
     """They are more than `MAX_FAILED_ALONE`, and fail where they are forked as well as before."""
     for prompt in ([MARK] + [1] * 20, [1] * 20 + [MARK]):
@@ -223,17 +207,6 @@ def test_an_aborted_suspect_is_forgotten() -> None:
     assert_all_home(engine)
 
 
-def test_a_suspect_takes_the_blocks_of_others() -> None:
-    """Two prompts that share all but their last block fit together; recomputed without a cache they do not."""
-    engine, executor = make(num_blocks=13, enable_prefix_caching=False)
-    executor.also_raises = lambda output: output.step_id == 3
-    params = sampled(14, n=2)
-    engine.add_request("a", [1] * 23, params)
-    ended = finals(run(engine))
-    assert_same(ended, undisturbed({"a": ([1] * 23, params)}))
-    assert len(executor.lost) == 1
-
-
 def test_beams() -> None:
     def search(engine: LLMEngine, prompt: list[int]) -> BeamSearch:
         found = BeamSearch(engine, "s", prompt, BeamSearchParams(beam_width=3, max_tokens=6))
@@ -257,23 +230,6 @@ def test_beams() -> None:
 
 
 # --- Fault of a request or of the engine ------------------------------------------------------------------------
-
-
-def test_engine_that_fails_on_every_request_dies_once() -> None:
-    engine, executor = make()
-    executor.also_raises = lambda output: True
-    names = [str(index) for index in range(MAX_FAILED_ALONE + 2)]
-    for name in names:
-        engine.add_request(name, [1, 2], sampled())
-    ended = finals(run(engine))
-    assert set(ended) == set(names)
-    assert len(executor.lost) == 1 + MAX_FAILED_ALONE
-    told = [errors(ended[name])[0] for name in names]
-    assert [text.startswith("the model failed on this") for text in told] == [True] * 2 + [False] * 3
-    assert told[-1] == "the engine stopped after MemoryError: "
-    assert_all_home(engine)
-    with pytest.raises(EngineDeadError, match="MemoryError"):
-        engine.step()
 
 
 def test_an_engine_that_fails_one_after_the_other_dies() -> None:
@@ -319,28 +275,3 @@ def test_an_executor_that_is_gone_is_not_asked_again() -> None:
     engine.add_request("b", [1, 2], sampled())
     run(engine)
     assert (engine.errored, executor.num_steps) == (True, 1)
-
-
-# --- Replay -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_replay(late: bool) -> None:
-    engine, executor = make(late=late, records=True, num_blocks=30)
-    engine.add_request("many", [1] * 20, sampled(n=2))
-    engine.step()
-    engine.add_request("bad", [2] * 9 + [MARK], sampled())
-    engine.add_request("pool", [3] * 9, PoolingParams())
-    tokens = {name: output.outputs for name, output in finals(run(engine)).items()}
-    assert executor.lost
-    outputs = replay(engine.scheduler)
-    # Executed again by an executor that does not fail, the steps that counted give the same tokens.
-    again = ScriptedExecutor(make_config(num_blocks=30).scheduler, mixing)
-    found: dict[str, list[int]] = {}
-    lost = {output.step_id for output in executor.lost}
-    for output in outputs:
-        if output.scheduled:
-            for item in again.execute(output).results:
-                if output.step_id not in lost:
-                    found.setdefault(item.request_id, []).extend(item.token_ids)
-    assert [found["many"], found["many/1"]] == [completion.token_ids for completion in tokens["many"]]

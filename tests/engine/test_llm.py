@@ -8,7 +8,6 @@ import pytest
 from quire.engine.llm import LLM, open_progress_bar
 from quire.errors import (
     ChatTemplateError,
-    ConfigError,
     EngineDeadError,
     InvalidParameterError,
     MemoryCapacityError,
@@ -28,15 +27,6 @@ def generate(llm: LLM, *arguments: Any, **options: Any) -> list[Any]:
     return llm.generate(*arguments, use_tqdm=False, **options)
 
 
-@pytest.mark.parametrize("prompt", ["hi", {"prompt": "hi"}, [104, 105], {"prompt_token_ids": [104, 105]}])
-def test_one_prompt_in_any_form(prompt: Any) -> None:
-    llm, _ = make(saying("ok"))
-    (output,) = generate(llm, prompt)
-    assert output.outputs[0].text == "ok"
-    assert output.prompt_token_ids == [104, 105]
-    assert output.finished
-
-
 def test_results_have_the_order_of_the_prompts() -> None:
     llm, _ = make(max_num_seqs=3)
     prompts = [f"prompt number {i}" for i in range(20)]
@@ -45,13 +35,6 @@ def test_results_have_the_order_of_the_prompts() -> None:
     assert [output.prompt for output in outputs] == prompts
     assert [len(output.outputs[0].token_ids) for output in outputs] == [item.max_tokens for item in params]
     assert_all_home(llm.llm_engine)
-
-
-def test_none_means_the_models_defaults() -> None:
-    llm, _ = make()
-    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5)
-    (output,) = generate(llm, "hi")
-    assert len(output.outputs[0].token_ids) == 16
 
 
 @pytest.mark.parametrize(
@@ -108,12 +91,6 @@ def test_wrong_priorities(priority: Any) -> None:
     llm, _ = make(policy="priority")
     with pytest.raises(RequestError, match="priority must be an integer"):
         generate(llm, ["a"], priority=priority)
-
-
-def test_seeds_make_runs_repeat() -> None:
-    texts = [[output.outputs[0].text for output in generate(make()[0], ["a", "a"])] for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert texts[0][0] != texts[0][1], "each request has its own seed"
 
 
 # --- Chat -------------------------------------------------------------------------------------
@@ -281,16 +258,3 @@ def test_shutdown_at_the_end_of_with() -> None:
     assert executor.is_shut_down
     with pytest.raises(EngineDeadError, match="shut down"):
         generate(llm, "a")
-
-
-def test_reset_prefix_cache() -> None:
-    llm, _ = make()
-    generate(llm, "a" * 20)
-    assert generate(llm, "a" * 20)[0].num_cached_tokens == 16
-    assert llm.reset_prefix_cache()
-    assert generate(llm, "a" * 20)[0].num_cached_tokens == 0
-
-
-def test_unknown_options_are_errors_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
-        LLM("smollm2", max_model_length=3)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.llm_engine import LLMEngine
 from quire.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -15,7 +14,7 @@ from quire.errors import (
     QueueFullError,
 )
 from quire.events import EventKind
-from quire.outputs import PoolingRequestOutput, RequestOutput
+from quire.outputs import RequestOutput
 from quire.sampling_params import PoolingParams, SamplingParams
 from tests.engine.builders import (
     EOS,
@@ -79,24 +78,6 @@ def test_outputs_given_away_do_not_change() -> None:
     assert [len(output.outputs[0].logprobs) for output in outputs] == [1, 2, 3, 4, 5]
 
 
-def test_requests_that_do_not_stream_come_once() -> None:
-    engine, _ = make_engine()
-    engine.submit(engine.input_processor.prepare("a", "p", SamplingParams(max_tokens=5), streams=False))
-    (output,) = run(engine)
-    assert output.finished
-    assert len(output.outputs[0].token_ids) == 5
-
-
-def test_pooling() -> None:
-    engine, _ = make_engine(max_num_batched_tokens=8)
-    engine.add_request("a", [7] * 20, PoolingParams())
-    (output,) = run(engine)
-    assert isinstance(output, PoolingRequestOutput)
-    assert output.outputs.embedding == [20.0, 7.0]
-    assert output.finish_reason == "stop"
-    assert_all_home(engine)
-
-
 def test_metrics_are_times_in_order() -> None:
     engine, _ = make_engine()
     ticks = itertools.count(1)
@@ -120,33 +101,6 @@ def test_step_events_add_up() -> None:
     for step in steps:
         parts = step["schedule_s"] + step["execute_s"] + step["output_s"]
         assert step["duration_s"] == pytest.approx(parts)
-
-
-def texts(*, multi_step_decode: int, **params: Any) -> tuple[dict[str, str], LLMEngine]:
-    engine, _ = make_engine(multi_step_decode=multi_step_decode)
-    for name in ("a", "b"):
-        engine.add_request(name, f"prompt {name}", SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | params))
-    return {name: output.outputs[0].text for name, output in finals(run(engine)).items()}, engine
-
-
-def test_steps_in_flight_give_the_same_outputs() -> None:
-    def outputs(max_in_flight: int) -> tuple[dict[str, Any], LLMEngine]:
-        engine, _ = make_engine(max_in_flight=max_in_flight, num_blocks=16, max_num_batched_tokens=12)
-        for i in range(4):
-            engine.add_request(f"n {i}", f"prompt {i}", SamplingParams(n=1 + i % 3, seed=i, max_tokens=12, logprobs=1))
-            engine.add_request(f"stop {i}", f"text {i}", SamplingParams(max_tokens=20, stop=["a", "bc"]))
-            engine.add_request(f"long {i}", [i] * 30, SamplingParams(max_tokens=5, prompt_logprobs=0))
-            engine.add_request(f"pool {i}", [i] * 20, PoolingParams())
-        found = finals(run(engine))
-        assert_all_home(engine)
-        return {name: (item.outputs, getattr(item, "prompt_logprobs", None)) for name, item in found.items()}, engine
-
-    expected, engine = outputs(1)
-    assert engine.events.of(EventKind.PREEMPT)
-    for max_in_flight in (2, 3):
-        found, engine = outputs(max_in_flight)
-        assert found == expected
-        assert engine.events.of(EventKind.PREEMPT)
 
 
 def test_next_step_is_submitted_before_the_oldest_is_collected() -> None:
@@ -203,34 +157,6 @@ def test_ids_are_unique_while_running_and_free_afterwards() -> None:
 
 
 # --- Aborts -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_steps", range(12))
-def test_abort_after_any_step_frees_everything(num_steps: int) -> None:
-    engine, executor = make_engine(max_num_batched_tokens=8, num_blocks=40)
-    engine.add_request("one", [1] * 20, SamplingParams(max_tokens=5))
-    engine.add_request("many", [2] * 10, SamplingParams(n=3, max_tokens=5))
-    engine.add_request("pool", [3] * 10, PoolingParams())
-    ended = {}
-    for _ in range(num_steps):
-        ended |= finals(engine.step())
-    engine.abort_request(["one", "many", "pool", "unknown"])
-    check_integrity(engine.scheduler)
-    assert not engine.scheduler.has_unfinished
-    engine.abort_request("one")
-    aborted = finals(run(engine))
-    assert set(ended) | set(aborted) == {"one", "many", "pool"}
-    assert not set(ended) & set(aborted)
-    for output in aborted.values():
-        reasons = (
-            {output.finish_reason}
-            if isinstance(output, PoolingRequestOutput)
-            else {completion.finish_reason for completion in output.outputs}
-        )
-        assert "abort" in reasons
-        assert reasons <= {"abort", "length"}
-    assert_all_home(engine)
-    assert_forgotten(engine, executor)
 
 
 def test_an_aborted_request_keeps_its_text() -> None:

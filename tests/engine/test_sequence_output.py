@@ -1,9 +1,6 @@
-import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from quire.engine.output_processor import OutputProcessor, SequenceOutput, describe
 from quire.outputs import Logprob
@@ -63,14 +60,6 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
     assert sequence.finish_reason == "length"
 
 
-def test_length_and_stop_string_at_the_same_token() -> None:
-    sequence = make(stop="END")
-    feed(sequence, "xEN")
-    add(sequence, ord("D"), RequestStatus.FINISHED_LENGTH)
-    assert sequence.text == "x"
-    assert sequence.finish_reason == "length"
-
-
 def test_an_incomplete_character_at_the_end_is_marked() -> None:
     sequence = make()
     feed(sequence, "a")
@@ -108,39 +97,6 @@ def test_detokenize_false_gives_ids_only() -> None:
     feed(sequence, "ab")
     assert sequence.snapshot().text == ""
     assert sequence.snapshot().token_ids == [97, 98]
-
-
-def test_logprobs_and_their_sum() -> None:
-    sequence = make(logprobs=1)
-    for token_id, logprob in ((97, -0.5), (98, -1.5)):
-        sequence.request.output_token_ids.append(token_id)
-        values = TokenLogprobs((token_id, 99), (logprob, -0.1), (2, 1))
-        sequence.add(RequestResult("r", (token_id,), (values,)), (token_id,), RequestStatus.RUNNING)
-    taken = sequence.snapshot()
-    assert taken.cumulative_logprob == -2.0
-    assert taken.logprobs is not None
-    assert [list(position) for position in taken.logprobs] == [[97, 99], [98, 99]]
-    assert taken.logprobs[0][97].decoded_token == "a"
-    assert taken.logprobs[0][97].rank == 2
-
-
-@settings(deadline=None)
-@given(st.text("abé€", max_size=20), st.lists(st.text("abé", min_size=1, max_size=4), max_size=3))
-def test_text_is_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
-    sequence = make(stop=stop)
-    shown = feed(sequence, text)
-    if sequence.finish_reason is None:
-        sequence.finish("length")
-        assert not any(pattern in text for pattern in stop)
-        assert sequence.text == text
-    else:
-        # The match that ends first wins; the longest of those that end there was listed first or not at all.
-        end = min(text.index(pattern) + len(pattern) for pattern in stop if pattern in text)
-        matched = sequence.stop_reason
-        assert matched in stop
-        assert text[:end] == sequence.text + matched
-    for earlier, later in itertools.pairwise(shown):
-        assert later.startswith(earlier)
 
 
 @pytest.mark.parametrize(

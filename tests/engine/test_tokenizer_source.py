@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
-from quire.errors import ConfigError, PromptError
+from quire.errors import ConfigError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import resolve_source
 from tests.cli.tiny_directory import make_tiny_directory
@@ -33,23 +33,9 @@ def test_a_file_that_is_no_tokenizer(checkpoint: Checkpoint, tmp_path: Path) -> 
         load_tokenizer(checkpoint, str(model))
 
 
-def test_a_template_that_is_not_there() -> None:
-    with pytest.raises(
-        ConfigError, match="'/nowhere' is neither a Jinja template nor a readable file: No such file or"
-    ):
-        read_chat_template("/nowhere")
-
-
 def test_template_that_does_not_parse_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "bad.jinja").write_text("\n{% for %}")
     for value in (str(tmp_path / "bad.jinja"), "\n{% for %}"):
         with pytest.raises(ConfigError, match=r"error in line 2.*correct it, or leave the option out"):
             read_chat_template(value)
     assert read_chat_template("{{ messages }}") == "{{ messages }}"
-
-
-def test_tokens_outside_the_model_are_refused(checkpoint: Checkpoint) -> None:
-    text = "</s>"
-    assert load_tokenizer(checkpoint).encode(text) == [257]
-    with pytest.raises(PromptError, match="vocabulary ends at 256"):
-        load_tokenizer(checkpoint, model_vocab_size=257).encode(text)

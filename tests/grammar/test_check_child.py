@@ -7,7 +7,7 @@ from typing import Any
 import llguidance
 import pytest
 
-from quire.grammar.check_child import ByteTokens, check, define, not_enforced, schemas_in_lark
+from quire.grammar.check_child import ByteTokens, check, define, not_enforced
 
 WIDE = '{"type": "object", "minProperties": 2}'
 NARROW = '{"type": "object", "minProperties": 1}'
@@ -82,15 +82,3 @@ def test_invalid_or_unenforceable_grammar_is_an_error(
 )
 def test_min_properties_above_1_is_refused_wherever_it_is(schema: Any, is_refused: bool) -> None:
     assert (not_enforced(schema) is not None) is is_refused
-
-
-def test_repeated_key_is_counted_twice_by_the_library(tokenizer: llguidance.LLTokenizer) -> None:
-    """The reason to refuse `minProperties` above 1: should this fail, llguidance has learned to enforce it."""
-    matcher = llguidance.LLMatcher(tokenizer, define("json", WIDE, {}), log_level=0)
-    text = b'{"x":1,"x":1}'
-    assert matcher.try_consume_tokens(list(text)) == len(text)
-    assert matcher.is_accepting()
-
-
-def test_schemas_in_lark() -> None:
-    assert schemas_in_lark('start: %json{"a": 1} | %json true // %json {') == [{"a": 1}, True]

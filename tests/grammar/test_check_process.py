@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,33 +97,6 @@ def test_files_in_the_working_directory_are_not_imported(tmp_path: Path, monkeyp
     process = CheckProcess()
     assert isinstance(ask(process, GOOD), str)
     process.close()
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        (Spec(regex="(a"), "unclosed group"),
-        (Spec(regex="(?=a)b"), "look-around"),
-        (Spec(regex=r"[^\s\S]"), "no text matches it"),
-        (Spec(json={"if": {}}), r'Unimplemented keys: \["if"\]'),
-        (Spec(json={"$ref": "#"}), "no text matches it"),
-        (Spec(grammar="start: nope"), "nope"),
-    ],
-)
-def test_reasons_name_the_cause(process: CheckProcess, spec: StructuredOutputsParams, says: str) -> None:
-    answer = process.check(spec)
-    assert isinstance(answer, Refused)
-    assert re.search(says, answer.reason), answer.reason
-
-
-def test_whitespace_options_change_the_grammar(process: CheckProcess) -> None:
-    default, none, own = (
-        process.check(Spec(json={}, **fields))
-        for fields in ({}, {"disable_any_whitespace": True}, {"whitespace_pattern": "_"})
-    )
-    assert len({default, none, own}) == 3
-    refused = process.check(Spec(json={}, whitespace_pattern="("))
-    assert isinstance(refused, Refused)
 
 
 def test_reason_names_no_option_that_clients_lack() -> None:

@@ -9,15 +9,12 @@ from typing import Any
 import llguidance
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLParserLimits
 
 from quire.grammar import limits
 from quire.grammar.check_child import ByteTokens
 from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.limits import parser_limits
 from quire.grammar.matcher import TokenMatcher, failure_of
 from quire.structured_outputs import StructuredOutputsParams
 from tests.grammar.builders import EOS, SPECIAL, TOKENS, accepts, allowed_bytes, feed, make_vocabulary
@@ -42,13 +39,6 @@ def texts(seed: int, num_tokens: int, **fields: Any) -> Iterator[str]:
             raw += TOKENS[token_id]
             matcher.append(token_id)
         assert matcher.failure is None
-
-
-@pytest.mark.parametrize("pattern", [r"[ab]*a[ab]{3}", "(a|ab)(c|bcd)(d*)", "a?b?c?", r"[^a]+|a{2}"])
-@settings(max_examples=40)
-@given(text=st.text("abcd", max_size=8))
-def test_text_is_accepted_if_re_matches_it(pattern: str, text: str) -> None:
-    assert accepts(start(regex=pattern), text) == bool(re.fullmatch(pattern, text))
 
 
 SCHEMA = {
@@ -99,21 +89,6 @@ def test_whitespace_is_bounded_by_default() -> None:
     assert allowed_bytes(matcher) == {b'"'}
     endless = start(json=SCHEMA, whitespace_pattern=r"\s*")
     feed(endless, "{" + "\n" * 100)
-
-
-def test_lark_and_gbnf_accept_the_same() -> None:
-    lark = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'
-    gbnf = 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
-    for text, good in (("1", True), ("12+3", True), ("+1", False), ("1+", False), ("", False)):
-        assert accepts(start(grammar=lark), text) == accepts(start(grammar=gbnf), text) == good, text
-
-
-def test_recursive_grammar_and_schema() -> None:
-    grammar = 'start: "(" start ")" | "a"'
-    assert accepts(start(grammar=grammar), "((((a))))")
-    assert not accepts(start(grammar=grammar), "((a)")
-    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
-    assert accepts(start(json=tree), '{"next":{"next":{}}}')
 
 
 def test_special_tokens_are_never_text() -> None:
@@ -184,15 +159,6 @@ def test_grammar_with_too_many_states_fails_its_own_text_only(monkeypatch: pytes
     assert follow() == first
 
 
-def test_determined_prefix_is_bounded() -> None:
-    """All of it is kept from the first mask on: 0.4 KB a byte."""
-    grammar = LLMatcher.grammar_from_regex("(ab){1000000000}")
-    matcher = LLMatcher(make_vocabulary().library_tokenizer, grammar, log_level=0, limits=parser_limits())
-    matcher.compute_bitmask()
-    assert not matcher.is_error()
-    assert 0 < len(matcher.compute_ff_bytes()) <= 100_000
-
-
 # --- Names have one spelling ------------------------------------------------------------------
 
 OPEN: dict[str, Any] = {
@@ -256,11 +222,6 @@ def test_texts_with_repeated_keys_and_escapes_follow_their_schema(schema: dict[s
             matcher.append(token_id)
         assert matcher.failure is None
     assert num_complete
-
-
-def test_last_value_of_a_repeated_undeclared_key_follows_the_schema() -> None:
-    assert accepts(start(json={"type": "object", "additionalProperties": {"type": "integer"}}), '{"x":1,"x":2}')
-    assert not accepts(start(json={"type": "object", "properties": {"x": {"type": "integer"}}}), '{"x":1,"x":2}')
 
 
 # --- Failures in the library's own words ------------------------------------------------------

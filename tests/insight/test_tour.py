@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from quire.engine.tokenizer_source import load_tokenizer
 from quire.errors import PromptError
 from quire.insight.compare.rig import load
 from quire.insight.explain.rank_model import trace_rank
-from quire.insight.tour import Stop, Tour, rank_stop
+from quire.insight.tour import Stop, Tour
 from quire.insight.tour_reasons import reason_of
 from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
@@ -73,18 +72,6 @@ def test_blocks_and_slot_follow_the_block_size(stops: dict[str, Stop]) -> None:
     assert "2 layers · 2 (K and V) · 2 heads · 4 values" in text
 
 
-def test_prefill_attends_to_the_lower_triangle(stops: dict[str, Stop]) -> None:
-    n = len(PROMPT)
-    assert f"= {sum(range(1, n + 1))} pairs of {n * n}" in text_of(stops["Prefill"])
-
-
-def test_chunks_cover_the_prompt_and_only_the_last_one_samples(stops: dict[str, Stop]) -> None:
-    lines = stops["The same prompt as a chunked prefill"].lines
-    found = [re.findall(r"positions (\d+) … (\d+), T = (\d+), reads the KV of (\d+)", line) for line in lines[:3]]
-    assert found == [[("0", "7", "8", "0")], [("8", "15", "8", "8")], [("16", "20", "5", "16")]]
-    assert [line.endswith("samples the first token") for line in lines[:3]] == [False, False, True]
-
-
 def test_decode_steps_compute_one_row_each(stops: dict[str, Stop]) -> None:
     steps = [line for line in stops["Decode"].lines if line.startswith("step")]
     n = len(PROMPT)
@@ -102,13 +89,6 @@ def test_products_have_rows_of_their_step(stops: dict[str, Stop]) -> None:
         assert (given == kept) & (inner == same_inner) & (outer == same_outer)
         assert given == ("1" if outer == "258" else rows[name])
     assert "2× mlp.down_proj, weight [16, 32]" in text
-
-
-def test_naive_loop_computes_the_sums_of_rows_and_pairs(stops: dict[str, Stop]) -> None:
-    lengths = range(len(PROMPT), len(PROMPT) + NUM_TOKENS)
-    without, cached, _ = stops["Without a KV cache"].lines
-    assert f"= {sum(lengths)} rows, {sum(k * (k + 1) // 2 for k in lengths)} attention pairs" in without
-    assert f"= {lengths[-1]} rows, {lengths[-1] * (lengths[-1] + 1) // 2} attention pairs" in cached
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(1, 16), (16, 1), (33, 16)])
@@ -149,15 +129,6 @@ def test_other_device_stands_beside_the_first(loaded: Loaded) -> None:
     assert stop.lines[-1] == f"output: the same {NUM_TOKENS} tokens"
 
 
-def test_rank_has_its_share_of_each_weight(loaded: Loaded) -> None:
-    stop = rank_stop(trace_rank(loaded.config, loaded.checkpoint, 2), 2, len(PROMPT))
-    text = text_of(stop)
-    assert "2× self_attn.qkv_proj: [32, 16] in all, [16, 16] on rank 0" in text
-    assert "2× mlp.down_proj: [16, 32] in all, [16, 16] on rank 0" in text
-    assert "5 all-reduces in a step, each of T · 16 values" in text
-    assert "self_attn.o_proj, all-reduce, mlp.gate_up_proj, mlp.down_proj, all-reduce" in text
-
-
 def test_prompt_that_needs_several_steps_is_refused(loaded: Loaded) -> None:
     settings = replace(loaded.config.scheduler, max_num_batched_tokens=16)
     small = replace(loaded, config=replace(loaded.config, scheduler=settings))
@@ -175,38 +146,6 @@ def test_json_has_all_stops(loaded: Loaded) -> None:
     assert [sorted(stop) for stop in value["stops"]] == [["lines", "title", "why", "whys"]] * 10
     assert value["stops"][8]["title"] == "The same model on 2 ranks"
     assert value["stops"][9]["title"] == "CPU and GPU"
-
-
-def test_without_a_terminal_all_stops_are_printed(loaded: Loaded) -> None:
-    result = call("tour", "--model", loaded.directory, "--max-tokens", "2")
-    assert result.exit_code == 0
-    assert result.stdout.count("   why: ") == 8
-    assert "no CUDA GPU" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--chunk", "0"), "--chunk"),
-        (("--max-tokens", "1"), "--max-tokens"),
-        (("",), "the prompt is empty"),
-        (("  ",), "the prompt is empty"),
-        (("--tp", "3"), "3"),
-        (("x" * 200,), "128"),
-    ],
-)
-def test_bad_input_is_a_short_error(loaded: Loaded, arguments: tuple[str, ...], message: str) -> None:
-    result = call("tour", "--model", loaded.directory, *arguments)
-    assert result.exit_code in (2, 3)
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not result.stdout
-
-
-def test_unknown_model_is_named() -> None:
-    result = call("tour", "./no-such-model", "Hi")
-    assert result.exit_code == 3
-    assert "no-such-model" in result.stderr
 
 
 def test_keys_go_on_line_by_line_explain_and_quit(
@@ -228,13 +167,3 @@ def test_keys_go_on_line_by_line_explain_and_quit(
         "1. A", "line of A", "blocks = A", f"why: {reason_of('blocks = A')}", "last of A", "why: reason of A",
         "2. B", "line of B", "why: reason of B",
     ]  # fmt: skip
-
-
-@pytest.mark.model
-def test_real_model_gives_same_tokens_in_every_run(smollm2_path: Path) -> None:
-    value = parsed(call("tour", str(smollm2_path), "Why is the sky blue?", "--tp", "3", "--json"))
-    lines = [line for stop in value["stops"] for line in stop["lines"]]
-    assert [line for line in lines if reason_of(line) is None] == []
-    assert sum("output: the same 8 tokens" in line for line in lines) == 2
-    assert any(line.startswith(" 30× self_attn.qkv_proj") for line in lines)
-    assert any(line.startswith("61 all-reduces") for line in lines)

@@ -76,15 +76,6 @@ def test_step_lines_say_what_each_request_computed() -> None:
     assert trace.lines[-1]["kind"] == "finish"
 
 
-def test_text_stays_in_the_engine_unless_wanted() -> None:
-    engine, _ = make_engine()
-    recorder = Recorder(engine)
-    add(engine, "a", SHARED)
-    engine.step()
-    (step,) = Trace.parse(recorder.take().decode()).steps
-    assert step["requests"][0]["text"] is step["new_requests"][0]["text"] is None
-
-
 def test_closed_recorder_leaves_the_engine_unwatched() -> None:
     engine, _ = make_engine()
     recorder = Recorder(engine, op_period=4)

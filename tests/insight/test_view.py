@@ -9,7 +9,7 @@ import pytest
 from quire.engine.recorder import Recorder
 from quire.insight.picture import to_html
 from quire.insight.trace import Trace
-from quire.insight.view import VIEWS, view_blocks, view_mask, view_ops, view_step
+from quire.insight.view import VIEWS, view_ops, view_step
 from quire.sampling_params import SamplingParams
 from tests.cli.command_line import call
 from tests.engine.builders import make_engine
@@ -27,43 +27,6 @@ def record(*prompts: list[int], max_tokens: int = 4, **scheduler: int) -> tuple[
         engine.step()
     data = recorder.take()
     return Trace.parse(data.decode()), data
-
-
-def test_mask_of_a_chunk_shows_old_new_and_masked_positions() -> None:
-    trace, _ = record(PROMPT, max_num_batched_tokens=6)
-    picture = view_mask(trace, trace.steps[1])
-    assert [row.label for row in picture.rows] == [f"A token {position}" for position in range(6, 10)]
-    assert ["".join(picture.kinds[cell].character for cell in row.cells) for row in picture.rows] == [
-        "▒▒▒▒▒▒█···", "▒▒▒▒▒▒██··", "▒▒▒▒▒▒███·", "▒▒▒▒▒▒████",
-    ]  # fmt: skip
-    assert "= 34 " in picture.formula  # 7 + 8 + 9 + 10
-
-
-def test_mask_of_a_ragged_batch_has_a_decode_beside_a_prompt() -> None:
-    trace, _ = record(PROMPT, PROMPT[:3])
-    picture = view_mask(trace, trace.steps[1])
-    assert [row.label for row in picture.rows] == ["A token 10", "B token 0", "B token 1", "B token 2"]
-    assert [len(row.cells) for row in picture.rows] == [11, 3, 3, 3]
-
-
-def test_blocks_shows_owners_shared_and_cached_blocks() -> None:
-    trace, _ = record(PROMPT, PROMPT)
-    state = trace.state_after(trace.steps[1])
-    cells = [cell for row in view_blocks(trace, trace.steps[1]).rows for cell in row.cells]
-    for block, count in state.references.items():
-        assert cells[block] == (
-            "shared" if count > 1 else next(n for n, r in state.requests.items() if block in r.tables[0])
-        )
-    assert cells.count("shared") == 2  # two full blocks of four tokens
-    assert cells[0] == "null"
-
-
-def test_step_shows_prefill_then_decode_of_each_request() -> None:
-    trace, _ = record(PROMPT, PROMPT[:4], max_num_batched_tokens=8)
-    picture = view_step(trace, trace.steps[-1])
-    rows = {row.label: "".join(picture.kinds[cell].character for cell in row.cells) for row in picture.rows}
-    assert rows["A a"].startswith("▓▓d")
-    assert rows["B b"].startswith("·▓")
 
 
 def test_step_names_requests_that_wait() -> None:

@@ -8,17 +8,6 @@ from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear, pack_weights
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear_is_weight_times_input_plus_bias(bias: bool) -> None:
-    layer = Linear(6, 4, bias=bias)
-    for parameter in layer.parameters():
-        parameter.data.normal_()
-    x = torch.randn(3, 6)
-    expected = x @ layer.weight.T + (layer.bias if layer.bias is not None else 0)
-    torch.testing.assert_close(layer(x), expected)
-    assert [name for name, _ in layer.named_parameters()] == (["weight", "bias"] if bias else ["weight"])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_packing_changes_no_output(dtype: torch.dtype) -> None:
     """Also where there is no packed layout for the type, and leaves other layers alone."""

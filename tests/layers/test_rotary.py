@@ -13,14 +13,6 @@ from quire.layers.rotary import RopeConfig, RotaryEmbedding
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def test_angles_by_hand() -> None:
-    rotary = RotaryEmbedding(RopeConfig(theta=100.0).frequencies(4))  # frequencies 1 and 1/10
-    cos, sin = rotary(torch.tensor([0, 3]))
-    expected = torch.tensor([[0.0, 0.0], [3.0, 0.3]])
-    torch.testing.assert_close(cos, torch.cat((expected.cos(), expected.cos()), -1))
-    torch.testing.assert_close(sin, torch.cat((-expected.sin(), expected.sin()), -1))
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

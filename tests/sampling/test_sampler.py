@@ -1,23 +1,17 @@
 """What requests want has its effect, by the native sampler as by PyTorch's."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from quire.sampling.reference import ReferenceRowSampler
 from quire.sampling.sampler import Sampler
-from quire.sampling_params import SamplingParams
-from quire.types import NewRequest
 from tests.sampling.builders import (
     CPU,
     EXAMPLE,
-    ById,
     draw_many,
     filtered_probabilities,
     new_request,
@@ -41,16 +35,6 @@ def row_sampler(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def gaussian(rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-# --- Greedy ------------------------------------------------------------------------------------
-
-
-def test_greedy_ignores_seed_and_filters_and_takes_the_lower_id_of_a_tie() -> None:
-    logits = [0.0, 7.0, 3.0, 7.0]
-    for seed in range(20):
-        wanted = params(temperature=0, top_k=3, top_p=0.99, min_p=0.1, logprobs=1)
-        assert sample_one(logits, new_request(sampling=wanted, seed=seed)) == 1
 
 
 # --- Distributions -----------------------------------------------------------------------------
@@ -81,89 +65,6 @@ def test_draws_have_the_filtered_distribution(fields: dict[str, Any], vocab_size
     assert kept.sum() > 1
     frequencies = (expected[kept] / expected[kept].sum() * NUM_DRAWS).numpy()
     assert stats.chisquare(counts[kept].numpy(), frequencies).pvalue > 1e-4
-
-
-# --- Seeds -------------------------------------------------------------------------------------
-
-
-def generate(new: NewRequest, steps: int, *, start: int = 0) -> list[int]:
-    """Tokens of one request; the logits depend on the position only."""
-    sampler = ById(Sampler(1000, CPU))
-    sampler.add_request(new)
-    found = []
-    for step in range(start, steps):
-        token_id = sampler.sample(gaussian(1, 1000, seed=step), [new.request_id])[0][0]
-        sampler.append_tokens(new.request_id, [token_id])
-        found.append(token_id)
-    return found
-
-
-def test_the_seed_decides_the_tokens() -> None:
-    assert len({tuple(generate(new_request(str(seed), seed=seed % 5), 12)) for seed in range(10)}) == 5
-
-
-def test_another_position_gives_other_numbers() -> None:
-    sampler = ById(Sampler(1000, CPU))
-    for length in range(1, 30):
-        sampler.add_request(new_request(str(length), prompt=[0] * length, seed=5))
-    found = sampler.sample(torch.zeros(29, 1000), [str(length) for length in range(1, 30)])
-    assert len({token_id for token_id, _ in found}) > 20
-
-
-def test_a_request_that_comes_back_goes_on_as_if_it_had_stayed() -> None:
-    wanted = params(repetition_penalty=1.3, presence_penalty=0.5, top_p=0.9, min_tokens=15)
-    common: dict[str, Any] = {"seed": 9, "eos": [3], "prompt": [1, 2], "bad_words": [[4], [5, 6]]}
-    whole = generate(new_request("a", wanted, **common), 20)
-    resumed = generate(new_request("a", wanted, output=whole[:8], **common), 20, start=8)
-    assert resumed == whole[8:]
-
-
-# --- A row does not depend on the batch ---------------------------------------------------------
-
-WANTED = st.builds(
-    lambda **fields: SamplingParams(max_tokens=None, **fields),
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.9]),
-    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
-    top_k=st.sampled_from([0, -1, 1, 5, 127, 128, 200, 5000]),
-    min_p=st.sampled_from([0.0, 0.01, 0.5]),
-    presence_penalty=st.sampled_from([0.0, 1.0]),
-    frequency_penalty=st.sampled_from([0.0, -0.5]),
-    repetition_penalty=st.sampled_from([1.0, 1.2]),
-    min_tokens=st.sampled_from([0, 2, 9]),
-    logprobs=st.sampled_from([None, 0, 3]),
-    logit_bias=st.sampled_from([None, {7: 5.0, 8: -100.0}]),
-    allowed_token_ids=st.sampled_from([None, (1, 5, 9, 11), tuple(range(400))]),
-)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> list[NewRequest]:
-    count = draw(st.integers(1, 8))
-    return [
-        new_request(
-            str(index),
-            draw(WANTED),
-            prompt=draw(st.lists(st.integers(0, 400), min_size=1, max_size=5)),
-            output=draw(st.lists(st.integers(0, 400), max_size=5)),
-            seed=draw(st.integers(-5, 5)),
-            eos=[2],
-            bad_words=draw(st.sampled_from([[], [[3]], [[4, 5], [9]]])),
-        )
-        for index in range(count)
-    ]
-
-
-@settings(max_examples=25, deadline=None)
-@given(batch=requests(), order=st.randoms(use_true_random=False), scale=st.sampled_from([0.2, 2.0, 8.0]))
-def test_alone_as_in_any_batch_and_order(batch: list[NewRequest], order: random.Random, scale: float) -> None:
-    logits = gaussian(len(batch), 1001, scale=scale)
-    together = sample_all(logits, batch)
-    for row, new in enumerate(batch):
-        assert sample_all(logits[row : row + 1], [new]) == [together[row]]
-    rows = list(range(len(batch)))
-    order.shuffle(rows)
-    shuffled = sample_all(logits[rows], [batch[row] for row in rows])
-    assert shuffled == [together[row] for row in rows]
 
 
 # --- Each option has its effect ------------------------------------------------------------------
@@ -215,17 +116,6 @@ def test_all_edits_together_in_the_documented_order() -> None:
     assert sample_one([9.0, 0.25, 1.0, 0.0], new) == 2
 
 
-def test_counts_follow_appended_tokens() -> None:
-    sampler = ById(Sampler(5, CPU))
-    sampler.add_request(new_request("a", params(**GREEDY, presence_penalty=2.0)))
-    found = []
-    for _ in range(5):
-        token_id = sampler.sample(LOGITS[None, :].clone(), ["a"])[0][0]
-        sampler.append_tokens("a", [token_id])
-        found.append(token_id)
-    assert found == [0, 1, 2, 3, 0]  # after four tokens, 0.40 e^-2 is 0.054
-
-
 def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:
     wanted = params(**GREEDY, allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[1])
     assert sample_one(LOGITS, new_request(sampling=wanted)) == 2
@@ -255,12 +145,6 @@ def test_only_rows_that_ask_get_logprobs() -> None:
     ]
     found = [logprobs for _, logprobs in sample_all(LOGITS.expand(4, -1).clone(), batch)]
     assert [None if logprobs is None else len(logprobs.token_ids) for logprobs in found] == [None, 1, 5, None]
-
-
-def test_prompt_logprobs() -> None:
-    found = Sampler(5, CPU).prompt_logprobs(LOGITS.expand(2, -1), [4, 0], 1)
-    assert [position.token_ids for position in found] == [(4, 0), (0,)]
-    assert [position.ranks for position in found] == [(5, 1), (1,)]
 
 
 # --- Requests come and go ------------------------------------------------------------------------

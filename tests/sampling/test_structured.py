@@ -95,31 +95,6 @@ def test_both_samplers_draw_the_same() -> None:
         assert len(set(found[0])) > 1
 
 
-def test_logprobs_are_those_of_the_model(make: Callable[[], ById]) -> None:
-    sampler = make()
-    values = logits({ord("x"): 3, ord("1"): 1})
-    expected = values[0].log_softmax(-1)[ord("1")].item()
-    sampling = params(structured_outputs=form(regex="1"), logprobs=1, **GREEDY)
-    sampler.add_request(new_request(sampling=sampling))
-    ((token_id, logprobs),) = sampler.sample(values, ["a"])
-    assert token_id == ord("1")
-    assert logprobs is not None
-    assert logprobs.logprobs[0] == pytest.approx(expected, rel=1e-5)
-    assert logprobs.token_ids == (ord("1"), ord("x"))
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_after_a_preemption_it_goes_on_where_it_was(make: Callable[[], ById], count: int) -> None:
-    sampling = params(structured_outputs=form(regex="(ab){6}"))
-    new = new_request(sampling=sampling, seed=3, eos=[EOS])
-    whole = generate(make(), new, 13)
-    output = [token_id for token_id in whole[:count] if token_id is not None]
-    again = new_request(sampling=sampling, seed=3, eos=[EOS], output=output)
-    rest = generate(make(), again, len(whole) - count)
-    assert whole[:count] + rest == whole
-    assert b"".join(TOKENS[token_id] for token_id in whole if token_id != EOS) == b"ab" * 6
-
-
 def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callable[[], ById]) -> None:
     values = logits({EOS: 9, ord("a"): 1})
     long = params(structured_outputs=form(regex="a+"), min_tokens=4, **GREEDY)

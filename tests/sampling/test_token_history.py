@@ -1,11 +1,9 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.sampling.reference import apply_penalties
 from quire.sampling.token_history import BadWords, TokenCounts
@@ -43,22 +41,6 @@ def test_penalties_equal_the_definition(
         expected[token_id] -= frequency * count + presence
     apply_penalties(logits, wanted, counts_of(prompt, output))
     np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("penalty", [0.5, 1.2, 2.0])
-def test_repetition_equals_transformers(penalty: float) -> None:
-    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
-    prompt, output = [1, 5, 5, 9], [2, 9, 2]
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits.clone())
-    apply_penalties(logits[0], params(repetition_penalty=penalty), counts_of(prompt, output))
-    torch.testing.assert_close(logits, expected)
-
-
-def test_penalties_keep_masked_logits_masked() -> None:
-    logits = torch.tensor([-torch.inf, 1.0])
-    wanted = params(repetition_penalty=1.5, frequency_penalty=-2.0, presence_penalty=-2.0)
-    apply_penalties(logits, wanted, counts_of([], [0]))
-    assert logits.tolist() == [-torch.inf, 1.0]
 
 
 def banned_by_definition(sequences: list[list[int]], output: list[int]) -> set[int]:

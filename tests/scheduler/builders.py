@@ -8,7 +8,6 @@ from typing import Any
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import SchedulerConfig
 from quire.sampling_params import PoolingParams, SamplingParams
-from quire.scheduler.request_table import WaitingQueue
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestResult, SchedulerOutput, SequenceUpdate, StepResult
 from tests.fakes import FakeExecutor, chain, chain_all, token_after
@@ -60,12 +59,6 @@ def make_pooling_request(request_id: str, prompt: int = 8, **fields: Any) -> Req
 
 def make_beam(request_id: str, prompt: int | Sequence[int] = 8, max_tokens: int = 8) -> Request:
     return make_request(request_id, prompt, max_tokens, awaits_external_token=True)
-
-
-def pop_first(queue: WaitingQueue) -> Request:
-    request = queue.first()
-    assert queue.remove(request)
-    return request
 
 
 class Driver:

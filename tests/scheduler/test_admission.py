@@ -45,13 +45,6 @@ def test_what_can_never_fit_is_refused_with_what_would() -> None:
     assert driver.all_blocks_are_home
 
 
-def test_siblings_may_run_one_after_another() -> None:
-    driver = Driver(make_config(num_blocks=10))
-    driver.add(make_request("a", 10, 27, n=3))
-    driver.run()
-    assert driver.all_blocks_are_home
-
-
 def test_a_window_bounds_what_a_sequence_needs() -> None:
     driver = Driver(make_config(windows=(8,), num_blocks=8, max_num_batched_tokens=8))
     driver.add(make_request("a", 150, 100))

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.scheduler.blocks import BlockManager
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
+from quire.types import NULL_BLOCK_ID, Request
 from tests.scheduler.builders import make_config, make_request
 from tests.scheduler.integrity import check_blocks
 
@@ -24,48 +24,6 @@ def admit(blocks: BlockManager, request: Request) -> int:
     return hit.num_tokens
 
 
-def test_updates_say_what_changed_since_the_last() -> None:
-    blocks = BlockManager(make_config())
-    request = make_request("a", 20)
-    admit(blocks, request)
-    computed(blocks, request, 6)
-    assert blocks.take_table_updates("a") == (BlockTableUpdate(0, (1, 2)),)
-    computed(blocks, request, 2)
-    assert blocks.take_table_updates("a") == (BlockTableUpdate(2, ()),)
-    computed(blocks, request, 5)
-    computed(blocks, request, 4)
-    assert blocks.take_table_updates("a") == (BlockTableUpdate(2, (3, 4, 5)),)
-
-
-def test_too_few_blocks_takes_nothing() -> None:
-    blocks = BlockManager(make_config(num_blocks=4))
-    request = make_request("a", 20)
-    admit(blocks, request)
-    assert blocks.allocate(request, 13) is None
-    assert blocks.num_free == 3
-    assert blocks.allocate(request, 12) == ()
-    assert blocks.num_free == 0
-
-
-def test_a_window_leaves_blocks_behind() -> None:
-    blocks = BlockManager(make_config(windows=(5,)))
-    request = make_request("a", 40)
-    admit(blocks, request)
-    computed(blocks, request, 12)
-    assert blocks.take_table_updates("a") == (BlockTableUpdate(0, (1, 2, 3)),)
-    # Token 12 attends to 8 … 12, token 15 to 11 … 15, token 16 to 12 … 16.
-    computed(blocks, request, 1)
-    assert blocks.owned["a"].tables[0][:2] == [NULL_BLOCK_ID, NULL_BLOCK_ID]
-    (update,) = blocks.take_table_updates("a")
-    assert (update.start, update.block_ids[:3]) == (0, (NULL_BLOCK_ID, NULL_BLOCK_ID, 3))
-    computed(blocks, request, 3)
-    assert blocks.owned["a"].tables[0][2] == 3
-    computed(blocks, request, 1)
-    assert blocks.owned["a"].tables[0][2] == NULL_BLOCK_ID
-    blocks.forget("a")
-    assert blocks.num_free == 100
-
-
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
 def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> None:
@@ -79,34 +37,6 @@ def test_a_window_never_holds_more_than_its_peak(window: int, chunk: int) -> Non
         most = max(most, 100 - blocks.num_free)
     assert most <= blocks.shape.peak_blocks(60)
     assert blocks.shape.peak_blocks(60) <= most + 1
-
-
-def test_groups_draw_from_one_pool() -> None:
-    blocks = BlockManager(make_config(windows=(None, 4, None)))
-    request = make_request("a", 30)
-    admit(blocks, request)
-    computed(blocks, request, 10)
-    assert blocks.num_free == 100 - 9
-    tables = blocks.owned["a"].tables
-    assert len({block_id for table in tables for block_id in table}) == 9
-    assert blocks.shape.peak_blocks(10) == 9
-
-
-def test_a_hit_in_a_window_group_needs_the_windows_blocks_only() -> None:
-    blocks = BlockManager(make_config(windows=(5,), num_blocks=101))
-    first = make_request("first", 24)
-    admit(blocks, first)
-    computed(blocks, first, 24)
-    blocks_before_the_window = blocks.owned["first"].tables[0][:4]
-    blocks.forget("first")
-    for block_id in blocks_before_the_window:
-        blocks.cache.forget(block_id)
-    second = make_request("second", first.prompt_token_ids)
-    hit = blocks.find_prefix(second)
-    # Token 20 attends to 16 … 20: block 4 alone is needed.
-    assert hit.num_tokens == 20
-    assert hit.tables == [[NULL_BLOCK_ID] * 4 + [5]]
-    assert admit(blocks, second) == 20
 
 
 def test_a_hit_is_what_all_groups_agree_on() -> None:
@@ -142,25 +72,3 @@ def test_fits_counts_cached_blocks_that_would_leave_the_free_list() -> None:
         assert blocks.fits(request, blocks.find_prefix(request), 0) is fits
     request = make_request("r", first.prompt_token_ids + list(range(12)))
     assert not blocks.fits(request, blocks.find_prefix(request), 1)
-
-
-def test_the_first_writer_of_a_shared_block_gets_a_copy() -> None:
-    blocks = BlockManager(make_config(windows=(None, 8)))
-    parent = make_request("a", 6)
-    admit(blocks, parent)
-    computed(blocks, parent, 6)
-    blocks.take_table_updates("a")
-    child = make_request("b", parent.prompt_token_ids)
-    child.num_computed_tokens = 6
-    blocks.fork("a", child)
-    check_blocks(blocks)
-    shared = [table[1] for table in blocks.owned["a"].tables]
-    for request in (parent, child):
-        request.output_token_ids.append(1)
-    copies = blocks.allocate(parent, 1)
-    assert copies is not None
-    assert [(copy.group_index, copy.source_ids) for copy in copies] == [(0, (shared[0],)), (1, (shared[1],))]
-    assert blocks.take_table_updates("a") == tuple(BlockTableUpdate(1, copy.target_ids) for copy in copies)
-    assert blocks.allocate(child, 1) == ()
-    assert [update.block_ids[1] for update in blocks.take_table_updates("b")] == shared
-    check_blocks(blocks)

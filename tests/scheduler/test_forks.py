@@ -5,7 +5,6 @@ import pytest
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.scheduler import Scheduler
-from quire.types import RequestStatus
 from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import VOCAB_SIZE, Driver, make_beam, make_config, make_request, run_alone
 from tests.scheduler.integrity import check_integrity
@@ -71,43 +70,6 @@ def test_leader_waits_until_all_its_siblings_may_run() -> None:
     assert driver.shares() == {"a": 2, "a.1": 0, "a.2": 0}
 
 
-def test_siblings_that_wait_in_their_leader_end_with_it() -> None:
-    for status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
-        driver = Driver(make_config(max_num_batched_tokens=4))
-        leader = make_request("a", 10, n=3)
-        members = [leader, *leader.siblings]
-        driver.add(leader)
-        driver.step()
-        ended = driver.scheduler.finish("a", status)
-        check_integrity(driver.scheduler)
-        assert ended == members
-        assert {request.status for request in members} == {status}
-        assert driver.all_blocks_are_home
-
-
-def test_a_waiting_sibling_can_be_aborted_alone() -> None:
-    driver = Driver(make_config(max_num_batched_tokens=4))
-    leader = make_request("a", 10, n=3)
-    driver.add(leader)
-    driver.step()
-    assert [request.request_id for request in driver.scheduler.abort(["a.1"])] == ["a.1"]
-    driver.run()
-    assert [item.request_id for output in driver.outputs for item in output.scheduled if item.num_tokens == 0] == [
-        "a.2"
-    ]
-
-
-def test_siblings_survive_preemption_of_any_of_them() -> None:
-    config = make_config(num_blocks=12)
-    driver = Driver(config)
-    leader = make_request("a", 10, 20, n=4)
-    members = [leader, *leader.siblings]
-    driver.add(leader)
-    driver.run()
-    assert sum(request.num_preemptions for request in members) > 0
-    assert [request.output_token_ids for request in members] == [run_alone(request, 256) for request in members]
-
-
 def next_of(driver: Driver, request_id: str) -> int:
     """Step until the beam has sampled."""
     for _ in range(50):
@@ -115,53 +77,6 @@ def next_of(driver: Driver, request_id: str) -> int:
             if update.request.request_id == request_id:
                 return update.result.token_ids[0]
     raise AssertionError(f"{request_id} did not sample")
-
-
-def test_a_beam_waits_for_its_token() -> None:
-    driver = Driver(make_config())
-    beam = make_beam("a", 6)
-    driver.add(beam)
-    next_of(driver, "a")
-    assert beam.output_token_ids == []
-    assert driver.shares() == {}
-    driver.scheduler.append_token("a", 3)
-    assert next_of(driver, "a") == token_after(chain_all([*beam.prompt_token_ids, 3]), 0, VOCAB_SIZE)
-    driver.scheduler.finish("a", RequestStatus.FINISHED_LENGTH)
-    assert driver.all_blocks_are_home
-
-
-def test_a_forked_beam_shares_blocks_and_copies_on_write() -> None:
-    driver = Driver(make_config())
-    driver.add(make_beam("a", 6))
-    next_of(driver, "a")
-    child = make_beam("b", 6)
-    child.prompt_token_ids = driver.scheduler.get("a").prompt_token_ids  # type: ignore[union-attr]
-    driver.scheduler.fork("a", child)
-    check_integrity(driver.scheduler)
-    driver.scheduler.append_token("b", 4)
-    driver.scheduler.append_token("a", 3)
-    updates = {update.request.request_id: update.result.token_ids[0] for update in driver.step()}
-    output = driver.outputs[-1]
-    assert [new.request_id for new in output.new_requests] == ["b"]
-    assert output.new_requests[0].token_ids[-1] == 4
-    assert len(output.transfers) == 1
-    prompt = child.prompt_token_ids
-    assert updates == {
-        "a": token_after(chain_all([*prompt, 3]), 0, VOCAB_SIZE),
-        "b": token_after(chain_all([*prompt, 4]), 0, VOCAB_SIZE),
-    }
-
-
-def test_a_beam_whose_parent_has_gone_goes_on() -> None:
-    driver = Driver(make_config())
-    driver.add(make_beam("a", 6))
-    next_of(driver, "a")
-    child = make_beam("b", driver.scheduler.get("a").prompt_token_ids)  # type: ignore[union-attr]
-    driver.scheduler.fork("a", child)
-    driver.scheduler.append_token("b", 4)
-    driver.scheduler.abort(["a"])
-    assert next_of(driver, "b") == token_after(chain_all([*child.prompt_token_ids, 4]), 0, VOCAB_SIZE)
-    assert driver.outputs[-1].transfers == ()
 
 
 def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> None:
@@ -183,18 +98,6 @@ def test_beams_that_wait_for_tokens_give_way_to_beams_that_wait_for_blocks() -> 
     assert driver.scheduler.num_waiting > 0
     assert len(driver.scheduler.abort(beams)) == 3
     assert driver.all_blocks_are_home
-
-
-def test_a_fork_without_a_seat_recomputes_later() -> None:
-    driver = Driver(make_config(max_num_seqs=1))
-    parent = make_beam("a", 6)
-    driver.add(parent)
-    next_of(driver, "a")
-    child = make_beam("b", parent.prompt_token_ids)
-    driver.scheduler.fork("a", child)
-    driver.scheduler.append_token("b", 9)
-    driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED)
-    assert next_of(driver, "b") == token_after(chain_all([*parent.prompt_token_ids, 9]), 0, VOCAB_SIZE)
 
 
 def test_misuse_of_forks_is_named() -> None:

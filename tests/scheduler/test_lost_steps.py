@@ -1,7 +1,7 @@
 """Lost steps: every request starts again, and requests can be made to run alone."""
 
 from quire.types import RequestStatus
-from tests.scheduler.builders import Driver, make_beam, make_config, make_pooling_request, make_request, run_alone
+from tests.scheduler.builders import Driver, make_config, make_pooling_request, make_request, run_alone
 
 
 def test_after_lost_step_requests_recompute_and_executor_forgets_all() -> None:
@@ -63,66 +63,3 @@ def test_alone_no_other_request_runs_or_is_admitted() -> None:
         assert {item.request_id: item.num_tokens for item in driver.outputs[-1].scheduled} == {name: shares}
     driver.run()
     assert driver.all_blocks_are_home
-
-
-def test_alone_siblings_are_forked() -> None:
-    driver = Driver(make_config())
-    driver.add(make_request("a", 6, n=3), make_request("b", 4))
-    driver.step(alone="a")
-    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["a", "a.1", "a.2"]
-    driver.step(alone="a.2")
-    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["a.2"]
-
-
-def test_alone_preempts_running_requests() -> None:
-    # Seven blocks: two requests of three, then each wants more than is left.
-    driver = Driver(make_config(num_blocks=8))
-    first, second, third = (make_request(name, 12, 16) for name in "abc")
-    driver.add(first, second)
-    driver.step()
-    driver.add(third)
-    driver.step(alone="c")
-    assert (first.num_preemptions + second.num_preemptions, third.status) == (1, RequestStatus.RUNNING)
-    while not first.status.is_finished:
-        driver.step(alone="a")
-    assert third.num_preemptions == 1
-    driver.run()
-    for request in (first, second, third):
-        assert request.output_token_ids == run_alone(request, 256)
-
-
-def test_alone_takes_the_places_of_running_requests() -> None:
-    driver = Driver(make_config(max_num_seqs=2))
-    driver.add(make_request("a", 4, 9), make_request("b", 4, 9), make_request("c", 4, 9, n=2))
-    driver.step()
-    driver.step(alone="c")
-    assert [item.request_id for item in driver.outputs[-1].scheduled] == ["c", "c.1"]
-    assert driver.scheduler.num_running == 2
-    driver.run()
-
-
-def test_a_beam_that_waits_for_its_token_keeps_waiting() -> None:
-    driver = Driver(make_config())
-    beam = make_beam("beam", 6)
-    driver.add(beam)
-    driver.step()
-    driver.add(make_request("a", 4, 2))
-    driver.lose_steps()
-    for _ in range(3):
-        driver.step()
-    assert (beam.status, beam.num_computed_tokens) == (RequestStatus.PREEMPTED, 0)
-    driver.scheduler.append_token("beam", 5)
-    driver.step()
-    assert [(item.request_id, item.num_tokens) for item in driver.outputs[-1].scheduled] == [("beam", 3)]
-
-
-def test_a_fork_starts_from_its_own_tokens() -> None:
-    driver = Driver(make_config())
-    driver.add(make_beam("beam", 6))
-    driver.step()
-    driver.scheduler.fork("beam", make_beam("child", driver.scheduler.get("beam").prompt_token_ids))  # type: ignore[union-attr]
-    for name in ("beam", "child"):
-        driver.scheduler.append_token(name, 5)
-    driver.lose_steps(is_executed=False)
-    driver.step()
-    assert [new.request_id for new in driver.outputs[-1].new_requests] == ["beam", "child"]

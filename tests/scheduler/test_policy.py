@@ -1,11 +1,8 @@
-import random
-
 import pytest
 
 from quire.config import SchedulerConfig
-from quire.scheduler.request_table import WaitingQueue
 from quire.types import Request
-from tests.scheduler.builders import Driver, make_config, make_request, pop_first
+from tests.scheduler.builders import Driver, make_config, make_request
 
 
 def admission_order(config: SchedulerConfig, requests: list[Request]) -> list[str]:
@@ -100,36 +97,3 @@ def test_a_few_blocks_stay_free_for_decodes(num_blocks: int, is_beside: bool) ->
     # If no other request runs all blocks may be taken.
     driver.add(make_request("all", 4 * 200, 1))
     assert driver.shares() == {"all": 800}
-
-
-def test_the_queue_is_a_sorted_list() -> None:
-    rng = random.Random(3)
-    queue, model = WaitingQueue(), {}
-    for step in range(3000):
-        action = rng.random()
-        if action < 0.55 or not model:
-            request = make_request(f"r{step}", 1)
-            key = (rng.randrange(20), step)
-            request.sort_key = key
-            queue.push(request)
-            model[key] = request
-        elif action < 0.75:
-            key = min(model)
-            assert queue.first() is model[key]
-            assert pop_first(queue) is model.pop(key)
-        else:
-            request = model.pop(rng.choice(sorted(model)))
-            assert queue.remove(request)
-            assert not queue.remove(request)
-        assert len(queue) == len(model)
-        assert bool(queue) == bool(model)
-    assert sorted(item.request_id for item in queue) == sorted(item.request_id for item in model.values())
-
-
-def test_a_removed_request_is_not_confused_with_a_later_one_of_its_name() -> None:
-    queue = WaitingQueue()
-    gone, later = make_request("a", 1, sort_key=(1,)), make_request("a", 1, sort_key=(2,))
-    queue.push(gone)
-    queue.remove(gone)
-    queue.push(later)
-    assert pop_first(queue) is later

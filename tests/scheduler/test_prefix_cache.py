@@ -30,16 +30,6 @@ def test_a_digest_alone_is_not_trusted() -> None:
     assert cache.find(1, b"digest", b"content") is None
 
 
-def test_the_first_block_with_a_prefix_keeps_it() -> None:
-    cache = PrefixCache()
-    cache.register(0, b"digest", b"content", 7)
-    cache.register(0, b"digest", b"content", 8)
-    assert (cache.holds(7), cache.holds(8)) == (True, False)
-    assert cache.forget(7)
-    assert not cache.forget(7)
-    assert cache.find(0, b"digest", b"content") is None
-
-
 @pytest.mark.parametrize(
     ("prompt_len", "hit"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12), (40, 20), (25, 20)]
 )

@@ -1,4 +1,4 @@
-"""Random schedules: in each, tokens are those of the request alone, and all blocks come home.
+"""Random schedules of models with any kinds of cache: tokens are those of the request alone, all blocks come home.
 
 Requests of every kind come, fork, fail and are aborted at random moments, with up to three steps in flight, several
 tokens a step, right and wrong drafts, and lost steps. The integrity of blocks and requests is checked after every move.
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from quire.cache_spec import CacheGroup, CacheSpec, LatentKV, PagedKV, RecurrentState
 from quire.config import SchedulerConfig
 from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
@@ -22,7 +23,7 @@ from tests.fakes import chain_all, token_after
 from tests.scheduler.builders import Driver, make_groups, run_alone
 from tests.scheduler.integrity import check_integrity
 
-NUM_WORKLOADS = 200
+NUM_WORKLOADS = 300
 VOCAB_SIZE = 12
 MAX_MODEL_LEN = 40
 _RANDOM = random.Random(5)
@@ -75,16 +76,31 @@ class Job:
         )  # fmt: skip
 
 
+def random_groups(rng: random.Random, block_size: int) -> tuple[CacheGroup, ...]:
+    """Full attention and windows, or a hybrid model."""
+    if rng.random() < 0.5:
+        return make_groups(rng.choice([(None,), (None,), (6,), (None, 5), (3, 9), (1,), (None, 7, None)]))
+    interval = block_size * rng.choice([1, 2, 3])
+    kinds: list[CacheSpec] = [
+        PagedKV(1, 1, 1), PagedKV(1, 1, 1, window=rng.choice([1, 3, 7])), LatentKV(2, 1, 1),
+        RecurrentState(8, interval), RecurrentState(16, interval),
+    ]  # fmt: skip
+    return tuple(CacheGroup((index,), spec) for index, spec in enumerate(rng.sample(kinds, rng.randint(1, 5))))
+
+
 def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
     """`is_crowded`: long decodes under priority in few blocks, where a victim often already has its share."""
     chunked = is_crowded or rng.random() < 0.5
+    block_size = rng.randint(2, 4) if is_crowded else rng.randint(1, 5)
+    groups = random_groups(rng, block_size)
+    num_blocks = rng.randint(22, 40) if is_crowded else rng.randint(8, 60)
     return SchedulerConfig(
         max_num_seqs=6 if is_crowded else rng.randint(1, 6),
         max_num_batched_tokens=rng.randint(1, 24) if chunked else MAX_MODEL_LEN,
         max_model_len=MAX_MODEL_LEN,
-        block_size=rng.randint(2, 4) if is_crowded else rng.randint(1, 5),
-        num_blocks=rng.randint(22, 40) if is_crowded else rng.randint(8, 60),
-        kv_cache_groups=make_groups(rng.choice([(None,), (None,), (6,), (None, 5), (3, 9), (1,), (None, 7, None)])),
+        block_size=block_size,
+        num_blocks=num_blocks * max(1, len(groups) - 1),
+        kv_cache_groups=groups,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         max_num_partial_prefills=rng.randint(1, 3),
@@ -107,7 +123,7 @@ class Workload:
         self.config = random_config(rng, is_crowded=is_crowded)
         self.jobs = [Job(rng, index, is_crowded=is_crowded) for index in range(rng.randint(1, 9))]
         self.losses = {rng.randint(1, 60) for _ in range(rng.choice([0, 0, 1, 4]))}
-        self.draft_share = rng.choice([0.0, 0.0, 0.3, 0.9])
+        self.draft_share = rng.choice([0.0, 0.3, 0.9])
         self.events = EventLog(1_000_000)
         self.driver = Driver(self.config, Scheduler(self.config, self.events), vocab_size=VOCAB_SIZE)
         self.driver.executor.fails = self._fails
@@ -131,6 +147,7 @@ class Workload:
                 for update in self.driver.collect():
                     self._check(update)
             self._advance_beams()
+            self._give_back()
             if tick > 40 and not self.scheduler.has_unfinished and not self.driver.in_flight:
                 return
         raise AssertionError(f"{list(self.accepted)} not finished after {MAX_TICKS} ticks")
@@ -147,7 +164,9 @@ class Workload:
             assert found == (expected if whole else expected[: len(found)])
         self.counts.update(item.kind.value for item in self.events)
         self.counts["steps"] += self.driver.executor.num_steps
-        self.counts["cached tokens"] += sum(request.num_cached_tokens for request in self.accepted.values())
+        num_cached = sum(request.num_cached_tokens for request in self.accepted.values())
+        has_states = any(group.spec.is_state for group in self.config.kv_cache_groups)
+        self.counts["cached tokens of states" if has_states else "cached tokens"] += num_cached
 
     def _submit(self) -> None:
         alone = self._alone()
@@ -222,6 +241,17 @@ class Workload:
             self._note_ended(self.scheduler.abort(list(ids)))
             check_integrity(self.scheduler)
 
+    def _give_back(self) -> None:
+        """Give back the unused blocks of idle requests, as after rejected drafts."""
+        blocks = self.scheduler.blocks
+        for request_id in list(blocks.owned):
+            idle = self.scheduler.get(request_id)
+            if idle is not None and not idle.num_in_flight and self.rng.random() < 0.3:
+                num_free = blocks.num_free
+                assert blocks.truncate(request_id, idle.num_computed_tokens) == idle.num_computed_tokens
+                self.counts["given back"] += blocks.num_free - num_free
+                check_integrity(self.scheduler)
+
     def _note_ended(self, requests: list[Request]) -> None:
         self.ended.update(request.request_id for request in requests)
 
@@ -236,6 +266,7 @@ class Workload:
             self.num_checked[name] += len(update.new_token_ids)
             assert list(update.new_token_ids) == self.alone[name][start : self.num_checked[name]]
             self.counts["accepted drafts"] += len(update.new_token_ids) > 1
+            self.counts["restored states"] += 0 <= update.num_computed_tokens < request.num_tokens - 1
         elif request.awaits_external_token:
             assert update.new_token_ids == ()
             known = request.prompt_token_ids + request.output_token_ids
@@ -292,6 +323,7 @@ def test_random_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     # Against a generator that has gone dull: everything that can happen does.
     wanted = (
         "preempt", "copy", "share", "evict", "finish", "in flight together", "several tokens", "drafts",
-        "accepted drafts", "stopped", "lost", "forks", "cached tokens",
+        "accepted drafts", "stopped", "lost", "forks", "cached tokens", "cached tokens of states",
     )  # fmt: skip
     assert min(counts[name] for name in wanted) > NUM_WORKLOADS / 5, counts
+    assert min(counts["restored states"], counts["given back"]) > NUM_WORKLOADS / 10, counts

@@ -4,10 +4,10 @@ import pytest
 
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
+from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
-from quire.types import Request, RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
-from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_pooling_request, make_request, run_alone
-from tests.scheduler.integrity import check_integrity
+from quire.types import Request, SchedulerOutput, StepResult
+from tests.scheduler.builders import VOCAB_SIZE, Driver, make_config, make_request, run_alone
 
 
 def test_the_published_example_step_by_step() -> None:
@@ -21,18 +21,6 @@ def test_the_published_example_step_by_step() -> None:
     assert driver.shares() == {"C": 1, "A": 906, "B": 500}
     assert all(item.max_new_tokens for item in driver.outputs[-1].scheduled)
     assert driver.shares() == {"C": 1, "A": 1, "B": 1}
-
-
-def test_a_request_runs_to_its_length_and_gives_everything_back() -> None:
-    config = make_config()
-    driver = Driver(config)
-    request = make_request("a", 10, 7)
-    driver.add(request)
-    driver.run()
-    assert request.output_token_ids == run_alone(request, config.max_model_len)
-    assert request.status is RequestStatus.FINISHED_LENGTH
-    assert len(driver.outputs) == 7
-    assert driver.all_blocks_are_home
 
 
 def test_without_chunked_prefill_prompts_run_whole() -> None:
@@ -96,18 +84,6 @@ def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     assert sum(len(output.preempted_ids) for output in driver.outputs) == 0
 
 
-def test_preemption_recomputes_and_changes_no_token() -> None:
-    config = make_config(num_blocks=9)
-    events = EventLog()
-    driver = Driver(config, Scheduler(config, events))
-    requests = [make_request(name, 8, 16, seed=index) for index, name in enumerate("abc")]
-    driver.add(*requests)
-    driver.run()
-    assert len(events.of(EventKind.PREEMPT)) == sum(request.num_preemptions for request in requests) > 0
-    assert requests[0].num_preemptions == 0
-    assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]
-
-
 def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     def run(short_at: int | None) -> list[SchedulerOutput]:
         driver = Driver(make_config(num_blocks=9, policy="sjf"))
@@ -124,79 +100,6 @@ def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     assert outputs[at].preempted_ids == ("b",)
     assert outputs[at].new_requests == ()
     assert [new.request_id for new in outputs[at + 1].new_requests] == ["short"]
-
-
-def test_a_victim_that_already_had_its_share_leaves_the_step_and_its_budget() -> None:
-    # Four run on a budget of three, so that "last.1" gets no token until "high" takes a block from "low".
-    driver = Driver(make_config(num_blocks=8, policy="priority", max_num_batched_tokens=3))
-    low = make_request("low", 1, 12, priority=2)
-    high = make_request("high", 2, 12, priority=0, seed=1)
-    last = make_request("last", 1, 12, priority=1, n=2, seed=2)
-    requests = [low, high, last, *last.siblings]
-    driver.add(low)
-    driver.step()
-    driver.add(high)
-    driver.step()
-    driver.add(last)
-    driver.run()
-    at = next(index for index, output in enumerate(driver.outputs) if output.preempted_ids)
-    assert [item.request_id for item in driver.outputs[at - 1].scheduled] == ["low", "high", "last"]
-    assert driver.outputs[at].preempted_ids == ("low",)
-    assert [item.request_id for item in driver.outputs[at].scheduled] == ["high", "last", "last.1"]
-    for request in requests:
-        assert request.output_token_ids == run_alone(request, 256)
-
-
-def test_pooling_requests_finish_with_their_prompt() -> None:
-    driver = Driver(make_config(max_num_batched_tokens=8))
-    request = make_pooling_request("e", 20)
-    driver.add(request)
-    assert [len(driver.step()) for _ in range(3)] == [0, 0, 1]
-    assert request.status is RequestStatus.FINISHED_STOPPED
-    assert request.output_token_ids == []
-    assert not any(item.max_new_tokens for output in driver.outputs for item in output.scheduled)
-    assert driver.all_blocks_are_home
-
-
-def test_abort_at_every_place_frees_everything() -> None:
-    for moment in range(6):
-        driver = Driver(make_config(num_blocks=9, max_num_batched_tokens=6))
-        driver.add(*(make_request(name, 8, 12, n=2) for name in "abc"))
-        for _ in range(moment):
-            driver.step()
-        ended = driver.scheduler.abort(["a", "b", "c", "a.1", "b.1", "c.1", "unknown"])
-        check_integrity(driver.scheduler)
-        assert sorted(request.request_id for request in ended) == ["a", "a.1", "b", "b.1", "c", "c.1"]
-        assert not driver.scheduler.has_unfinished
-        assert driver.all_blocks_are_home
-
-
-def test_abort_between_schedule_and_update_ignores_the_result() -> None:
-    driver = Driver(make_config())
-    gone, stays = make_request("gone", 5), make_request("stays", 5)
-    driver.add(gone, stays)
-    replacement = make_request("gone", 7)
-
-    def abort(_: object) -> None:
-        driver.scheduler.abort(["gone"])
-        driver.scheduler.add_request(replacement)
-
-    updates = driver.step(abort)
-    assert [update.request for update in updates] == [stays]
-    assert gone.status is RequestStatus.FINISHED_ABORTED
-    assert gone.output_token_ids == replacement.output_token_ids == []
-    driver.run()
-    assert replacement.output_token_ids == run_alone(replacement, 256)
-
-
-def test_finish_by_a_stop_string() -> None:
-    driver = Driver(make_config())
-    request = make_request("a", 5, 50)
-    driver.add(request)
-    driver.step()
-    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED, "END") == [request]
-    assert (request.status, request.stop_reason) == (RequestStatus.FINISHED_STOPPED, "END")
-    assert driver.scheduler.finish("a", RequestStatus.FINISHED_STOPPED) == []
 
 
 def test_schedule_and_update_alternate() -> None:
@@ -236,59 +139,6 @@ def run_multi_step(most: int, *requests: Request, **config: Any) -> Driver:
     return driver
 
 
-def test_multi_step_decode_gives_the_same_tokens_in_fewer_steps() -> None:
-    def requests() -> list[Request]:
-        return [make_request("a", 9, 13), make_request("b", 3, 30), make_request("c", 5, 9, n=2)]
-
-    for windows in ((None,), (None, 6)):
-        one_by_one, several = requests(), requests()
-        slow = run_multi_step(1, *one_by_one, windows=windows)
-        fast = run_multi_step(4, *several, windows=windows)
-        assert [item.output_token_ids for item in several] == [item.output_token_ids for item in one_by_one]
-        assert len(fast.outputs) < len(slow.outputs) / 2
-        assert fast.all_blocks_are_home
-
-
-def test_tokens_behind_a_stop_do_not_count() -> None:
-    driver = Driver(make_config(multi_step_decode=8))
-    driver.executor.num_iterations = lambda most: most
-    alone = make_request("same", 8, 12)
-    driver.add(alone)
-    driver.run()
-    end = alone.output_token_ids[4]
-    request = make_request("same", 8, 12, eos_token_ids=frozenset({end}))
-    driver.add(request)
-    updates = [update for _ in range(2) for update in driver.step()]
-    assert request.output_token_ids == alone.output_token_ids[: alone.output_token_ids.index(end) + 1]
-    assert [token_id for update in updates for token_id in update.new_token_ids] == request.output_token_ids
-    assert driver.all_blocks_are_home
-
-
-def test_request_that_fails_in_a_later_iteration_keeps_its_tokens() -> None:
-    alone = make_request("good", 8, 12)
-    run_multi_step(1, alone)
-    for num_tokens in range(8, 20):
-        driver = Driver(make_config(multi_step_decode=5))
-        driver.executor.num_iterations = lambda most: most
-        driver.executor.fails = lambda name, known, at=num_tokens: name == "bad" and known == at
-        good, bad = make_request("good", 8, 12), make_request("bad", 8, 12)
-        driver.add(bad, good)
-        found: list[SequenceUpdate] = []
-        while driver.scheduler.has_unfinished:
-            found += driver.step()
-        assert good.output_token_ids == alone.output_token_ids
-        assert (bad.status, len(bad.output_token_ids)) == (RequestStatus.FINISHED_ERROR, num_tokens - 8)
-        of_bad = [update for update in found if update.request is bad]
-        assert [update.result.error for update in of_bad] == [None] * (len(of_bad) - 1) + ["it fails here"]
-        assert [token_id for update in of_bad for token_id in update.new_token_ids] == bad.output_token_ids
-        # The prefixes of a request that failed are not found.
-        late = make_request("late", bad.prompt_token_ids, 1)
-        driver.add(late)
-        driver.run()
-        assert late.num_cached_tokens == 0
-        assert driver.all_blocks_are_home
-
-
 def test_one_token_a_step_while_a_waiting_request_lacks_blocks() -> None:
     driver = run_multi_step(2, make_request("a", 8, 9), make_request("b", 8, 9), num_blocks=6, max_num_seqs=2)
     assert [most for name, most in most_tokens_of_first(driver) if name == "a"] == [1] * 9
@@ -308,67 +158,6 @@ def most_tokens_of_first(driver: Driver) -> list[tuple[str, int]]:
         for output in driver.outputs
         if output.scheduled
     ]
-
-
-# --- Steps in flight ----------------------------------------------------------------------------
-
-
-def test_step_is_scheduled_before_its_input_token_is_known() -> None:
-    driver = Driver(make_config(max_in_flight=2, max_num_batched_tokens=8))
-    request = make_request("a", 12, 4)
-    driver.add(request)
-    for _ in range(2):
-        driver.submit()
-    assert [item.num_tokens for output in driver.outputs for item in output.scheduled] == [8, 4]
-    with pytest.raises(EngineError, match="before update"):
-        driver.scheduler.schedule()
-    driver.collect()
-    (decode,) = driver.submit().scheduled
-    assert (decode.num_computed_tokens, decode.num_tokens, request.output_token_ids) == (12, 1, [])
-    while driver.in_flight:
-        driver.collect()
-        driver.submit()
-    assert request.output_token_ids == run_alone(request, 256)
-    # No step is scheduled behind the last token: two chunks, four tokens, of which the first comes with the second.
-    assert sum(bool(output.scheduled) for output in driver.outputs) == 5
-    assert driver.all_blocks_are_home
-
-
-def test_request_that_ended_keeps_its_blocks_until_its_last_step_in_flight() -> None:
-    driver = Driver(make_config(max_in_flight=2))
-    alone = run_alone(make_request("a", 8, 9), 256)
-    request = make_request("a", 8, 9, eos_token_ids=frozenset({alone[0]}))
-    driver.add(request)
-    driver.submit()
-    driver.submit()
-    (update,) = driver.collect()
-    assert (request.status, update.new_token_ids) == (RequestStatus.FINISHED_STOPPED, (alone[0],))
-    assert not driver.all_blocks_are_home
-    again = make_request("a", 8, 3, seed=5)  # the id may be used again at once
-    driver.add(again)
-    driver.submit()
-    assert driver.collect() == [], "the token behind the end is dropped"
-    driver.run()
-    assert again.output_token_ids == run_alone(again, 256)
-    assert driver.all_blocks_are_home
-
-
-def test_victim_in_flight_is_preempted_one_step_later() -> None:
-    driver = Driver(make_config(max_in_flight=2, num_blocks=9, policy="priority"))
-    low, high = make_request("low", 8, 16, priority=1), make_request("high", 8, 16, seed=1)
-    driver.add(low)
-    driver.submit()
-    driver.add(high)
-    while driver.scheduler.has_unfinished:
-        output = driver.submit()
-        in_flight = {item.request_id for step in driver.in_flight for item in step.scheduled} - {
-            item.request_id for item in output.scheduled
-        }
-        assert in_flight.isdisjoint(output.preempted_ids)
-        driver.collect()
-    assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
-    assert [request.output_token_ids for request in (low, high)] == [run_alone(item, 256) for item in (low, high)]
-    assert driver.all_blocks_are_home
 
 
 # --- Drafts -------------------------------------------------------------------------------------
@@ -407,3 +196,17 @@ def test_drafts_preempt_no_request_and_leave_tokens_to_other_decodes() -> None:
         assert not (driver.outputs[-1].preempted_ids and any(drafts))
     assert any(item.draft_token_ids for output in driver.outputs for item in output.scheduled)
     assert [request.output_token_ids for request in requests] == [run_alone(request, 256) for request in requests]
+
+
+def test_new_request_comes_whole_and_its_own_tokens_are_not_sent_back() -> None:
+    driver = Driver(make_config(max_num_batched_tokens=8))
+    request = make_request("a", 10, 3, seed=9, eos_token_ids=frozenset({5, 3}), bad_words_token_ids=((1, 2),))
+    request.sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+    driver.add(request)
+    driver.run()
+    (new,) = driver.outputs[0].new_requests
+    assert new.token_ids == tuple(request.prompt_token_ids)
+    assert (new.num_prompt_tokens, new.seed, new.eos_token_ids) == (10, 9, (3, 5))
+    assert (new.sampling, new.bad_words_token_ids) == (request.sampling, ((1, 2),))
+    assert (new.max_tokens, new.awaits_external_token) == (3, False)
+    assert {item.new_token_ids for output in driver.outputs for item in output.scheduled} == {()}

@@ -7,16 +7,6 @@ from quire.types import Request
 from tests.scheduler.builders import make_config, make_pooling_request, make_request
 
 
-def test_the_budget_is_spent_and_refunded() -> None:
-    plan = StepPlan(make_config(max_num_batched_tokens=10))
-    plan.add(Share(make_request("a"), 7, catches_up=False))
-    assert plan.chunk_len(8) == 3
-    plan.remove("a")
-    assert (plan.budget, plan.shares, plan.num_preempted) == (10, {}, 1)
-    plan.remove("not in this step")
-    assert (plan.budget, plan.num_preempted) == (10, 2)
-
-
 def running(num_left: int) -> Request:
     request = make_request(f"with {num_left} left", 100)
     request.num_computed_tokens = 100 - num_left

@@ -6,7 +6,6 @@ import pytest
 
 from quire.sampling_params import SamplingParams
 from quire.types import RequestStatus, find_stop
-from tests.scheduler.builders import Driver, make_config, make_request
 
 STOP, LENGTH = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH
 EOS, STOP_ID = 7, 8
@@ -42,21 +41,3 @@ def test_first_stop_by_eos_then_stop_tokens_then_length(
             assert stop is None or stop.num_tokens > len(output) - num_before
         else:
             assert stop == (len(output) - num_before, *expected)
-
-
-def test_a_scheduled_request_stops_by_these_rules() -> None:
-    script = [1, EOS, 1, STOP_ID, 1]
-    for params, num_tokens, reason in (
-        ({}, 2, None),
-        ({"ignore_eos": True}, 4, STOP_ID),
-        ({"min_tokens": 3}, 4, STOP_ID),
-        ({"min_tokens": 5}, 5, None),
-    ):
-        driver = Driver(make_config(), next_token=lambda _, tokens: script[len(tokens) - 3])
-        params = {"stop_token_ids": [STOP_ID], **params}
-        request = make_request("a", 3, 5, params=params, eos_token_ids=frozenset({EOS}))
-        driver.add(request)
-        driver.run()
-        assert request.output_token_ids == script[:num_tokens]
-        assert request.stop_reason == reason
-        assert request.status is (LENGTH if num_tokens == 5 else STOP)

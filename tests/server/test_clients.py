@@ -58,56 +58,6 @@ async def test_openai_chat_whole_streamed_and_with_the_stream_helper() -> None:
     assert last.usage.total_tokens == 17
 
 
-@in_loop
-async def test_openai_completions() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.completions.create(model=MODEL, prompt=["a", "b"], logprobs=1, max_tokens=4)
-        # Its type of a choice has no null for the reason why it has ended, which OpenAI's own chunks have.
-        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
-        stream = lenient.completions.create(model=MODEL, prompt=[[97], [98]], stream=True)
-        return whole, list(stream)
-
-    whole, chunks = await with_openai(use)
-    assert [choice.text for choice in whole.choices] == ["Hell", "Hell"]
-    assert whole.choices[0].logprobs.tokens == ["H", "e", "l", "l"]
-    for index in range(2):
-        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices[0].index == index) == TEXT
-
-
-@in_loop
-async def test_openai_embeddings_and_models() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        # Without an encoding the client asks for base64 and decodes it itself.
-        # Its own strict validation comes before that and does not know base64.
-        lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
-        packed = lenient.embeddings.create(model=MODEL, input=["ab", "xyz"])
-        plain = client.embeddings.create(model=MODEL, input=["ab", "xyz"], encoding_format="float")
-        return packed, plain, client.models.list().data, client.models.retrieve(MODEL)
-
-    packed, plain, models, model = await with_openai(use)
-    assert [item.embedding for item in packed.data] == [item.embedding for item in plain.data] == [[2, 98], [3, 122]]
-    assert models == [model]
-
-
-@in_loop
-async def test_openai_responses() -> None:
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.responses.create(model=MODEL, input="hi", instructions="be", store=False)
-        again = client.responses.create(model=MODEL, input=[{"role": "user", "content": "hi"}, *whole.output])
-        with client.responses.create(model=MODEL, input="hi", stream=True) as stream:
-            events = list(stream)
-        with client.responses.stream(model=MODEL, input="hi") as helper:
-            for _ in helper:
-                pass
-            final = helper.get_final_response()
-        return whole, again, events, final
-
-    whole, again, events, final = await with_openai(use)
-    assert whole.output_text == again.output_text == final.output_text == TEXT
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
-    assert events[-1].type == "response.completed"
-
-
 FUNCTIONS: list[Any] = [
     {"type": "function", "name": "weather", "description": "Weather of a city", "strict": True,
      "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
@@ -164,53 +114,6 @@ async def test_openai_responses_with_functions() -> None:
     assert "".join(arguments) == '{"city": "Rome"}'
     said = bytes(token for token in engine.submitted[1].prompt_token_ids if token < 256).decode()
     assert said.endswith("userHow is Rome?assistantLet me see.toolsunny")
-
-
-@in_loop
-async def test_openai_responses_with_functions_and_logprobs() -> None:
-    asked: Any = {"model": MODEL, "input": "hi", "tools": FUNCTIONS, "top_logprobs": 2,
-                  "include": ["message.output_text.logprobs"]}  # fmt: skip
-
-    def use(client: openai.OpenAI) -> Any:
-        whole = client.responses.create(**asked)
-        with client.responses.create(stream=True, **asked) as stream:
-            return whole, list(stream)
-
-    async with calling() as (settings, _):
-        with openai.OpenAI(**settings) as client:
-            whole, events = await asyncio.to_thread(use, client)
-    deltas = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
-    assert "".join(entry.token for entry in deltas) == "Let me see."
-    for response in (whole, events[-1].response):
-        check_call(response.output)
-        entries = response.output[0].content[0].logprobs
-        assert "".join(entry.token for entry in entries) == "Let me see."
-        assert all(len(entry.top_logprobs) == 2 for entry in entries)
-        assert "logprobs" not in response.output[1].model_dump()
-
-
-@in_loop
-async def test_langchain_responses_with_functions() -> None:
-    chat = pytest.importorskip("langchain_openai", reason="LangChain is not installed").ChatOpenAI
-
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        return city
-
-    async with calling() as (settings, _):
-        model = chat(model=MODEL, base_url=settings["base_url"], api_key="any", use_responses_api=True)
-        model = model.bind_tools([weather])
-        answer = await model.ainvoke("How is Rome?")
-        (call,) = answer.tool_calls
-        assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
-        again = await model.ainvoke([("human", "How is Rome?"), answer, result])
-        assert again.tool_calls[0]["name"] == "weather"
-        streamed = None
-        async for chunk in model.astream("How is Rome?"):
-            streamed = chunk if streamed is None else streamed + chunk
-        assert streamed is not None
-        assert streamed.tool_calls[0]["args"] == {"city": "Rome"}
 
 
 @in_loop

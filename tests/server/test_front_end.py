@@ -46,14 +46,6 @@ def test_structured_output_is_checked_without_compiling_it_here() -> None:
         made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a")))
 
 
-def test_structured_output_needs_an_end_token() -> None:
-    config = make_config()
-    config = replace(config, model=replace(config.model, eos_token_ids=(10**6,)))
-    made = FrontEnd(config, byte_tokenizer(), None)
-    with pytest.raises(InvalidParameterError, match="no end-of-sequence token"):
-        made.prepare("r", made.prompt("a"), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
-
-
 @pytest.mark.parametrize(("eos", "closed"), [((256,), 0), ((10**6,), 1)], ids=["some form", "none"])
 def test_checker_process_is_closed_if_the_model_supports_no_structured_output(
     monkeypatch: pytest.MonkeyPatch, eos: tuple[int, ...], closed: int

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from quire.server.gate import QUEUED_PATHS
 from quire.server.keys import KeyRing
 from tests.server.fake_engine import in_loop
-from tests.server.served import CHAT, Served, chat_body, serving
+from tests.server.served import CHAT, Served, serving
 from tests.server.test_metrics import samples, value
 
 
@@ -51,26 +50,6 @@ async def test_client_without_a_key_gets_401_though_the_queue_is_full() -> None:
     async with full({"Authorization": "Bearer k"}, keys=KeyRing({"k": None})) as served:
         assert (await served.chat()).status == 401
         assert (await served.chat(headers={"Authorization": "Bearer k"})).status == 429
-
-
-@pytest.mark.parametrize("is_kept", [False, True])
-@in_loop
-async def test_connection_is_kept_or_closed_after_a_refusal_as_asked(is_kept: bool) -> None:
-    async with full() as served:
-        body = json.dumps(chat_body()).encode()
-        connection = b"keep-alive" if is_kept else b"close"
-        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n" % (CHAT.encode(), connection)
-        request = head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        reader, writer = await served.connect()
-        for _ in range(3 if is_kept else 1):
-            writer.write(request)
-            async with asyncio.timeout(10):
-                answer = await reader.readuntil(b"}}")
-            assert answer.startswith(b"HTTP/1.1 429 ")
-        if not is_kept:
-            async with asyncio.timeout(10):
-                assert await reader.read() == b""
-        writer.close()
 
 
 def head(method: bytes, path: bytes, *headers: bytes) -> bytes:
@@ -120,16 +99,3 @@ async def test_refusal_arrives_while_the_body_is_still_being_sent(expects: tuple
         async with asyncio.timeout(10):
             assert await reader.read() == b""
         writer.close()
-
-
-@in_loop
-async def test_exception_in_the_gate_is_answered_500(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as served:
-
-        def fail(caller: object, num_requests: int) -> None:
-            raise ValueError("secrets at 0x7f00")
-
-        monkeypatch.setattr(served.state.admission, "check_room", fail)
-        answer = await served.chat()
-        assert (answer.status, answer.code) == (500, "internal_error")
-        assert b"secrets" not in answer.body

@@ -27,16 +27,6 @@ def requests(state: ServerState, num: int, **params: Any) -> list[Request]:
     return [front_end.prepare(new_id("t"), PromptTokens(None, [position + 1]), chosen) for position in range(num)]
 
 
-@in_loop
-async def test_collects_all_choices_of_all_requests_in_order() -> None:
-    state, engine = make_state(next_token=saying("abc"))
-    results = await collect(state, requests(state, 3, n=2, temperature=1), record_of())
-    assert [[choice.index for choice in finished.choices] for finished in results] == [[0, 1]] * 3
-    assert all(choice.text == "abc" for finished in results for choice in finished.choices)
-    assert all(finished.finished for finished in results)
-    assert not any(request.streams for request in engine.submitted)
-
-
 @pytest.mark.parametrize("num", [1, 40])
 @in_loop
 async def test_admission_is_held_until_the_end(num: int) -> None:

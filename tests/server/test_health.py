@@ -51,14 +51,6 @@ def test_server_without_requests_does_not_stall() -> None:
     assert health.stall_s() == 1
 
 
-def test_starting_engine_does_not_stall_and_is_not_ready() -> None:
-    health, supervisor, _, clock = make()
-    supervisor.is_ready = False
-    clock.now_s += 10_000
-    assert not health.is_stalled()
-    assert not health.answers()
-
-
 @in_loop
 async def test_idle_engine_that_answers_pings_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "LOOK_EVERY_S", 0.001)

@@ -24,11 +24,6 @@ def test_chat_lists_the_most_likely_tokens_best_first() -> None:
     assert second["top_logprobs"][1]["logprob"] == LEAST
 
 
-def test_part_of_a_character_has_its_own_byte() -> None:
-    (entry,) = writer(0).chat([{0xC3: Logprob(-1.0, 1, "\ufffd")}])["content"]
-    assert (entry["token"], entry["bytes"]) == ("\ufffd", [0xC3])
-
-
 def test_legacy_keeps_the_more_likely_of_two_tokens_with_the_same_text() -> None:
     position = {99: Logprob(-3.0, 3, "c"), 200: Logprob(-1.0, 1, "\ufffd"), 201: Logprob(-2.0, 2, "\ufffd")}
     assert writer(2).legacy([99], [position])["top_logprobs"] == [{"\ufffd": -1.0, "c": -3.0}]

@@ -6,8 +6,10 @@ from pathlib import Path
 import jsonschema_rs
 
 from quire.server.openapi import ENDPOINTS, build_document
+from tests.server.fake_engine import make_server
 
 ROOT = Path(__file__).parents[2]
+OF_THE_PAGE = ("/page/", "/xray/", "/lab/")
 
 
 def test_openapi_json_is_up_to_date() -> None:
@@ -34,3 +36,21 @@ def test_every_error_has_openais_shape() -> None:
             if status != "200":
                 assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
         assert endpoint.is_open or "401" in answers
+
+
+def test_every_route_is_described() -> None:
+    app, _ = make_server()
+    described = {(endpoint.method.upper(), endpoint.path) for endpoint in ENDPOINTS}
+    others = {path for method, path in routes(app.routes) if (method, path) not in described}
+    assert {path for path in others if path != "/" and not path.startswith(OF_THE_PAGE)} == set()
+
+
+def routes(items: object) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for item in items:  # type: ignore[attr-defined]
+        inner = getattr(item, "original_router", None)
+        if inner is not None:
+            found += routes(inner.routes)
+        else:
+            found += [(method, item.path.replace(":path}", "}")) for method in item.methods - {"HEAD"}]
+    return found

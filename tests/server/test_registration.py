@@ -30,12 +30,6 @@ def test_server_is_found_while_it_runs() -> None:
     assert list(directory().iterdir()) == []
 
 
-def test_note_is_removed_after_an_exception() -> None:
-    with pytest.raises(ValueError, match="x"), registered("http://127.0.0.1:1", "tiny"):
-        raise ValueError("x")
-    assert list(directory().iterdir()) == []
-
-
 def note_of(pid: int) -> ServerNote:
     with registered("http://127.0.0.1:1", "tiny"):
         (note,) = find()

@@ -60,19 +60,6 @@ def test_completions_of_several_prompts(client: openai.OpenAI, llm: LLM) -> None
     assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in expected]
 
 
-def test_a_scored_prompt(client: openai.OpenAI, llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    (expected,) = llm.generate([PROMPTS[0]], params)
-    lenient = openai.OpenAI(base_url=client.base_url, api_key="any")
-    answer = lenient.completions.create(model=MODEL, prompt=PROMPTS[0], echo=True, max_tokens=0, logprobs=0)
-    assert answer.choices[0].text == PROMPTS[0]
-    scores = [
-        None if position is None else position[token_id].logprob
-        for token_id, position in zip(expected.prompt_token_ids, expected.prompt_logprobs, strict=True)
-    ]
-    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(scores)
-
-
 def test_embeddings(client: openai.OpenAI, llm: LLM) -> None:
     expected = llm.embed(PROMPTS)
     answer = client.embeddings.create(model=MODEL, input=PROMPTS, encoding_format="float")
@@ -98,31 +85,3 @@ def test_responses_and_a_schema(client: openai.OpenAI, llm: LLM) -> None:
         response_format={"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}},
     )
     assert set(json.loads(chat.choices[0].message.content)["colours"]) <= {"red", "blue"}
-
-
-def test_a_demanded_call(client: openai.OpenAI) -> None:
-    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-    tools = [
-        {"type": "function", "function": {"name": "weather", "parameters": {**city, "additionalProperties": False}}}
-    ]
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "How is the weather in Rome?"}],
-        tools=tools,
-        tool_choice={"type": "function", "function": {"name": "weather"}},
-        max_tokens=60,
-        temperature=0,
-    )
-    (call,) = answer.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
-    flat = [{"type": "function", **tool["function"]} for tool in tools]
-    response = client.responses.create(
-        model=MODEL,
-        input="How is the weather in Rome?",
-        tools=flat,
-        tool_choice={"type": "function", "name": "weather"},
-        max_output_tokens=60,
-        temperature=0,
-    )
-    (item,) = response.output
-    assert (item.type, item.name, item.arguments) == ("function_call", "weather", call.function.arguments)

@@ -3,15 +3,12 @@
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
-from quire.server.protocol.tools import Offer
-from quire.server.reply import ReplyReader
-from quire.server.tools import closed_tools, messages_with_tools, plan_tools
-from tests.engine.builders import CHAT_TEMPLATE, byte_tokenizer, saying
-from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, listening, make_server, requests_to
+from quire.server.tools import closed_tools, messages_with_tools
+from tests.engine.builders import CHAT_TEMPLATE, saying
+from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -70,28 +67,6 @@ async def test_calls_whole_and_streamed(fields: dict[str, Any]) -> None:
     assert request.sampling.structured_outputs is None
 
 
-@in_loop
-async def test_answer_without_a_call_is_text() -> None:
-    whole, streamed, _ = await ask("It is sunny.")
-    assert (whole["message"]["content"], whole["finish_reason"]) == ("It is sunny.", "stop")
-    assert "tool_calls" not in whole["message"]
-    assert joined(streamed) == ("It is sunny.", [])
-
-
-@in_loop
-async def test_unknown_name_is_text() -> None:
-    text = '{"name": "other", "arguments": {}}'
-    whole, streamed, _ = await ask(text)
-    assert whole["message"]["content"] == joined(streamed)[0] == text
-
-
-@in_loop
-async def test_tool_choice_none_hides_the_tools() -> None:
-    whole, _, request = await ask(CALL, tool_choice="none")
-    assert whole["message"]["content"] == CALL
-    assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
-
-
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 @in_loop
 async def test_demanded_call_is_structured_output(choice: Any, reason: str) -> None:
@@ -141,13 +116,6 @@ async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choi
     assert joined(streamed) == ("", [])
 
 
-@in_loop
-async def test_second_demanded_call_that_is_cut_off_leaves_no_text() -> None:
-    whole, streamed, _ = await ask(f'[{CALL}, {{"name": "no', tool_choice="required")
-    assert (whole["message"]["content"], len(whole["message"]["tool_calls"])) == (None, 1)
-    assert joined(streamed)[0] == ""
-
-
 OBJECT = {"type": "object"}
 NUMBER = {"type": "number"}
 SHUT = {"additionalProperties": False}
@@ -178,29 +146,12 @@ def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, cl
     assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-@in_loop
-async def test_demanded_call_without_parameters_has_no_arguments(choice: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    _, _, request = await ask("x", tools=[tool], tool_choice=choice)
-    schema = json.loads(request.sampling.structured_outputs.text)
-    assert schema["$defs"]["0"] == {"type": "object", "properties": {}, "additionalProperties": False}
-
-
 @in_loop
 async def test_demanded_call_overrides_response_format() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["crimson"]}}}
     whole, _, request = await ask(f"[{CALL}]", tool_choice="required", response_format=form)
     assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
     assert "crimson" not in request.sampling.structured_outputs.text
-
-
-@in_loop
-async def test_demanded_call_excludes_structured_outputs() -> None:
-    app, _ = make_server(**LONG)
-    async with requests_to(app) as client:
-        body = {**CHAT, "tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}
-        assert_error(await client.post(PATH, json=body), 400, "invalid_parameter", "tool_choice")
 
 
 def conversation() -> list[dict[str, Any]]:
@@ -228,32 +179,3 @@ def test_other_templates_get_tools_and_calls_as_text() -> None:
     first, *_ = messages_with_tools(CHAT_TEMPLATE, conversation()[1:], TOOLS)
     assert first["role"] == "system"
     assert messages_with_tools(CHAT_TEMPLATE, conversation()[:2], None) == conversation()[:2]
-
-
-def test_calls_are_parsed_in_the_format_of_the_template() -> None:
-    use = plan_tools(KNOWS_TOOLS, byte_tokenizer(), Offer(TOOLS, "auto"), is_parallel=True)
-    assert use is not None
-    reader = ReplyReader(None, use, keeps_reasoning=True)
-    message, reason = reader.message(f"Let me see. <tool_call>{CALL}</tool_call>", "stop")
-    assert (message["content"], reason) == ("Let me see.", "tool_calls")
-    assert len(message["tool_calls"]) == 1
-
-
-@in_loop
-async def test_openais_client_reads_calls_and_sends_them_back() -> None:
-    app, _ = make_server(next_token=saying(CALL), **LONG)
-    async with listening(app) as url:
-        settings: dict[str, Any] = {"base_url": url + "/v1", "api_key": "any", "_strict_response_validation": True}
-        async with openai.AsyncOpenAI(**settings) as client:
-            asked: dict[str, Any] = {"model": "tiny", "messages": [*CHAT["messages"]], "tools": TOOLS}
-            message = (await client.chat.completions.create(**asked)).choices[0].message
-            asked["messages"] += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "ok"}]
-            again = await client.chat.completions.create(**asked)
-            # This helper of the client takes strict tools only.
-            asked["tools"] = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-            async with client.chat.completions.stream(**asked) as stream:
-                async for _ in stream:
-                    pass
-                streamed = (await stream.get_final_completion()).choices[0].message
-    for answer in (message, again.choices[0].message, streamed):
-        assert json.loads(answer.tool_calls[0].function.arguments) == {"city": "Orléans"}

@@ -67,33 +67,9 @@ def test_a_character_appears_when_its_last_byte_does(make: Callable[[], Tokenize
     assert deltas[-2:] == ["🦩", ""]
 
 
-def test_unfinished_character_becomes_a_replacement_at_the_end() -> None:
-    tokenizer = sentencepiece_tokenizer()
-    detokenizer = IncrementalDetokenizer(tokenizer, [], skip_special_tokens=True)
-    assert [detokenizer.append(byte + 3) for byte in (0xF0, 0x9F)] == ["", ""]
-    assert detokenizer.finish() == "\ufffd"
-
-
-def test_invalid_bytes_are_replaced_at_once() -> None:
-    tokenizer = sentencepiece_tokenizer()
-    deltas = stream(tokenizer, [], [0xE4 + 3, 0xBD + 3, ord("A") + 3, 0xFF + 3])
-    assert deltas == ["", "", "\ufffdA", "\ufffd", ""]
-
-
 def test_first_word_after_a_prompt_keeps_its_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     word = tokenizer.encode("the", add_special_tokens=False)
     assert tokenizer.decode(word) == "the"
     assert "".join(stream(tokenizer, tokenizer.encode("over"), word)) == " the"
     assert "".join(stream(tokenizer, [1], word)) == "the"
-
-
-def test_prompt_that_ends_inside_a_character_is_completed() -> None:
-    tokenizer = sentencepiece_tokenizer()
-    raw = "é".encode()
-    assert stream(tokenizer, [ord("x") + 3, raw[0] + 3], [raw[1] + 3]) == ["é", ""]
-
-
-def test_word_piece_decodes_with_context() -> None:
-    tokenizer = word_piece_tokenizer()
-    assert "".join(stream(tokenizer, [4], [5, 1, 2, 3, 7])) == " fox unbelievable !"

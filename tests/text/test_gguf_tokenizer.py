@@ -224,10 +224,3 @@ def test_smollm2_decodes_any_ids_as_transformers(
     smollm2: Tokenizer, oracle: tokenizers.Tokenizer, ids: list[int], skip: bool
 ) -> None:
     assert smollm2.decode(ids, skip_special_tokens=skip) == oracle.decode(ids, skip_special_tokens=skip)
-
-
-@pytest.mark.model
-def test_smollm2_special_tokens(smollm2: Tokenizer) -> None:
-    assert (smollm2.vocab_size, smollm2.bos_token_id, smollm2.eos_token_id) == (49152, 1, 2)
-    assert smollm2.encode("<|im_start|>user\nHi<|im_end|>")[0] == 1
-    assert len(smollm2.special_token_ids) == 17

@@ -2,11 +2,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models
 
 from quire.errors import ChatTemplateError, ModelFileError, PromptError
 from quire.text.tokenizer import LONG_TEXT, Tokenizer
-from quire.text.tokenizer_parts import TokenizerParts, add_bos_and_eos
+from quire.text.tokenizer_parts import TokenizerParts
 from tests.text.builders import (
     byte_level_backend,
     byte_level_tokenizer,
@@ -114,14 +113,6 @@ def test_variables_reach_the_template_and_can_be_replaced() -> None:
     assert tokenizer.apply_chat_template(MESSAGES, bos_token="<b>", thinking=1) == "<b>1"
 
 
-def test_generation_prompt_and_continuation() -> None:
-    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    tokenizer = with_templates({"default": template})
-    assert tokenizer.apply_chat_template(MESSAGES) == "[hi]>"
-    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False) == "[hi]"
-    assert tokenizer.apply_chat_template(MESSAGES, continue_final_message=True) == "[hi"
-
-
 def test_token_text_keeps_its_leading_space() -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.encode("the fox", add_special_tokens=False)
@@ -136,20 +127,3 @@ def test_model_template_that_does_not_parse_is_a_model_error() -> None:
     broken = with_templates({"default": "fine", "tool_use": "\n{% for %}"})
     with pytest.raises(ModelFileError, match=r"'tool_use' cannot be used: .* line 2: .*--chat-template FILE"):
         broken.check_chat_templates()
-
-
-@pytest.mark.parametrize(
-    ("bos", "eos", "expected"),
-    [
-        (None, None, [0]),
-        ("<s>", None, [1, 0]),
-        (None, "</s>", [0, 2]),
-        ("<s>", "</s>", [1, 0, 2]),
-        ("a b:1", "a b:1", [3, 0, 3]),
-    ],
-)
-def test_tokens_are_put_around_the_text(bos: str | None, eos: str | None, expected: list[int]) -> None:
-    backend = tokenizers.Tokenizer(models.BPE(vocab={"x": 0, "<s>": 1, "</s>": 2, "a b:1": 3}, merges=[]))
-    add_bos_and_eos(backend, bos=bos, eos=eos)
-    assert backend.encode("x").ids == expected
-    assert backend.encode("x", add_special_tokens=False).ids == [0]

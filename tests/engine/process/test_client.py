@@ -19,6 +19,7 @@ from quire.engine.process.messages import FromEngine, RequestUpdate, Submit
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError, ModelNotFoundError, QueueFullError
 from quire.sampling_params import SamplingParams
+from tests.engine.async_builders import make_test_of
 from tests.engine.builders import ScriptedExecutor, assert_all_home, make_engine, saying
 
 LIMIT_S = 60
@@ -52,6 +53,9 @@ def play(scenario: Callable[[EngineClient, ScriptedExecutor], Awaitable[None]], 
     assert executor.is_shut_down
 
 
+played = make_test_of(play)
+
+
 def submission(request_id: str = "r", **options: Any) -> Submit:
     params = SamplingParams(**{"temperature": 0, "max_tokens": 50, **options})
     return Submit(request_id, [104, 105], params, None)
@@ -65,48 +69,44 @@ def text_of(updates: list[RequestUpdate]) -> str:
     return "".join(choice.text for update in updates for choice in update.choices)
 
 
-def test_many_requests_at_once_get_their_own_texts() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        streams = [client.submit(submission(f"r{index}", max_tokens=index + 1)) for index in range(20)]
-        for index, updates in enumerate(await asyncio.gather(*map(read, streams))):
-            assert sum(len(choice.token_ids) for update in updates for choice in update.choices) == index + 1
-
-    play(scenario)
+@played()
+async def test_many_requests_at_once_get_their_own_texts(client: EngineClient, executor: ScriptedExecutor) -> None:
+    streams = [client.submit(submission(f"r{index}", max_tokens=index + 1)) for index in range(20)]
+    for index, updates in enumerate(await asyncio.gather(*map(read, streams))):
+        assert sum(len(choice.token_ids) for update in updates for choice in update.choices) == index + 1
 
 
-def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        stream = client.submit(submission())
-        with pytest.raises(DuplicateRequestError, match="'r' is in use"):
-            client.submit(submission())
-        assert text_of(await read(stream)) == "hello"
-
-    play(scenario, next_token=saying("hello"))
-
-
-def test_an_aborted_request_frees_its_blocks() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        stream = client.submit(submission(max_tokens=100, ignore_eos=True))
-        async for _ in stream:
-            break
-        client.abort(stream)
-        client.abort(stream)
-        assert client.num_requests == 0
-        assert text_of(await read(client.submit(submission("s", max_tokens=2)))) != ""
-
-    play(scenario)
+@played(next_token=saying("hello"))
+async def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed(
+    client: EngineClient, executor: ScriptedExecutor
+) -> None:
+    stream = client.submit(submission())
+    with pytest.raises(DuplicateRequestError, match="'r' is in use"):
+        client.submit(submission())
+    assert text_of(await read(stream)) == "hello"
 
 
-def test_a_refused_request_raises_its_error_and_others_go_on() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        streams = [client.submit(submission(f"r{index}")) for index in range(40)]
-        results = await asyncio.gather(*map(read, streams), return_exceptions=True)
-        refused = [result for result in results if isinstance(result, QueueFullError)]
-        assert refused
-        assert all(text_of(result) == "hello" for result in results if isinstance(result, list))
-        assert len(refused) + sum(isinstance(result, list) for result in results) == 40
+@played()
+async def test_an_aborted_request_frees_its_blocks(client: EngineClient, executor: ScriptedExecutor) -> None:
+    stream = client.submit(submission(max_tokens=100, ignore_eos=True))
+    async for _ in stream:
+        break
+    client.abort(stream)
+    client.abort(stream)
+    assert client.num_requests == 0
+    assert text_of(await read(client.submit(submission("s", max_tokens=2)))) != ""
 
-    play(scenario, next_token=saying("hello"), max_num_seqs=2, max_num_waiting=4)
+
+@played(next_token=saying("hello"), max_num_seqs=2, max_num_waiting=4)
+async def test_a_refused_request_raises_its_error_and_others_go_on(
+    client: EngineClient, executor: ScriptedExecutor
+) -> None:
+    streams = [client.submit(submission(f"r{index}")) for index in range(40)]
+    results = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, QueueFullError)]
+    assert refused
+    assert all(text_of(result) == "hello" for result in results if isinstance(result, list))
+    assert len(refused) + sum(isinstance(result, list) for result in results) == 40
 
 
 def test_calls_and_pings_are_answered_while_a_step_computes() -> None:
@@ -182,22 +182,22 @@ def test_a_process_that_cannot_load_its_model_says_why() -> None:
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
 
 
-def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_step() -> None:
-    async def scenario(client: EngineClient, executor: ScriptedExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        before_s = loop.time()
-        stream = client.submit(submission())
-        given_s = client.progress_s
-        assert before_s <= given_s <= loop.time()
-        other = client.submit(submission("other", max_tokens=1))
-        assert client.progress_s == given_s, "work was under way already"
-        await asyncio.gather(read(stream), read(other))
-        assert client.progress_s > given_s
-        stepped_s = client.progress_s
-        await client.ping()
-        assert client.last_heard_s > client.progress_s == stepped_s, "an answer is no progress"
-
-    play(scenario, next_token=saying("hello"))
+@played(next_token=saying("hello"))
+async def test_progress_is_counted_from_the_first_of_the_requests_and_from_each_step(
+    client: EngineClient, executor: ScriptedExecutor
+) -> None:
+    loop = asyncio.get_running_loop()
+    before_s = loop.time()
+    stream = client.submit(submission())
+    given_s = client.progress_s
+    assert before_s <= given_s <= loop.time()
+    other = client.submit(submission("other", max_tokens=1))
+    assert client.progress_s == given_s, "work was under way already"
+    await asyncio.gather(read(stream), read(other))
+    assert client.progress_s > given_s
+    stepped_s = client.progress_s
+    await client.ping()
+    assert client.last_heard_s > client.progress_s == stepped_s, "an answer is no progress"
 
 
 class NotingChannel(Channel):

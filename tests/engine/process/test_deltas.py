@@ -44,12 +44,6 @@ def test_merged_updates_say_the_same() -> None:
         )  # fmt: skip
 
 
-def test_a_choice_that_has_ended_is_not_repeated() -> None:
-    updates, _ = updates_and_last(SamplingParams(temperature=1, n=2, max_tokens=3))
-    ends = [choice.index for update in updates for choice in update.choices if choice.finish_reason]
-    assert sorted(ends) == [0, 1]
-
-
 def test_nothing_is_remembered_of_finished_requests() -> None:
     engine, _ = make_engine(next_token=saying("abc"))
     encoder = DeltaEncoder()

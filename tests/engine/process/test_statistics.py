@@ -89,14 +89,6 @@ def test_aborts_are_counted_and_leave_nothing() -> None:
     assert [meter._prompt_lens, meter._preempted, meter._last_token_s] == [{}, set(), {}]
 
 
-def test_events_before_the_meter_do_not_count() -> None:
-    engine, _ = make_engine()
-    add(engine, "warm-up", [1] * 9)
-    while engine.has_unfinished_requests():
-        engine.step()
-    assert Meter(engine).take([]).num_prompt_tokens == 0
-
-
 def test_what_fell_out_of_the_log_is_counted_as_lost() -> None:
     engine, _ = make_engine(options={"max_num_events": 4})
     meter = Meter(engine)

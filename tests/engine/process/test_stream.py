@@ -7,6 +7,7 @@ from quire.engine.process.messages import ChoiceUpdate, RequestUpdate
 from quire.engine.process.stream import MAX_UNREAD_LOGPROBS, RequestStream
 from quire.errors import EngineDeadError, UnreadError
 from quire.outputs import Logprob
+from tests.server.fake_engine import in_loop
 
 
 def update(index: int, *, num_top: int = 0, finished: bool = False) -> RequestUpdate:
@@ -25,57 +26,51 @@ async def read(stream: RequestStream, into: list[RequestUpdate] | None = None) -
     return found
 
 
-def test_unread_text_is_merged_without_loss() -> None:
-    async def main() -> None:
-        stream = RequestStream("r")
-        for index in range(2_000):
-            stream.put(update(index, finished=index == 1_999))
-        (only,) = await read(stream)
-        assert only.choices[0].text == "".join(f"<{index}>" for index in range(2_000))
-        assert only.choices[0].token_ids == list(range(2_000))
-        assert only.finished
-
-    asyncio.run(main())
+@in_loop
+async def test_unread_text_is_merged_without_loss() -> None:
+    stream = RequestStream("r")
+    for index in range(2_000):
+        stream.put(update(index, finished=index == 1_999))
+    (only,) = await read(stream)
+    assert only.choices[0].text == "".join(f"<{index}>" for index in range(2_000))
+    assert only.choices[0].token_ids == list(range(2_000))
+    assert only.finished
 
 
 @pytest.mark.parametrize("num_read_first", [0, 1, 7])
-def test_unread_logprobs_are_merged_in_order(num_read_first: int) -> None:
-    async def main() -> None:
-        stream = RequestStream("r")
-        updates = aiter(stream)
-        sent = [update(index, num_top=5) for index in range(100)] + [update(100, finished=True)]
-        seen = []
-        for item in sent[:num_read_first]:
-            stream.put(item)
-            seen.append(await anext(updates))
-        for item in sent[num_read_first:]:
-            stream.put(item)
-        seen += [item async for item in updates]
-        choices = [choice for item in seen for choice in item.choices]
-        assert [token_id for choice in choices for token_id in choice.token_ids] == list(range(101))
-        logprobs = [position for choice in choices for position in choice.logprobs or []]
-        assert logprobs == [position for item in sent for position in item.choices[0].logprobs or []]
-        assert [item.finished for item in seen] == [False] * num_read_first + [True]
-
-    asyncio.run(main())
+@in_loop
+async def test_unread_logprobs_are_merged_in_order(num_read_first: int) -> None:
+    stream = RequestStream("r")
+    updates = aiter(stream)
+    sent = [update(index, num_top=5) for index in range(100)] + [update(100, finished=True)]
+    seen = []
+    for item in sent[:num_read_first]:
+        stream.put(item)
+        seen.append(await anext(updates))
+    for item in sent[num_read_first:]:
+        stream.put(item)
+    seen += [item async for item in updates]
+    choices = [choice for item in seen for choice in item.choices]
+    assert [token_id for choice in choices for token_id in choice.token_ids] == list(range(101))
+    logprobs = [position for choice in choices for position in choice.logprobs or []]
+    assert logprobs == [position for item in sent for position in item.choices[0].logprobs or []]
+    assert [item.finished for item in seen] == [False] * num_read_first + [True]
 
 
-def test_reader_with_too_many_unread_logprobs_gets_them_and_then_an_error() -> None:
-    async def main() -> None:
-        stream = RequestStream("r")
-        num_put = 0
-        while not stream.is_cut:
-            stream.put(update(num_put, num_top=20))
-            num_put += 1
-        assert MAX_UNREAD_LOGPROBS < num_put * 21 <= MAX_UNREAD_LOGPROBS + 21
+@in_loop
+async def test_reader_with_too_many_unread_logprobs_gets_them_and_then_an_error() -> None:
+    stream = RequestStream("r")
+    num_put = 0
+    while not stream.is_cut:
         stream.put(update(num_put, num_top=20))
-        seen: list[RequestUpdate] = []
-        with pytest.raises(UnreadError, match=str(MAX_UNREAD_LOGPROBS)):
-            await read(stream, seen)
-        assert [token_id for item in seen for token_id in item.choices[0].token_ids] == list(range(num_put))
-        assert stream.has_ended
-
-    asyncio.run(main())
+        num_put += 1
+    assert MAX_UNREAD_LOGPROBS < num_put * 21 <= MAX_UNREAD_LOGPROBS + 21
+    stream.put(update(num_put, num_top=20))
+    seen: list[RequestUpdate] = []
+    with pytest.raises(UnreadError, match=str(MAX_UNREAD_LOGPROBS)):
+        await read(stream, seen)
+    assert [token_id for item in seen for token_id in item.choices[0].token_ids] == list(range(num_put))
+    assert stream.has_ended
 
 
 def test_finished_answer_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,15 +86,13 @@ def test_finished_answer_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_unread_updates_come_before_the_engines_death() -> None:
-    async def main() -> None:
-        stream = RequestStream("r")
-        for index in range(3):
-            stream.put(update(index, num_top=2))
-        stream.fail(EngineDeadError("gone"))
-        seen: list[RequestUpdate] = []
-        with pytest.raises(EngineDeadError):
-            await read(stream, seen)
-        assert [token_id for item in seen for token_id in item.choices[0].token_ids] == [0, 1, 2]
-
-    asyncio.run(main())
+@in_loop
+async def test_unread_updates_come_before_the_engines_death() -> None:
+    stream = RequestStream("r")
+    for index in range(3):
+        stream.put(update(index, num_top=2))
+    stream.fail(EngineDeadError("gone"))
+    seen: list[RequestUpdate] = []
+    with pytest.raises(EngineDeadError):
+        await read(stream, seen)
+    assert [token_id for item in seen for token_id in item.choices[0].token_ids] == [0, 1, 2]

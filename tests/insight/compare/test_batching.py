@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import ComparisonError, ConfigError
 from quire.insight.compare import run
-from quire.insight.compare.batching import _drive_batches, _pads, num_pads, workload
+from quire.insight.compare.batching import _drive_batches, _pads, num_pads
 from quire.insight.compare.results import Settings
 from quire.insight.compare.rig import FakeExecutor, Job, Rig, Run
 from quire.types import RequestResult, ScheduledRequest
@@ -51,31 +51,11 @@ def test_dynamic_batch_starts_when_full_or_when_its_timer_runs_out() -> None:
     assert run.started == [3, 11, 11, 20]
 
 
-def test_request_of_a_later_batch_does_not_join_a_running_one() -> None:
-    run = drive("dynamic", [job(4, 10), job(4, 1, 4)])
-    assert run.started == [3, 13]
-
-
 def test_rows_of_ended_requests_count_as_pads_in_a_closed_batch() -> None:
     jobs = [job(10, 2), job(4, 4)]
     # Prefill pads 6, one full decode 0, two decodes beside an ended row.
     assert _pads(drive("static", jobs), is_closed=True) == 6 + 0 + 2
     assert _pads(drive("continuous", jobs), is_closed=False) == 6
-
-
-def test_workload_is_the_same_for_a_seed() -> None:
-    assert workload(1, 20, 0.1, 512, 1000) == workload(1, 20, 0.1, 512, 1000)
-    assert workload(1, 20, 0.1, 512, 1000) != workload(2, 20, 0.1, 512, 1000)
-
-
-def test_continuous_batching_is_faster_with_equal_outputs() -> None:
-    comparison = run("batching", Settings(requests=24, slots=4, context=128))
-    assert comparison.outputs_equal == 24
-    static, _, continuous = comparison.rows
-    names = [name for name, _ in comparison.columns]
-    for name, is_better in (("makespan", -1), ("slot use", 1), ("wait p50", -1), ("latency p95", -1)):
-        assert is_better * continuous[names.index(name)] > is_better * static[names.index(name)], name
-    assert comparison == run("batching", Settings(requests=24, slots=4, context=128))
 
 
 def test_wrong_output_of_one_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,29 +72,6 @@ def test_wrong_output_of_one_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         run("batching", Settings(requests=8, slots=2, context=64))
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"requests": 0}, "requests=0"),
-        ({"slots": 0}, "slots=0"),
-        ({"rate": 0.0}, "rate=0.0"),
-        ({"rate": math.nan}, "rate=nan"),
-        ({"seed": -1}, "seed=-1"),
-        ({"context": 8}, "context=8"),
-    ],
-)
-def test_bad_settings_are_errors(values: dict[str, float], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        Settings(**values)  # type: ignore[arg-type]
-
-
 def test_unknown_comparison_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'batching'"):
         run("batchin")
-
-
-@pytest.mark.model
-def test_real_model_gives_equal_outputs_in_all_modes(smollm2_path: object) -> None:
-    comparison = run("batching", Settings(model="smollm2", requests=6, slots=2, context=64))
-    assert comparison.outputs_equal == 6
-    assert comparison.settings["unit"] == "seconds"

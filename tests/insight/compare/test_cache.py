@@ -3,19 +3,7 @@
 import pytest
 
 from quire.insight.compare import run
-from quire.insight.compare.cache import attention_pairs
 from quire.insight.compare.results import Settings
-from quire.insight.compare.rig import Step
-from quire.types import ScheduledRequest
-
-
-def test_attention_pairs_of_prefill_chunk_and_decode() -> None:
-    def pairs(start: int, count: int) -> int:
-        return attention_pairs(Step(0, 1, (ScheduledRequest("a", start, count, 1, (), ()),), 0, ()))
-
-    assert pairs(0, 4) == 1 + 2 + 3 + 4
-    assert pairs(4, 2) == 5 + 6
-    assert pairs(9, 1) == 10
 
 
 @pytest.mark.parametrize("requests", [1, 3])

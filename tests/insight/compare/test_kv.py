@@ -29,10 +29,6 @@ def step(scheduler: Scheduler, executor: FakeExecutor) -> int:
     return len(output.scheduled)
 
 
-def test_buddy_rounds_up_to_powers_of_two() -> None:
-    assert [Buddy().run_len(count) for count in (1, 2, 3, 4, 5, 8, 9, 65)] == [1, 2, 4, 4, 8, 8, 16, 128]
-
-
 def test_buddy_takes_an_aligned_run_in_the_smallest_free_run_around_it() -> None:
     def free(text: str) -> bytes:
         return bytes(character == "." for character in text)
@@ -41,19 +37,6 @@ def test_buddy_takes_an_aligned_run_in_the_smallest_free_run_around_it() -> None
     assert Buddy().find(free("....x.xx...."), 1) == 5  # 0-3 stay whole
     assert Buddy().find(free("...x...x"), 4) is None
     assert Contiguous(3).find(free("x..x...."), 3) == 4
-
-
-def test_contiguous_requests_that_fit_are_pool_over_longest_sequence() -> None:
-    # 100 blocks; 256 tokens in blocks of 4 are 64 for the longest sequence: one. Of 96 tokens 24: four.
-    for max_model_len, count in ((256, 1), (96, 4)):
-        scheduler, blocks = make_scheduler(Contiguous(max_model_len // 4), max_model_len=max_model_len)
-        executor = FakeExecutor(scheduler.config)
-        for name in "abcdef":
-            scheduler.add_request(make_request(name, 5, 3))
-        assert step(scheduler, executor) == scheduler.num_running == count
-        assert [owned.tables[0] for owned in blocks.owned.values()] == [
-            list(range(1 + at * max_model_len // 4, 1 + (at + 1) * max_model_len // 4)) for at in range(count)
-        ]
 
 
 def test_buddy_run_grows_in_place_if_its_buddy_is_free() -> None:
@@ -119,26 +102,6 @@ def test_windows_and_prefix_cache_are_refused() -> None:
         config = make_config(**{"enable_prefix_caching": False, **changes})
         with pytest.raises(ConfigError, match="consecutive blocks"):
             RunBlocks(config, None, Buddy())
-
-
-def test_comparison_counts_waste_of_each_allocator() -> None:
-    comparison = run("kv", Settings(requests=24, context=256, pool_bytes=24 << 20))
-    assert comparison.outputs_equal == 24
-    names = [name for name, _ in comparison.columns]
-    contiguous, buddy, paged = (dict(zip(names, row, strict=True)) for row in comparison.rows)
-    # 24 MiB / 23,040 B are 1092 tokens: 4 contexts of 256.
-    assert contiguous["most at once"] == 4
-    assert contiguous["preempted"] == contiguous["moved"] == 0
-    assert contiguous["reserved in use"] < buddy["reserved in use"] < paged["reserved in use"]
-    assert paged["internal waste"] < buddy["internal waste"] < contiguous["internal waste"]
-    assert paged["external waste"] == 0
-    assert buddy["moved"] > 0
-    assert paged["makespan"] <= buddy["makespan"] < contiguous["makespan"]
-
-
-def test_context_of_kv_must_be_a_power_of_two() -> None:
-    with pytest.raises(ConfigError, match="context=1000 is not a power of two"):
-        run("kv", Settings(context=1000))
 
 
 @pytest.mark.model

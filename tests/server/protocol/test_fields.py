@@ -12,7 +12,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.errors import ApiError
 from quire.server.openapi import ENDPOINTS
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.fields import SHARED_NAMES, Body, known_names, prompt_list
+from quire.server.protocol.fields import SHARED_NAMES, Body, known_names
 from quire.server.protocol.prompts import CompletionRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT
@@ -92,26 +92,9 @@ def test_every_sampling_param_but_detokenize_can_be_sent() -> None:
     assert "temperature" in SHARED_NAMES
 
 
-def test_sampling_values_are_those_that_were_sent() -> None:
-    assert validate(ChatRequest, CHAT).sampling_values() == {}
-    body = validate(ChatRequest, {**CHAT, "temperature": 0, "stop": "x", "top_p": None, "n": 2})
-    assert body.sampling_values() == {"temperature": 0, "stop": ["x"], "n": 2}
-
-
 def test_top_p_of_0_selects_the_most_likely_token() -> None:
     chosen = validate(ChatRequest, {**CHAT, "top_p": 0}).sampling_values()
     assert 0 < SamplingParams(**chosen).top_p <= 1e-6
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_empty_model_name_is_none(kind: Any) -> None:
-    assert validate(kind, {**MINIMAL[kind.__name__], "model": ""}).model is None
-
-
-def test_integer_may_be_written_with_a_point() -> None:
-    body = parse_body(CompletionRequest, b'{"prompt": [7.0], "max_tokens": 8.0, "temperature": 1.0, "n": 1e1}')
-    assert (body.prompt, body.max_tokens, body.temperature, body.n) == ([7], 8, 1, 10)
-    assert isinstance(body.max_tokens, int)
 
 
 def test_every_request_forbids_unknown_fields() -> None:
@@ -119,13 +102,6 @@ def test_every_request_forbids_unknown_fields() -> None:
         assert issubclass(kind, Body)
         with pytest.raises(ApiError):
             validate(kind, {**MINIMAL[kind.__name__], "no_such_field": 1})
-
-
-@pytest.mark.parametrize(
-    ("prompt", "prompts"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])]
-)
-def test_prompt_field_becomes_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
-    assert prompt_list(validate(CompletionRequest, {"model": "m", "prompt": prompt}).prompt) == prompts
 
 
 @pytest.mark.parametrize(

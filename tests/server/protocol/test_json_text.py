@@ -81,7 +81,3 @@ def test_whole_float_is_parsed_as_an_integer(text: str, value: float) -> None:
 def test_refuses_what_is_not_utf8() -> None:
     with pytest.raises(JsonTextError, match="not UTF-8: byte 2"):
         parse_json(b'["\xff"]')
-
-
-def test_surrogate_pair_is_a_character() -> None:
-    assert parse_json(b'["\\ud83d\\ude00"]') == ["\U0001f600"]

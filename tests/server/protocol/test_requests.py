@@ -85,13 +85,6 @@ def test_limits_and_neutral_values_are_accepted(kind: Any, fields: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_normalized"), [({}, True), ({"normalize": False}, False), ({"use_activation": False}, False)]
-)
-def test_either_name_disables_normalisation(fields: dict[str, Any], is_normalized: bool) -> None:
-    assert validate(EmbeddingRequest, {"input": "a", **fields}).is_normalized is is_normalized
-
-
-@pytest.mark.parametrize(
     "field",
     [
         {"user": "u"}, {"metadata": {"a": 1}}, {"store": True}, {"service_tier": "auto"}, {"safety_identifier": "s"},
@@ -110,30 +103,3 @@ def test_answer_can_be_sent_back_as_a_message() -> None:
     answer = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
     for more in ({}, {"audio": None, "function_call": None, "annotations": None}):
         assert validate(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], {**answer, **more}]})
-
-
-@pytest.mark.parametrize("choice", ["none", "auto", "required", NAMED, None])
-def test_tool_choice_is_accepted(choice: Any) -> None:
-    assert validate(ChatRequest, {**CHAT, "tools": [TOOL], "tool_choice": choice})
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-def test_allowed_tools_are_the_only_ones_offered(mode: str) -> None:
-    other = {"type": "function", "function": {"name": "other"}}
-    offer = validate(ChatRequest, {**CHAT, "tools": [TOOL, other], "tool_choice": allowed(mode, "other")}).offer()
-    assert offer is not None
-    assert (offer.tools, offer.choice, offer.demands) == ([other], mode, mode == "required")
-
-
-def test_empty_list_of_tools_is_none() -> None:
-    assert validate(ChatRequest, {**CHAT, "tools": []}).offer() is None
-
-
-def test_call_and_its_result_are_messages() -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    turns = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
-    ]
-    assert validate(ChatRequest, {**CHAT, "messages": turns})

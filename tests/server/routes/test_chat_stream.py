@@ -9,7 +9,6 @@ from quire.server.protocol.chat import ChatCompletionChunk
 from tests.engine.builders import saying
 from tests.server.fake_engine import (
     CHAT,
-    MESSAGES,
     assert_error,
     chunks,
     events,
@@ -108,14 +107,6 @@ async def test_log_probabilities_and_ids_are_those_of_the_whole_answer() -> None
     assert token_ids == whole["choices"][0]["token_ids"]
     assert found[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert all("prompt_token_ids" not in chunk for chunk in found[1:])
-
-
-@in_loop
-async def test_echo_opens_the_stream() -> None:
-    messages = [*MESSAGES, {"role": "assistant", "content": "Sure: "}]
-    found = await stream({"messages": messages, "continue_final_message": True, "echo": True})
-    assert found[0]["choices"][0]["delta"]["content"] == "Sure: "
-    assert text_of(found) == "Sure: Hello wörld"
 
 
 @in_loop

@@ -57,14 +57,6 @@ async def test_default_max_tokens_is_sixteen() -> None:
 
 
 @in_loop
-async def test_log_probabilities_have_offsets() -> None:
-    answer = await ask({"prompt": "ab", "logprobs": 1, "max_tokens": 3})
-    logprobs = answer["choices"][0]["logprobs"]
-    assert (logprobs["tokens"], logprobs["text_offset"]) == (["H", "e", "l"], [0, 1, 2])
-    assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 3
-
-
-@in_loop
 async def test_echo_has_the_prompts_log_probabilities_in_front() -> None:
     answer = await ask({"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 1})
     assert texts(answer) == ["abH", "cdH"]
@@ -142,13 +134,6 @@ async def test_streamed_echo_begins_with_the_prompts_log_probabilities(fields: d
         assert "".join(first["tokens"]).startswith("abc" if choice["index"] < len(whole["choices"]) // 2 else "d")
         for name, values in choice["logprobs"].items():
             assert [value for part in mine for value in part["logprobs"][name]] == values
-
-
-@in_loop
-async def test_streamed_score() -> None:
-    found = await stream({"prompt": "ab", "echo": True, "max_tokens": 0, "stream_options": {"include_usage": True}})
-    assert streamed(found, 0) == "ab"
-    assert found[-1]["usage"]["completion_tokens"] == 0
 
 
 @in_loop

@@ -59,13 +59,6 @@ def test_page_names_no_address_of_another_machine() -> None:
 
 
 @in_loop
-async def test_data_routes_need_the_key() -> None:
-    async with serving(keys=KeyRing({KEY: "ci"})) as server:
-        assert (await server.answer("GET", "/xray/explain")).status == 401
-        assert (await server.answer("POST", "/lab/compare", body={"name": "kv"})).status == 401
-
-
-@in_loop
 async def test_comparison_gets_its_settings_and_no_key(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", KEY)
     async with serving() as server:

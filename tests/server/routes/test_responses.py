@@ -80,16 +80,6 @@ async def test_length_limit_makes_the_response_incomplete() -> None:
 
 
 @in_loop
-async def test_log_probabilities_of_the_text() -> None:
-    answer, found, _ = await ask(top_logprobs=1, max_output_tokens=2)
-    for response in (answer, found[-1]["response"]):
-        (item,) = response["output"]
-        assert [entry["token"] for entry in item["content"][0]["logprobs"]] == ["H", "e"]
-    deltas = [event["logprobs"][0]["token"] for event in found if event["type"] == ORDER[4]]
-    assert deltas == ["H", "e"]
-
-
-@in_loop
 async def test_error_is_an_answer_before_the_first_event_and_an_event_after_it() -> None:
     app, engine = make_server(next_token=saying("Hello"))
     engine.executor.in_step = lambda step: engine.die() if step == 3 else None
@@ -144,21 +134,6 @@ async def test_tools_and_choice_are_repeated_and_a_demanded_call_is_structured_o
 
 
 @in_loop
-async def test_tool_choice_none_hides_the_tools() -> None:
-    answer, _, request = await ask(CALL, tools=TOOLS, tool_choice="none", top_logprobs=1)
-    assert answer["output"][0]["content"][0]["text"] == CALL
-    assert b"Weather" not in bytes(token for token in request.prompt_token_ids if token < 256)
-
-
-@in_loop
-async def test_call_that_is_cut_off_is_incomplete() -> None:
-    answer, found, _ = await ask(CALL, tools=TOOLS, max_output_tokens=45)
-    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
-    assert found[-1]["type"] == "response.incomplete"
-    assert found[-1]["response"]["output"][0]["arguments"] == answer["output"][0]["arguments"]
-
-
-@in_loop
 async def test_errors_that_need_the_model_name_the_field_that_was_sent() -> None:
     app, engine = make_server(options={"max_logprobs": 3}, **LONG)
     broken = {"type": "function", "name": "a", "parameters": {"type": "no such type"}}
@@ -184,31 +159,6 @@ async def test_instructions_and_messages_become_one_conversation() -> None:
     assert request.prompt_token_ids == [257, 97, 257, 98, 257, 99, 258]
 
 
-@in_loop
-async def test_conversation_with_calls_has_the_prompt_of_the_chat_api() -> None:
-    sent = {"call_id": "call_1", "name": "weather", "arguments": '{"city": "Rome"}'}
-    items = [
-        {"role": "user", "content": "?"},
-        {"type": "function_call", **sent},
-        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
-    ]
-    chat_tools = [{"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-                  for tool in TOOLS]  # fmt: skip
-    function = {"name": "weather", "arguments": sent["arguments"]}
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ]
-    app, engine = make_server(next_token=saying("x"), **LONG)
-    async with requests_to(app) as client:
-        await client.post(PATH, json={"model": MODEL, "input": items, "tools": TOOLS})
-        body = {"messages": messages, "tools": chat_tools}
-        await client.post("/v1/chat/completions", json={"model": MODEL, **body})
-        token_ids = (await client.post("/tokenize", json=body)).json()["tokens"]
-    assert engine.submitted[0].prompt_token_ids == engine.submitted[1].prompt_token_ids == token_ids
-
-
 TEMPLATE = (
     "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
@@ -219,22 +169,6 @@ STATE = make_server(**LONG)[0].state.quire
 def prepare(template: str = TEMPLATE, **fields: Any) -> ResponseJob:
     STATE.supervisor.front_end.chat_template = template
     return prepare_response(STATE, validate(ResponsesRequest, {"model": MODEL, "input": "hi", **fields}), ANONYMOUS)
-
-
-def test_response_object_in_each_of_its_states() -> None:
-    job = prepare(tools=TOOLS, tool_choice=WEATHER, metadata={"a": "b"}, max_output_tokens=3, request_id="mine")
-    for status, reason in (("in_progress", None), ("completed", None), ("incomplete", "max_output_tokens")):
-        written = ResponseObject.model_validate(job.response(status))
-        assert (written.id, written.status, written.max_output_tokens) == ("resp_mine", status, 3)
-        assert written.metadata == {"a": "b"}
-        assert (written.completed_at is not None) == (status == "completed")
-        assert (written.incomplete_details and written.incomplete_details.reason) == reason
-
-
-def test_template_sees_the_variables_of_the_request() -> None:
-    template = "{{ 'on' if thinks else 'off' }}"
-    prompts = [prepare(template, chat_template_kwargs=given).chat.requests[0] for given in (None, {"thinks": True})]
-    assert [bytes(request.prompt_token_ids) for request in prompts] == [b"off", b"on"]
 
 
 # --- Items from any pieces of text ------------------------------------------------------------
@@ -351,31 +285,10 @@ def test_text_then_calls_then_text() -> None:
     assert len({items[1]["id"], items[1]["call_id"], items[2]["call_id"]}) == 3
 
 
-def test_only_the_first_call_without_parallel_calls() -> None:
-    items = check(f"{FIRST}wörld {SECOND}", [], job=prepare(tools=TOOLS, top_logprobs=1, parallel_tool_calls=False))
-    assert [kind for kind, _, _ in shown(items)] == ["weather", "message"]
-    assert items[1]["content"][0]["logprobs"][-1]["token"] == f"t{ord('d')}", "nothing of the second call"
-
-
-def test_text_without_calls_is_one_message_with_or_without_tools() -> None:
-    for text in ("Hellö", ""):
-        (with_tools,) = check(text, [])
-        (without,) = check(text, [], job=prepare(top_logprobs=1))
-        assert with_tools["content"] == without["content"]
-        assert with_tools["content"][0]["logprobs"][-1]["token"] == f"t{EOS}"
-    assert shown(check(FIRST, [], job=prepare(top_logprobs=1))) == [("message", FIRST, "completed")]
-
-
 def test_items_that_were_cut_off_are_incomplete() -> None:
     assert shown(check("Hello", [], reason="length")) == [("message", "Hello", "incomplete")]
     assert shown(check(FIRST[:-20], [], reason="length"))[0][2] == "incomplete"
     assert shown(check(FIRST[:-3], [], reason="length"))[0][2] == "completed", "its arguments are whole"
-
-
-def test_no_log_probabilities_unless_they_are_asked_for() -> None:
-    items, found = written(f"a {FIRST}", [], job=prepare(tools=TOOLS))
-    assert items[0]["content"][0]["logprobs"] == []
-    assert all(not content.get("logprobs") for _, content in found)
 
 
 PIECES = [FIRST, SECOND, "Hello ", "wörld ", " ", "<tool", "{", '"name"', "é", '<tool_call>{"name": "other"}']

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.insight.trace import Trace
-from quire.server.keys import KeyRing
 from tests.engine.builders import saying
+from tests.server.fake_engine import in_loop
 from tests.server.served import Served, serving
 
 
@@ -34,75 +34,56 @@ async def read_lines(reader: asyncio.StreamReader, until: str) -> list[dict[str,
                 return lines
 
 
-def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request() -> None:
-    async def scenario() -> None:
-        async with serving(next_token=saying("Hello")) as server:
-            reader, writer = await watch(server)
-            lines = await read_lines(reader, "quire_trace")
-            assert (await server.chat()).status == 200
-            lines += await read_lines(reader, '"finish"')
-            trace = Trace.parse("".join(json.dumps(line) + "\n" for line in lines))
-            assert (
-                sum(len(share["new"]) for step in trace.steps for share in step["requests"]) == 4
-            )  # the largest that the chat asks for
-            assert all(share["text"] is None for step in trace.steps for share in step["requests"])
+@in_loop
+async def test_stream_begins_with_a_header_and_replays_to_the_end_of_a_request() -> None:
+    async with serving(next_token=saying("Hello")) as server:
+        reader, writer = await watch(server)
+        lines = await read_lines(reader, "quire_trace")
+        assert (await server.chat()).status == 200
+        lines += await read_lines(reader, '"finish"')
+        trace = Trace.parse("".join(json.dumps(line) + "\n" for line in lines))
+        assert (
+            sum(len(share["new"]) for step in trace.steps for share in step["requests"]) == 4
+        )  # the largest that the chat asks for
+        assert all(share["text"] is None for step in trace.steps for share in step["requests"])
+        writer.close()
+        for _ in range(200):  # the server notices the end of the connection
+            if server.supervisor.the_client.engine.watcher is None:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the engine is still watched")
+
+
+@in_loop
+async def test_second_watcher_gets_a_header_of_its_own_and_the_first_one_reads_on() -> None:
+    async with serving(next_token=saying("Hello")) as server:
+        first, first_writer = await watch(server)
+        await read_lines(first, "quire_trace")
+        second, second_writer = await watch(server)
+        await read_lines(second, "quire_trace")
+        await server.chat()
+        for reader in (first, second):
+            assert (await read_lines(reader, '"finish"'))[-1]["num_output_tokens"] == 4
+        for writer in (first_writer, second_writer):
             writer.close()
-            for _ in range(200):  # the server notices the end of the connection
-                if server.supervisor.the_client.engine.watcher is None:
-                    return
-                await asyncio.sleep(0.02)
-            raise AssertionError("the engine is still watched")
-
-    asyncio.run(scenario())
 
 
-def test_second_watcher_gets_a_header_of_its_own_and_the_first_one_reads_on() -> None:
-    async def scenario() -> None:
-        async with serving(next_token=saying("Hello")) as server:
-            first, first_writer = await watch(server)
-            await read_lines(first, "quire_trace")
-            second, second_writer = await watch(server)
-            await read_lines(second, "quire_trace")
-            await server.chat()
-            for reader in (first, second):
-                assert (await read_lines(reader, '"finish"'))[-1]["num_output_tokens"] == 4
-            for writer in (first_writer, second_writer):
-                writer.close()
-
-    asyncio.run(scenario())
-
-
-def test_watcher_that_does_not_read_is_cut_off_and_others_are_serving() -> None:
-    async def scenario() -> None:
-        async with serving(next_token=saying("Hello")) as server:
-            client = server.supervisor.the_client
-            watching = client.watch()
-            assert b"quire_trace" in await anext(watching)
-            for _ in range(70):
-                client._received_lines(b"{}\n")  # more than it may leave unread
-            assert len([data async for data in watching]) == 64
-            assert (await server.chat()).status == 200
-
-    asyncio.run(scenario())
+@in_loop
+async def test_watcher_that_does_not_read_is_cut_off_and_others_are_serving() -> None:
+    async with serving(next_token=saying("Hello")) as server:
+        client = server.supervisor.the_client
+        watching = client.watch()
+        assert b"quire_trace" in await anext(watching)
+        for _ in range(70):
+            client._received_lines(b"{}\n")  # more than it may leave unread
+        assert len([data async for data in watching]) == 64
+        assert (await server.chat()).status == 200
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1e9", "99999999999"])
-def test_bad_op_period_is_refused(value: str) -> None:
-    async def scenario() -> None:
-        async with serving() as server:
-            answer = await server.answer("GET", f"/xray/events?op_period={value}")
-            assert answer.status == 400
-            assert "op_period" in answer.json["error"]["message"]
-
-    asyncio.run(scenario())
-
-
-def test_stream_needs_the_key_of_the_server() -> None:
-    async def scenario() -> None:
-        async with serving(keys=KeyRing({"secret": "ann"})) as server:
-            assert (await server.answer("GET", "/xray/events")).status == 401
-            reader, writer = await watch(server, headers="Authorization: Bearer secret\r\n")
-            await read_lines(reader, "quire_trace")
-            writer.close()
-
-    asyncio.run(scenario())
+@in_loop
+async def test_bad_op_period_is_refused(value: str) -> None:
+    async with serving() as server:
+        answer = await server.answer("GET", f"/xray/events?op_period={value}")
+        assert answer.status == 400
+        assert "op_period" in answer.json["error"]["message"]

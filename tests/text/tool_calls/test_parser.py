@@ -205,17 +205,6 @@ def test_any_cut_gives_the_same_result(format: str, text: str, places: list[int]
     assert results[0] == results[1] == results[2]
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(sorted(FORMATS)), TEXTS)
-def test_content_keeps_every_character_outside_calls(format: str, text: str) -> None:
-    """Without calls the content is the text; with calls it is a part of it, in order."""
-    found = parse(FORMATS[format], [text])
-    if not found.calls:
-        assert found.content == text
-    rest = iter(text)
-    assert all(character in rest for character in found.content), "content is a subsequence of the text"
-
-
 SIZE = 1 << 17
 LONG: dict[str, str] = {
     "blanks": " " * SIZE,
