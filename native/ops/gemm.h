@@ -7,6 +7,8 @@
 //              on AMX, and only there, another one (gemm_amx.h)
 //   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
 //              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
+//   q4k, q5k   as q4m with d = d' * s and m = 0 - e * n, rounded to fp32 (types.h; there d' is d)
+//   q6k        per half block of 16, p being the sum of its products, y = fma(float(p), (d' * s) * scale, y)
 #pragma once
 #include "ops/functions.h"
 #include "ops/gemm_float.h"
@@ -44,6 +46,9 @@ inline void multiply(const Weight& weight, const Rows& x, int64_t first, int64_t
                      int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   if (wanted_rows(weight.format) == RowType::q8) {
 #if defined(QUIRE_TILES)
+    if (has_supers(weight.format)) {
+      return multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
+    }
     multiply_q_tiles(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 #else
     multiply_q(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);

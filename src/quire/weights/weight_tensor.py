@@ -3,6 +3,7 @@
 Next to read: `checkpoint.py`, which makes them.
 """
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -132,6 +133,17 @@ class WeightTensor:
             values = dequantize(self.raw, self.format, torch.float32) + self.offset
             return values.to(dtype).view(self.shape)
         return dequantize(self.raw, self.format, dtype).view(self.shape)
+
+    def release(self) -> None:
+        """Unmap the pages of the file until they are read again: they count as this process's memory."""
+        owner: object = self.stored
+        while isinstance(owner, np.ndarray | memoryview):
+            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if isinstance(owner, mmap.mmap):
+            low, high = np.lib.array_utils.byte_bounds(self.stored)
+            start = np.frombuffer(owner, dtype=np.uint8).ctypes.data
+            first = (low - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            owner.madvise(mmap.MADV_DONTNEED, first, high - start - first)
 
     def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:

@@ -3,7 +3,7 @@
 What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
-    Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
+    Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
     MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
     other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
@@ -28,12 +28,16 @@ from quire.runtime.loader import Placement
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
-EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
-PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m, "MXFP4": WeightFormat.q8}
+PACKED_DIRECTLY = {
+    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k,
+    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "MXFP4": WeightFormat.q8,
+}  # fmt: skip
 FLOATS = {"F32", "F16", "BF16"}
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
 ALIGNMENT = 64
+DECODED_BYTES = 16 << 20
+"""fp32 values of weights that are decoded and packed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,11 @@ def kept_bytes(tensors: Iterable[WeightTensor]) -> int:
 class PackedWeights:
     """All parameters of a model in one piece of memory. Parameters are known by identity; they may be on "meta"."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, WeightFormat]) -> None:
-        """`formats`: per two-dimensional parameter its `WeightFormat`."""
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, WeightFormat], num_threads: int = 1
+    ) -> None:
+        """`formats`: per two-dimensional parameter its `WeightFormat`. `num_threads` pack."""
+        self._num_threads = num_threads
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._matrices: dict[str, MatrixPlan] = {}
         self._vectors: dict[str, torch.Tensor] = {}
@@ -133,11 +140,14 @@ class PackedWeights:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_torch(torch.float32)
             return
         plan = self._matrices[name]
-        if PACKED_DIRECTLY.get(tensor.format) == plan.format:
-            rows = np.ascontiguousarray(tensor.raw)
-            self._pack(plan, tensor.format, rows, first_row)
-        else:
-            self.put_values(name, tensor.to_torch(torch.float32), first_row)
+        if tensor.format in FLOATS and not tensor.offset or PACKED_DIRECTLY.get(tensor.format) == plan.format:
+            self._pack(plan, tensor.format, np.ascontiguousarray(tensor.raw), first_row)
+            return
+        num_rows, num_inputs = tensor.shape
+        each = max(1, DECODED_BYTES // (4 * num_inputs))
+        for first in range(0, num_rows, each):
+            rows = tensor.part(slice(first, first + each), slice(None))
+            self.put_values(name, rows.to_torch(torch.float32), first_row + first)
 
     def put_values(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
         """fp32 values become rows of a parameter, quantised if its format says so. Shapes: [rows, I] or [rows]."""
@@ -149,7 +159,7 @@ class PackedWeights:
     def _pack(self, plan: MatrixPlan, stored: str, rows: "np.ndarray[Any, Any]", first_row: int) -> None:
         pack_rows(
             stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
-            plan.format,
+            plan.format, num_threads=self._num_threads,
         )  # fmt: skip
 
     def _address(self, plan: MatrixPlan) -> int:
