@@ -126,12 +126,20 @@ class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
 // With half of that attention waits longer, with twice as much products do.
 constexpr int64_t kKvBytesOfBlock = 256;
 
-// What to fetch during a block: lines of weights, then keys and values.
+// What to fetch during a block: `num_lines` lines of weights into L1, with `beyond` the lines so many bytes after them
+// into L2, then keys and values. The next block's lines of weights start `step` bytes later.
 struct Ahead {
   const std::byte* weights;
   int num_lines;
+  int64_t step, beyond;
   KvFetch::Bytes kv;
 };
+
+// How far ahead of its own reading a single group of rows fetches: nearer, lines come too late; farther, L1 has lost
+// them. One row then reads at 83 to 99 % of the speed of plain reads, at 66 to 75 % a whole tile ahead (2 threads of a
+// Xeon with AMX, tiles of 19 to 57 KB).
+constexpr int64_t kNearBytes = 1536;
+constexpr int64_t beyond_bytes(WeightFormat format) { return has_supers(format) ? 2560 : 6656; }
 
 // y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
 template <WeightFormat kFormat, int kRows, int kTiles>
@@ -145,7 +153,9 @@ void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_
   F32x16 y[kRows][kTiles];
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
   for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
-    for (int i = 0; i < ahead.num_lines; ++i, ahead.weights += 64) prefetch_l1(ahead.weights);
+    for (int i = 0; i < ahead.num_lines; ++i) prefetch_l1(ahead.weights + i * 64);
+    for (int i = 0; i < ahead.num_lines && ahead.beyond > 0; ++i) prefetch(ahead.weights + ahead.beyond + i * 64);
+    ahead.weights += ahead.step;
     if (ahead.kv.begin < ahead.kv.end) {
       QUIRE_UNROLL for (int i = 0; i < kKvBytesOfBlock; i += 64) prefetch(ahead.kv.begin + i);
       ahead.kv.begin += kKvBytesOfBlock;
@@ -198,19 +208,21 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  // All groups fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and the others
-  // leave it idle.
+  // Several groups all fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and
+  // the others leave it idle.
   const auto num_lines = static_cast<int>((kTiles * bytes / 64 + blocks * groups - 1) / (blocks * groups));
+  const bool is_near = groups == 1 && kTiles == 1;
   for (int64_t c = 0; c < num_tiles; c += kTiles) {
     const std::byte* tiles[kTiles];
     for (int i = 0; i < kTiles; ++i) {
       // A lone last tile is taken twice.
       tiles[i] = weight.data + (tile + (c + i < num_tiles ? c + i : c)) * bytes;
     }
-    const std::byte* next = weight.data + (tile + c + kTiles) * bytes;
+    const std::byte* next = tiles[0] + (is_near ? kNearBytes : kTiles * bytes);
+    const int64_t step = is_near ? bytes / blocks : num_lines * 64;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
-      const Ahead ahead = {next + g * blocks * num_lines * 64, num_lines,
+      const Ahead ahead = {next + g * blocks * step, num_lines, step, is_near ? beyond_bytes(kFormat) : 0,
                            g == 0 ? KvFetch::Bytes{} : fetch.take(blocks * kKvBytesOfBlock)};
       multiply_tiles_for<kFormat, kTiles>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes,
                                                        blocks, ahead, out + begin * out_stride + c * kTile, out_stride);

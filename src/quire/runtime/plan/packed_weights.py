@@ -140,7 +140,7 @@ class PackedWeights:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_torch(torch.float32)
             return
         plan = self._matrices[name]
-        if tensor.format in FLOATS and not tensor.offset or PACKED_DIRECTLY.get(tensor.format) == plan.format:
+        if (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == plan.format:
             self._pack(plan, tensor.format, np.ascontiguousarray(tensor.raw), first_row)
             return
         num_rows, num_inputs = tensor.shape
