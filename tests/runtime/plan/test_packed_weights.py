@@ -1,5 +1,6 @@
 """Which format each weight gets, and that packed values are the stored ones within the bounds of the table there."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
+from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
@@ -103,11 +105,28 @@ def test_k_quants_keep_their_values(stored_format: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("stored_format", ["F32", "Q3_K"])
-def test_weights_are_decoded_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, stored_format: str) -> None:
+def test_weights_are_packed_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, stored_format: str) -> None:
     tensor = stored("w", random(45, 256), "F32") if stored_format == "F32" else k_quants("w", 45, 256, stored_format)
     whole, _ = packed("q8", tensor)
-    monkeypatch.setattr("quire.runtime.plan.packed_weights.DECODED_BYTES", 7 * 4 * 256)
+    monkeypatch.setattr("quire.runtime.plan.packed_weights.PART_VALUES", 7 * 256)
     assert torch.equal(packed("q8", tensor)[0], whole)
+
+
+def test_packed_pages_of_the_file_are_released_and_can_be_read_again(tmp_path: Path) -> None:
+    values = random(2048, 1024)
+    (tmp_path / "w").write_bytes(values.numpy().tobytes())
+    mapping = map_file(tmp_path / "w")
+    tensor = WeightTensor("w", (2048, 1024), "F32", np.frombuffer(mapping, np.uint8).reshape(2048, -1))
+
+    def mapped_kb() -> int:
+        parts = Path("/proc/self/smaps").read_text().split(str(tmp_path / "w"))
+        return int(parts[1].split("Rss:")[1].split()[0])
+
+    found, expected = packed("f32", tensor)
+    assert torch.equal(found, expected)
+    tensor.release()
+    assert mapped_kb() == 0
+    assert torch.equal(tensor.to_torch(torch.float32), values)
 
 
 @pytest.mark.parametrize("stored_format", ["F32", "BF16", "Q5_1"])

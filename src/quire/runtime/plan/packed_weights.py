@@ -36,8 +36,8 @@ FLOATS = {"F32", "F16", "BF16"}
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
 ALIGNMENT = 64
-DECODED_BYTES = 16 << 20
-"""fp32 values of weights that are decoded and packed at a time."""
+PART_VALUES = 4 << 20
+"""Weights that are packed at a time: decoded, where that must be, they are 16 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,16 @@ class PackedWeights:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_torch(torch.float32)
             return
         plan = self._matrices[name]
-        if (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == plan.format:
-            self._pack(plan, tensor.format, np.ascontiguousarray(tensor.raw), first_row)
-            return
+        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == plan.format
         num_rows, num_inputs = tensor.shape
-        each = max(1, DECODED_BYTES // (4 * num_inputs))
+        each = max(1, PART_VALUES // num_inputs)
         for first in range(0, num_rows, each):
-            rows = tensor.part(slice(first, first + each), slice(None))
-            self.put_values(name, rows.to_torch(torch.float32), first_row + first)
+            rows = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
+            if is_direct:
+                self._pack(plan, tensor.format, np.ascontiguousarray(rows.raw), first_row + first)
+            else:
+                self.put_values(name, rows.to_torch(torch.float32), first_row + first)
+            rows.release()
 
     def put_values(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
         """fp32 values become rows of a parameter, quantised if its format says so. Shapes: [rows, I] or [rows]."""
