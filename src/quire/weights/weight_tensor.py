@@ -89,10 +89,9 @@ class WeightTensor:
         first, last, _ = columns.indices(self.shape[1])
         stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
         num_rows = len(range(*rows.indices(self.shape[0])))
-        shape = (num_rows, last - first)
         if self.row_order is None:
-            return replace(self, shape=shape, stored=stored[rows])
-        return replace(self, shape=shape, stored=stored, row_order=self.row_order[rows])
+            return replace(self, shape=(num_rows, last - first), stored=stored[rows])
+        return replace(self, shape=(num_rows, last - first), stored=stored, row_order=self.row_order[rows])
 
     def unstacked(self) -> Iterator["WeightTensor"]:
         """The matrices of a stack `[matrices, rows, columns]`, or the vectors of a matrix; nothing is read."""
