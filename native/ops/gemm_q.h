@@ -126,8 +126,8 @@ class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
 // With half of that attention waits longer, with twice as much products do.
 constexpr int64_t kKvBytesOfBlock = 256;
 
-// What to fetch during a block: `num_lines` lines of weights into L1, unless `beyond` is 0 also the lines `beyond` bytes
-// after them into L2, then keys and values. The next block's lines of weights start `step` bytes later.
+// What to fetch during a block: `num_lines` lines of weights into L1, unless `beyond` is 0 also the lines `beyond`
+// bytes after them into L2, then keys and values. The next block's lines of weights start `step` bytes later.
 struct Ahead {
   const std::byte* weights;
   int num_lines;
