@@ -18,7 +18,9 @@ PEERS = (("parent", "PARENT"), ("llama-cpp", "LLAMA_CPP"), ("vllm", "VLLM"))
 
 def add_shared_options(parser: argparse.ArgumentParser, sides: Sequence[str], *, what: str) -> None:
     """Model, sides, their interpreters, threads and results."""
-    parser.add_argument("--model", default="smollm2", help="alias or GGUF file  [smollm2]")
+    parser.add_argument(
+        "--model", default="smollm2", help="alias, GGUF file, or random weights as qwen3-1.7b:Q4_K_M  [smollm2]"
+    )
     parser.add_argument("--bf16", type=Path, help="bf16 directory of the model  [made from the GGUF file]")
     parser.add_argument(
         "--sides", "--peers", default=",".join(sides),

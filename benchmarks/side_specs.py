@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dequantise import dequantised
+from benchmarks.model_files import generated
 from benchmarks.side_process import ROOT, SideSpec
 from quire.engine.tokenizer_source import load_tokenizer
 from quire.text.tokenizer import Tokenizer
@@ -62,8 +63,8 @@ class Models:
 
     @classmethod
     def of(cls, name: str, bf16: Path | None = None) -> "Models":
-        """Fetch the model if need be, and read what prompts depend on."""
-        files = resolve_source(name)
+        """Fetch or generate the model if need be, and read what prompts depend on."""
+        files = resolve_source(generated(name))
         checkpoint = open_checkpoint(files, with_tensors=False)
         return cls(name, files.path, checkpoint.hf_config["vocab_size"], load_tokenizer(checkpoint), bf16)
 
@@ -72,7 +73,7 @@ class Models:
         if weights == "gguf":
             return self.gguf
         if weights == "bf16":
-            return self.bf16_directory or dequantised(self.name)
+            return self.bf16_directory or dequantised(str(self.gguf))
         return Path(weights).expanduser()
 
 

@@ -1,10 +1,11 @@
 """Products of int8 rows with 4- and 8-bit weights: GB/s and GMAC/s for each number of rows, and their shares of what
 this machine can do, measured in the same run.
 
-    python -m benchmarks.kernels.gemm_quantised [--rows 1,8,64,512] [--threads 2] [--isa avx2] [--json]
+    python -m benchmarks.kernels.gemm_quantised [--shapes qwen3-1.7b] [--rows 1,8] [--threads 2] [--isa avx2] [--json]
 
-The shapes are SmolLM2's. With few rows a pass goes over copies of the weights that no cache holds, as a model's layers
-do. "of read" is the share of one thread's reading speed times the number of threads, "of VNNI" that of VPDPBUSD.
+With few rows a pass goes over copies of the weights that no cache holds, as a model's layers do. "of read" is the share
+of the speed at which these threads read the same memory and do nothing else, by turns with the product, since other
+guests of a machine change it; "of int8" is the share of the arithmetic.
 """
 
 import argparse
@@ -16,11 +17,13 @@ import numpy as np
 import torch
 
 from quire import _native
-from quire.runtime.machine_limits import MachineLimits, measure_limits
+from quire.runtime.huge_pages import allocate
+from quire.runtime.machine_limits import NATIVE_KINDS, MachineLimits, measure_limits
+from quire.weights.block_formats import BLOCK_FORMATS
 
-SECONDS = 0.25
+SECONDS = 0.6
 """Spent on each figure; the shortest run counts."""
-COLD_BYTES = 100e6
+COLD_BYTES = 400e6
 MAX_COLD_ROWS = 64
 ACT_BLOCK_BYTES = 48
 
@@ -35,14 +38,27 @@ class Product:
     add: bool = False
 
 
-PRODUCTS = (
-    Product("qkv", "q4m", 960, 576),
-    Product("o", "q4m", 576, 576, add=True),
-    Product("gate_up", "q4m", 3072, 576, gated=True),
-    Product("down", "q4m", 576, 1536, add=True),
-    Product("down q4", "q4", 576, 1536, add=True),
-    Product("head", "q8", 49152, 576),
-)
+PRODUCTS = {
+    "smollm2": (
+        Product("qkv", "q4m", 960, 576),
+        Product("o", "q4m", 576, 576, add=True),
+        Product("gate_up", "q4m", 3072, 576, gated=True),
+        Product("down", "q4m", 576, 1536, add=True),
+        Product("down", "q4", 576, 1536, add=True),
+        Product("head", "q8", 49152, 576),
+    ),
+    "qwen3-1.7b": (
+        Product("qkv", "q4k", 4096, 2048),
+        Product("o", "q4k", 2048, 2048, add=True),
+        Product("gate_up", "q4k", 12288, 2048, gated=True),
+        Product("gate_up", "q4m", 12288, 2048, gated=True),
+        Product("gate_up", "q5k", 12288, 2048, gated=True),
+        Product("gate_up", "q8", 12288, 2048, gated=True),
+        Product("down", "q4k", 2048, 6144, add=True),
+        Product("down", "q6k", 2048, 6144, add=True),
+        Product("head", "q6k", 151936, 2048),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -56,38 +72,40 @@ class Figure:
     of_vnni: float
 
 
-def aligned(num_bytes: int, value: int) -> np.ndarray:
-    memory = np.full(num_bytes + 64, value, dtype=np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + num_bytes]
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
 
 
 def packed(product: Product) -> np.ndarray:
-    """Random weights. Halves of 0x2c03 are about 0.063."""
-    kind = getattr(_native.WeightFormat, product.weight_format)
-    data = aligned(_native.packed_bytes(kind, product.num_outputs, product.num_inputs), 0)
-    data[:] = np.random.default_rng(0).integers(0, 256, data.size, dtype=np.uint8)
-    tiles = data.reshape(-1, _native.tile_bytes(kind, product.num_inputs))
-    unpacked = product.num_inputs * (16 if product.weight_format == "q8" else 8)
-    tiles[:, unpacked::2], tiles[:, unpacked + 1 :: 2] = 0x03, 0x2C
+    """Random blocks with ordinary scales."""
+    stored = BLOCK_FORMATS[STORED[product.weight_format]]
+    kind = _native.WeightFormat[product.weight_format]
+    raw = np.random.default_rng(0).integers(
+        0, 256, (16, product.num_inputs // stored.block_len, stored.block_bytes), np.uint8
+    )
+    for column in (208,) if stored.name == "Q6_K" else (0, 2):
+        raw[..., column : column + 2] = 0x03, 0x1C  # about 0.004
+    data = allocate(_native.packed_bytes(kind, product.num_outputs, product.num_inputs)).numpy()
+    tile = data[: _native.packed_bytes(kind, 16, product.num_inputs)]
+    _native.pack_rows(stored.name, raw.ctypes.data, 16, product.num_inputs, raw.strides[0], data.ctypes.data, 0, kind)
+    data.reshape(-1, len(tile))[1:] = tile
     return data
 
 
-def seconds_of(plan: _native.Plan, num_rows: int, num_threads: int, *, head: bool) -> float:
-    """The shortest run. One thread's is CPU time: other processes then count less."""
+def seconds_of(plan: _native.Plan, reading: _native.Plan, num_rows: int, *, head: bool) -> tuple[float, float]:
+    """The shortest run of each of two plans, by turns."""
     zeros, counts = np.zeros(num_rows, dtype=np.int32), np.full(1, num_rows, dtype=np.int32)
     zero, count, logit_rows = zeros.ctypes.data, counts.ctypes.data, num_rows if head else 0
-    clock = time.thread_time if num_threads == 1 else time.perf_counter
-    best, end = np.inf, time.perf_counter() + SECONDS
-    while time.perf_counter() < end or best == np.inf:
-        start = clock()
-        plan.run(1, 1, logit_rows, zero, zero, count, zero, zero, num_rows, 0, 0, 0)
-        best = min(best, clock() - start)
-    return float(best)
+    best, end = [np.inf, np.inf], time.perf_counter() + SECONDS
+    while time.perf_counter() < end or best[1] == np.inf:
+        for index, one in enumerate((plan, reading)):
+            start = time.perf_counter()
+            one.run(1, 1, logit_rows, zero, zero, count, zero, zero, num_rows, 0, 0, 0)
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best[0], best[1]
 
 
 def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: int, limits: MachineLimits) -> Figure:
-    kind = getattr(_native.WeightFormat, product.weight_format)
+    kind = _native.WeightFormat[product.weight_format]
     row_bytes = product.num_inputs // 32 * ACT_BLOCK_BYTES
     acts = np.ones(num_rows * row_bytes, dtype=np.uint8)
     head = product.name == "head"
@@ -96,7 +114,7 @@ def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: in
     x = _native.Rows(acts.ctypes.data, row_bytes, _native.RowType.q8)
     copies = 1 if num_rows > MAX_COLD_ROWS else max(1, round(COLD_BYTES / weights.size))
     plan = _native.Plan(num_threads, num_rows, num_rows)
-    memory = aligned(copies * weights.size, 0)
+    memory = allocate(copies * weights.size).numpy()
     for index in range(copies):
         memory[index * weights.size : (index + 1) * weights.size] = weights
         address = memory.ctypes.data + index * weights.size
@@ -107,18 +125,21 @@ def figure(product: Product, weights: np.ndarray, num_rows: int, num_threads: in
             activation = _native.Activation.silu if product.gated else _native.Activation.none
             rows = _native.Rows(out.ctypes.data, out.strides[0], out_type)
             plan.gemm(weight, 0, x, rows, activation, product.gated, product.add)
-    seconds = seconds_of(plan, num_rows, num_threads, head=head) / copies
+    reading, operations = _native.Plan(num_threads, num_rows, num_rows), np.zeros(num_threads, np.int64)
+    reading.peak(NATIVE_KINDS.index("read"), 1, memory.ctypes.data, memory.nbytes, operations.ctypes.data)
+    seconds, read_seconds = (total / copies for total in seconds_of(plan, reading, num_rows, head=head))
     gbs = weights.size / seconds / 1e9
     gmacs = num_rows * product.num_outputs * product.num_inputs / seconds / 1e9
     return Figure(
-        product.name, num_rows, round(seconds * 1e6, 1), round(gbs, 1), round(gmacs, 1),
-        round(gbs * 1e9 / limits.read_bytes_per_s, 3),
+        f"{product.name} {product.weight_format}", num_rows, round(seconds * 1e6, 1), round(gbs, 1), round(gmacs, 1),
+        round(read_seconds / seconds, 3),
         round(2e9 * gmacs / limits.flops_per_s["int8"], 3),
     )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shapes", default="smollm2", choices=PRODUCTS)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,512")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", default=_native.isa())
@@ -129,16 +150,16 @@ def main() -> None:
     limits = measure_limits("cpu", ["int8"])
     if not arguments.json:
         print(f"{arguments.threads} threads, {_native.isa()}; {limits}")
-        print("product      N x I      rows        µs    GB/s  of read  GMAC/s  of int8")
+        print("product         N x I      rows        µs    GB/s  of read  GMAC/s  of int8")
     figures = []
-    for product in PRODUCTS:
+    for product in PRODUCTS[arguments.shapes]:
         weights = packed(product)
         for num_rows in map(int, arguments.rows.split(",")):
             found = figure(product, weights, num_rows, arguments.threads, limits)
             figures.append(found)
             if not arguments.json:
                 print(
-                    f"{product.name:8} {product.num_outputs:6}x{product.num_inputs:<5} {num_rows:5} "
+                    f"{found.product:11} {product.num_outputs:6}x{product.num_inputs:<5} {num_rows:5} "
                     f"{found.microseconds:10.1f} {found.gbs:7.1f} {found.of_read:7.0%} {found.gmacs:8.1f} "
                     f"{found.of_vnni:7.0%}"
                 )

@@ -2,6 +2,8 @@
 //
 // NibbleDots and ByteDots have the same face: `load` takes 64 bytes of a tile, `add` adds their products with the
 // activations from x on, `total` ends a block. The sums are integers and fit, so that any order gives the same result.
+// WideDots is NibbleDots for numbers of five and six bits: with_fifth and with_upper add the other bits to chunk
+// `chunk` of a block. first_sum is the sum of 16 activations.
 #pragma once
 #include "isa/simd.h"
 
@@ -47,6 +49,31 @@ struct ByteDots {
   // Sum of (u - 128) * x, given the sum of x.
   static I32x16 total(Sums sums, int32_t sum_of_x) { return sums - shift_left<7>(broadcast(sum_of_x)); }
 };
+
+struct WideDots : NibbleDots {
+  // Bits of each byte moved up by `count` places, or down if it is negative.
+  static __m512i moved(__m512i bits, int count, int mask) {
+    const __m512i there = count < 0 ? _mm512_srli_epi32(bits, -count) : _mm512_slli_epi32(bits, count);
+    return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(mask)));
+  }
+  static Weights with(const Weights& w, const uint8_t* p, int low, int high, int mask) {
+    const __m512i bits = _mm512_loadu_si512(p);
+    return {_mm512_or_si512(w.low, moved(bits, low, mask)), _mm512_or_si512(w.high, moved(bits, high, mask))};
+  }
+  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p, 4 - 2 * chunk, 3 - 2 * chunk, 16);
+  }
+  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p + chunk / 2 * 64, 4 - 4 * (chunk % 2), 2 - 4 * (chunk % 2), 48);
+  }
+};
+
+inline F32x16 widen_u8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+inline F32x16 widen_i8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 
 #elif defined(__AVX2__)
 
@@ -114,6 +141,49 @@ struct ByteDots {
   static I32x16 total(Sums sums, int32_t) { return sums; }
 };
 
+// Four products of at most 63 * 127 fit int16.
+struct WideDots {
+  static constexpr int kInputs = 8;
+  using Half = NibbleDots::Half;
+  using Weights = NibbleDots::Weights;
+  using Sums = I32x16;
+  static Weights load(const uint8_t* p) { return NibbleDots::load(p); }
+  static __m256i moved(__m256i bits, int count, int mask) {
+    const __m256i there = count < 0 ? _mm256_srli_epi32(bits, -count) : _mm256_slli_epi32(bits, count);
+    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
+  }
+  static Half with_half(const Half& w, const uint8_t* p, int low, int high, int mask) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i*)p);
+    return {_mm256_or_si256(w.low, moved(bits, low, mask)), _mm256_or_si256(w.high, moved(bits, high, mask))};
+  }
+  static Weights with(const Weights& w, const uint8_t* p, int low, int high, int mask) {
+    return {with_half(w.lo, p, low, high, mask), with_half(w.hi, p + 32, low, high, mask)};
+  }
+  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p, 4 - 2 * chunk, 3 - 2 * chunk, 16);
+  }
+  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p + chunk / 2 * 64, 4 - 4 * (chunk % 2), 2 - 4 * (chunk % 2), 48);
+  }
+  static Sums zero() { return zero_i(); }
+  static Sums add(Sums sums, const Weights& w, const int8_t* x) {
+    const __m256i a = _mm256_set1_epi32(four_bytes(x)), b = _mm256_set1_epi32(four_bytes(x + 4));
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {in_register(_mm256_add_epi32(sums.lo, _mm256_madd_epi16(NibbleDots::products(w.lo, a, b), ones))),
+            in_register(_mm256_add_epi32(sums.hi, _mm256_madd_epi16(NibbleDots::products(w.hi, a, b), ones)))};
+  }
+  static I32x16 total(Sums sums) { return sums; }
+};
+
+inline F32x16 widen_u8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return to_float(I32x16{_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))});
+}
+inline F32x16 widen_i8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return to_float(I32x16{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+
 #else
 
 struct NibbleDots {
@@ -155,7 +225,46 @@ struct ByteDots {
   static I32x16 total(Sums sums, int32_t) { return sums; }
 };
 
+struct WideDots : NibbleDots {
+  static Weights with(Weights w, const uint8_t* p, int low, int high, int mask) {
+    for (int i = 0; i < 64; ++i) {
+      w.low[i] |= static_cast<uint8_t>(p[i] << 4 >> low & mask);
+      w.high[i] |= static_cast<uint8_t>(p[i] << 4 >> high & mask);
+    }
+    return w;
+  }
+  static Weights with_fifth(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p, 2 * chunk, 2 * chunk + 1, 16);
+  }
+  static Weights with_upper(const Weights& w, const uint8_t* p, int chunk) {
+    return with(w, p + chunk / 2 * 64, 4 * (chunk % 2), 4 * (chunk % 2) + 2, 48);
+  }
+};
+
+inline F32x16 widen_u8(const uint8_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(p[i]);
+  return r;
+}
+inline F32x16 widen_i8(const uint8_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int8_t>(p[i]));
+  return r;
+}
+
 #endif
+
+inline int32_t first_sum(const int8_t* x) {
+#if defined(__AVX2__)
+  const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i*)x), _mm_set1_epi8(-128));  // 128 more, unsigned
+  const __m128i two = _mm_sad_epu8(above, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_unpackhi_epi64(two, two))) - 16 * 128;
+#else
+  int32_t total = 0;
+  for (int i = 0; i < 16; ++i) total += x[i];
+  return total;
+#endif
+}
 
 }  // namespace
 }  // namespace quire

@@ -11,7 +11,7 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kTokens = 9, kWidth = 64, kVocabulary = 40;
+constexpr int64_t kTokens = 9, kWidth = 256, kVocabulary = 40;
 constexpr int32_t kStart = 12;  // the tokens lie in two blocks
 constexpr int64_t kHeads = 2, kKvHeads = 1, kHeadSize = 64, kBlockSize = 16, kNumBlocks = 2;
 constexpr int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadSize;
@@ -253,7 +253,9 @@ std::string failing_op(const OpTable& ops) {
     const char* name;
   } kGemms[] = {{WeightFormat::f32, "gemm of f32 weights"},   {WeightFormat::f16, "gemm of f16 weights"},
                 {WeightFormat::bf16, "gemm of bf16 weights"}, {WeightFormat::q4, "gemm of q4 weights"},
-                {WeightFormat::q4m, "gemm of q4m weights"},   {WeightFormat::q8, "gemm of q8 weights"}};
+                {WeightFormat::q4m, "gemm of q4m weights"},   {WeightFormat::q8, "gemm of q8 weights"},
+                {WeightFormat::q4k, "gemm of q4k weights"},   {WeightFormat::q5k, "gemm of q5k weights"},
+                {WeightFormat::q6k, "gemm of q6k weights"}};
   // Of few outputs the rows are cut into fewer than tile instructions are used for (ops/gemm.h).
   for (const auto& [format, name] : kGemms) {
     const bool wide = has_tiles(ops) && format != WeightFormat::f32 && format != WeightFormat::f16;

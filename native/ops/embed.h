@@ -50,6 +50,36 @@ inline void scale_block(const int32_t* u, int32_t centre, float d, const float* 
   }
 }
 
+// The 32 numbers of block `block` of one output of a format with scales of scales, and the values they stand for.
+inline void decode_super(WeightFormat format, const std::byte* tile, int64_t lane, int64_t block, float* values) {
+  const SuperLayout at = super_layout(format);
+  const std::byte* super = tile + block / (kSuper / kBlock) * at.bytes;
+  const int64_t i = block % (kSuper / kBlock);
+  int32_t u[kBlock];
+  unpack_nibbles(reinterpret_cast<const uint8_t*>(super), lane, i, u);
+  const auto* high = reinterpret_cast<const uint8_t*>(super + at.high);
+  for (int n = 0; n < kBlock && format != WeightFormat::q4k; ++n) {
+    const int chunk = n / 8, byte = static_cast<int>(lane) * 4 + n % 4, odd = n / 4 % 2;
+    u[n] |= format == WeightFormat::q5k
+                ? (high[i * 64 + byte] >> (2 * chunk + odd) & 1) << 4
+                : (high[i * 128 + chunk / 2 * 64 + byte] >> (4 * (chunk % 2) + 2 * odd) & 3) << 4;
+  }
+  const auto* scales = reinterpret_cast<const uint8_t*>(super + at.scales);
+  if (format == WeightFormat::q6k) {
+    const float d = reinterpret_cast<const float*>(super + at.d)[lane];
+    for (int n = 0; n < kBlock; n += kLanes) {
+      const auto scale = static_cast<int8_t>(scales[(2 * i + n / kLanes) * kTile + lane]);
+      store(values + n, broadcast(d * static_cast<float>(scale)) * to_float(load(u + n) - broadcast(32)));
+    }
+    return;
+  }
+  const auto* halves = reinterpret_cast<const uint16_t*>(super + at.d);
+  const auto* minima = reinterpret_cast<const uint8_t*>(super + at.minima);
+  const float m = half_to_float(halves[kTile + lane]) * -static_cast<float>(minima[i * kTile + lane]);
+  const float d = half_to_float(halves[lane]) * static_cast<float>(scales[i * kTile + lane]);
+  scale_block(u, 0, d, &m, values);
+}
+
 // Inputs first … first + count - 1 of output `lane` of a packed tile, as fp32. At most 32, from a multiple of 32 on;
 // values past the last are anything.
 inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int64_t first, int64_t count,
@@ -88,6 +118,10 @@ inline void decode(const Weight& table, const std::byte* tile, int64_t lane, int
       scale_block(u, 128, half_to_float(*scales), nullptr, values);
       return;
     }
+    case WeightFormat::q4k:
+    case WeightFormat::q5k:
+    case WeightFormat::q6k:
+      return decode_super(table.format, tile, lane, block, values);
   }
 }
 

@@ -8,6 +8,8 @@
 //   q4, q4m, q8 with bf16 rows, on AMX: see gemm_amx.h
 //   q4, q4m, q8  per block of 32 the exact integer dot product p = sum(q * (u - centre)), then
 //              y = fma(float(p), d * scale, y), and for q4m then y = fma(m, scaled_sum, y)
+//   q4k, q5k   as q4m with d = d' * s and m = 0 - e * n, rounded to fp32 (types.h; there d' is d)
+//   q6k        per half block of 16, p being the sum of its products, y = fma(float(p), (d' * s) * scale, y)
 #pragma once
 #include "ops/functions.h"
 #include "ops/gemm_float.h"

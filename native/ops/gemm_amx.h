@@ -5,7 +5,7 @@
 // fused multiply-add, times 1.0028, the lowest 16 bits cut off. That factor centres the error of cutting, whose mean
 // square is then 12 % above that of rounding to nearest; a weight that is a bf16 stays as it is.
 #pragma once
-#include "ops/kv_ahead.h"
+#include "ops/gemm_q.h"
 #include "plan/types.h"
 
 #if defined(QUIRE_TILES)
@@ -179,29 +179,41 @@ constexpr int64_t kCutBlocks = 18;      // of two tiles: 36 KiB of bf16, which L
 constexpr int64_t kBlockHalves = kTile * kBlock;
 constexpr float kCentred = 1.0028f;
 
-// The weights of one tile: integers and scales, from some block on.
-struct TileWeights {
-  const uint8_t* u;
-  const uint16_t* d;
-  const uint16_t* m;  // of q4m
-};
-
+// How blocks of a format become bf16: numbers of kBits, whose lowest four (of q8 all eight) are where types.h says.
 template <WeightFormat kFormat>
 struct TileBlock {
-  static constexpr bool kBytes = kFormat == WeightFormat::q8, kMinima = kFormat == WeightFormat::q4m;
-  static constexpr int64_t kSize = kBytes ? 512 : 256;
+  static constexpr bool kIsBytes = kFormat == WeightFormat::q8;
+  static constexpr int kBits = kIsBytes ? 8 : kFormat == WeightFormat::q5k ? 5 : kFormat == WeightFormat::q6k ? 6 : 4;
+  static constexpr float kLevels = 1 << kBits;
+  static constexpr int kLowBits = kIsBytes ? 8 : 4;
+  static constexpr uint32_t kLowMask = ((1u << kLowBits) - 1) << (23 - kBits);
+  static constexpr uint32_t kHighMask = 0x007fffff & ~((1u << (23 - kBits + kLowBits)) - 1);
 
-  static TileWeights weights(const Weight& weight, int64_t tile, int64_t block) {
-    const int64_t blocks = weight.num_inputs / kBlock;
-    const std::byte* data = weight.data + tile * tile_bytes(kFormat, weight.num_inputs);
-    const auto* d = reinterpret_cast<const uint16_t*>(data + blocks * kSize) + block * kTile;
-    return {reinterpret_cast<const uint8_t*>(data) + block * kSize, d, d + blocks * kTile};
+  struct Scales {
+    __m512 scale, base;
+  };
+  static Scales scales(const QTile<kFormat>& tile, int64_t block, int part) {
+    const __m512 d = tile.scale(block, part).v, centred = _mm512_set1_ps(kCentred), levels = _mm512_set1_ps(kLevels);
+    __m512 least;
+    if constexpr (QTile<kFormat>::kHasMinima) {
+      least = _mm512_fnmadd_ps(d, levels, tile.minimum(block).v);
+    } else {
+      least = _mm512_mul_ps(d, _mm512_set1_ps(-1.5f * kLevels));  // the centre is half of the levels
+    }
+    return {_mm512_mul_ps(_mm512_mul_ps(d, levels), centred), _mm512_mul_ps(least, centred)};
   }
 
-  // A number of 4 or 8 bits, shifted to the top of a fraction, is 1 + u / 16 or 1 + u / 256.
-  static __m512 value(__m512i shifted, __m512 scale, __m512 base) {
-    const __m512i fraction = _mm512_set1_epi32(kBytes ? 0x007f8000 : 0x00780000), one = _mm512_set1_epi32(0x3f800000);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_ternarylogic_epi32(shifted, fraction, one, 0xea)), scale, base);
+  static __m512i shifted(__m512i x, int left) {
+    return left >= 0 ? _mm512_slli_epi32(x, left) : _mm512_srli_epi32(x, -left);
+  }
+  static __m512i masked_or(__m512i x, uint32_t mask, __m512i other) {
+    return _mm512_ternarylogic_epi32(x, _mm512_set1_epi32(static_cast<int>(mask)), other, 0xea);
+  }
+  // The numbers whose lowest bit is bit `at` of each lane: at the top of a fraction, u is 1 + u / 2^kBits.
+  static __m512 value(__m512i low, int at, __m512i high, int high_at, const Scales& scales) {
+    __m512i x = masked_or(shifted(low, 23 - kBits - at), kLowMask, _mm512_set1_epi32(0x3f800000));
+    if constexpr (kBits > kLowBits) x = masked_or(shifted(high, 23 - kBits + kLowBits - high_at), kHighMask, x);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(x), scales.scale, scales.base);
   }
   // The upper halves of two inputs' weights: one row of pairs.
   static void put(__m512 even, __m512 odd, uint16_t* out) {
@@ -209,26 +221,22 @@ struct TileBlock {
     _mm512_store_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_castps_si512(odd)));
   }
 
-  // Block `b` from `from` on as [16 pairs of inputs][16 outputs][2].
-  static void dequantise(const TileWeights& from, int64_t b, uint16_t* out) {
-    const __m512 d = widen_f16(from.d + b * kTile).v, centred = _mm512_set1_ps(kCentred);
-    const __m512 scale = _mm512_mul_ps(_mm512_mul_ps(d, _mm512_set1_ps(kBytes ? 256.0f : 16.0f)), centred);
-    const __m512 least = kMinima ? _mm512_fnmadd_ps(d, _mm512_set1_ps(16.0f), widen_f16(from.m + b * kTile).v)
-                                 : _mm512_mul_ps(d, _mm512_set1_ps(kBytes ? -384.0f : -24.0f));
-    const __m512 base = _mm512_mul_ps(least, centred);
-    const uint8_t* chunk = from.u + b * kSize;
-    QUIRE_UNROLL for (int j = 0; j < kSize / 64; ++j, chunk += 64) {
-      const __m512i p = _mm512_loadu_si512(chunk);
-      if constexpr (kBytes) {
-        put(value(_mm512_slli_epi32(p, 15), scale, base), value(_mm512_slli_epi32(p, 7), scale, base), out + j * 64);
-        put(value(_mm512_srli_epi32(p, 1), scale, base), value(_mm512_srli_epi32(p, 9), scale, base),
-            out + j * 64 + 32);
-      } else {
-        uint16_t* rows = out + j * 128;
-        put(value(_mm512_slli_epi32(p, 19), scale, base), value(_mm512_slli_epi32(p, 11), scale, base), rows);
-        put(value(_mm512_slli_epi32(p, 3), scale, base), value(_mm512_srli_epi32(p, 5), scale, base), rows + 32);
-        put(value(_mm512_slli_epi32(p, 15), scale, base), value(_mm512_slli_epi32(p, 7), scale, base), rows + 64);
-        put(value(_mm512_srli_epi32(p, 1), scale, base), value(_mm512_srli_epi32(p, 9), scale, base), rows + 96);
+  // Block `b` of a tile as [16 pairs of inputs][16 outputs][2].
+  static void dequantise(const QTile<kFormat>& tile, int64_t b, uint16_t* out) {
+    constexpr int kParts = QTile<kFormat>::kParts, kChunks = kIsBytes ? 8 : 4;
+    Scales of[kParts];
+    QUIRE_UNROLL for (int part = 0; part < kParts; ++part) of[part] = scales(tile, b, part);
+    QUIRE_UNROLL for (int j = 0; j < kChunks; ++j) {
+      const __m512i low = _mm512_loadu_si512(tile.low(b, j));
+      __m512i high = low;
+      if constexpr (kBits > kLowBits) high = _mm512_loadu_si512(tile.upper(b, j));
+      const Scales& mine = of[j * kParts / kChunks];
+      QUIRE_UNROLL for (int row = 0; row < (kIsBytes ? 2 : 4); ++row) {
+        // Two bytes of each lane, and of these the low or the high half.
+        const int half = kIsBytes ? 0 : row / 2, byte = row % 2 * 2, at = 8 * byte + 4 * half;
+        const int high_at = 8 * byte + (kBits == 6 ? j % 2 * 4 + 2 * half : 2 * j + half);
+        put(value(low, at, high, high_at, mine), value(low, at + 8, high, high_at + 8, mine),
+            out + (j * (kIsBytes ? 2 : 4) + row) * 32);
       }
     }
   }
@@ -255,33 +263,32 @@ inline void multiply_block(const uint16_t* w, const std::byte* const* x, int64_t
 }
 
 // At most 64 rows. While the tile unit multiplies a block, the vector units dequantise the second next one: what was
-// stored must have reached L1.
+// stored must have reached L1. Weights are fetched into L2: L1 has too few places for misses to hide memory.
 template <WeightFormat kFormat, int kGroups>
 void multiply_few(const Weight& weight, const std::byte* const* x, int64_t stride, int64_t tile, int64_t num_tiles,
                   KvFetch& fetch, float* const* out, int64_t out_stride) {
-  using Block = TileBlock<kFormat>;
-  constexpr int64_t kLead = 2, kBuffers = 4, kAhead = 40, kKvBytes = 256;
+  constexpr int64_t kLead = 2, kBuffers = 4, kAhead = 12 << 10, kKvBytes = 256;
   const int64_t blocks = weight.num_inputs / kBlock, total = num_tiles * blocks;
+  const int64_t bytes = tile_bytes(kFormat, weight.num_inputs), lines = (bytes / 64 + blocks - 1) / blocks;
+  const std::byte* data = weight.data + tile * bytes;
   alignas(64) uint16_t w[kBuffers][kBlockHalves];
-  TileWeights next = Block::weights(weight, tile, 0);
+  QTile<kFormat> next(data, blocks);
   int64_t ready = 0, block = 0;
   const auto dequantise = [&] {
     if (ready == total) return;
-    Block::dequantise(next, block, w[ready % kBuffers]);
+    TileBlock<kFormat>::dequantise(next, block, w[ready % kBuffers]);
     ++ready;
-    if (++block == blocks) block = 0, next = Block::weights(weight, tile + ready / blocks, 0);
+    if (++block == blocks) block = 0, next = QTile<kFormat>(data + ready / blocks * bytes, blocks);
   };
   for (int64_t i = 0; i < kLead; ++i) dequantise();
   for (int64_t c = 0, done = 0; c < num_tiles; ++c) {
+    const std::byte* ahead = data + c * bytes + kAhead;
     tile_zero<0>();
     if constexpr (kGroups > 1) tile_zero<1>();
     if constexpr (kGroups > 2) tile_zero<2>();
     if constexpr (kGroups > 3) tile_zero<3>();
     for (int64_t b = 0; b < blocks; ++b, ++done) {
-      const uint8_t* ahead = next.u + (block + kAhead) * Block::kSize;
-      QUIRE_UNROLL for (int64_t i = 0; i < Block::kSize; i += 64) prefetch(ahead + i);
-      if constexpr (Block::kMinima) prefetch(next.m + (block + kAhead) * kTile);
-      prefetch(next.d + (block + kAhead) * kTile);
+      for (int64_t i = 0; i < lines; ++i, ahead += 64) prefetch(ahead);
       const KvFetch::Bytes kv = fetch.take(kKvBytes);
       for (const std::byte* at = kv.begin; at < kv.end; at += 64) prefetch(at);
       multiply_block<kGroups>(w[done % kBuffers], x, b * kStepBytes, stride);
@@ -303,7 +310,6 @@ inline void multiply_panel(const Bf16Group* groups, int64_t num_groups, const ui
 template <WeightFormat kFormat>
 void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                        int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  using Block = TileBlock<kFormat>;
   use_rows(num_rows < 16 ? num_rows : 16);
   if (num_rows <= kFewTileRows) {
     const int64_t last = num_rows < 16 ? 0 : num_rows - 16, groups = (num_rows + 15) / 16;
@@ -319,19 +325,21 @@ void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64
                                                             multiply_few<kFormat, 3>, multiply_few<kFormat, 4>};
     return kFew[groups - 1](weight, from, x.stride_bytes, tile, num_tiles, fetch, to, out_stride);
   }
-  const int64_t blocks = weight.num_inputs / kBlock;
+  constexpr int64_t kPanelAhead = 6 << 10;
+  const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
+  const int64_t lines = (bytes / 64 + blocks - 1) / blocks;
   alignas(64) uint16_t panel[2][kCutBlocks * kBlockHalves];
   for (int64_t c = 0; c < num_tiles; c += 2) {
     const int64_t tiles = num_tiles - c < 2 ? 1 : 2;
     for (int64_t begin = 0; begin < blocks; begin += kCutBlocks) {
       const int64_t count = blocks - begin < kCutBlocks ? blocks - begin : kCutBlocks;
       for (int64_t i = 0; i < tiles; ++i) {
-        const TileWeights from = Block::weights(weight, tile + c + i, begin);
+        const std::byte* data = weight.data + (tile + c + i) * bytes;
+        const std::byte* ahead = data + begin * lines * 64 + kPanelAhead;
+        const QTile<kFormat> from(data, blocks);
         for (int64_t b = 0; b < count; ++b) {
-          QUIRE_UNROLL for (int64_t k = 0; k < Block::kSize; k += 64) {
-            prefetch(from.u + (b + kCutBlocks) * Block::kSize + k);
-          }
-          Block::dequantise(from, b, panel[i] + b * kBlockHalves);
+          for (int64_t k = 0; k < lines; ++k, ahead += 64) prefetch(ahead);
+          TileBlock<kFormat>::dequantise(from, begin + b, panel[i] + b * kBlockHalves);
         }
       }
       const auto group_at = [&](int64_t r) {
@@ -356,10 +364,13 @@ void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64
 // See gemm.h. At most kMostTileRows rows.
 inline void multiply_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                            int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  const auto as = weight.format == WeightFormat::q4    ? multiply_tiles_as<WeightFormat::q4>
-                  : weight.format == WeightFormat::q4m ? multiply_tiles_as<WeightFormat::q4m>
-                                                       : multiply_tiles_as<WeightFormat::q8>;
-  if (num_rows > 0) as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
+  const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_tiles_as<WeightFormat::q4>
+                           : weight.format == WeightFormat::q4m ? multiply_tiles_as<WeightFormat::q4m>
+                           : weight.format == WeightFormat::q8  ? multiply_tiles_as<WeightFormat::q8>
+                           : weight.format == WeightFormat::q4k ? multiply_tiles_as<WeightFormat::q4k>
+                           : weight.format == WeightFormat::q5k ? multiply_tiles_as<WeightFormat::q5k>
+                                                                : multiply_tiles_as<WeightFormat::q6k>;
+  if (num_rows > 0) multiply_as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
 }  // namespace

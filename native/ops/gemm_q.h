@@ -21,88 +21,174 @@ constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
 constexpr int kRowsAtOnce = 1, kTilesAtOnce = 1;
 #endif
 
+// A tile of weights, block by block: `weights` are those of a chunk of its inputs, `product` makes the exact sum of
+// products about the weights' centre of the sums of part `part`, and `scale` and `minimum` belong to that.
 template <WeightFormat kFormat>
-struct Quantised {
+class QTile {
+ public:
   using Dots = NibbleDots;
-  static constexpr int kBytes = 256;  // of a block
+  static constexpr int kParts = 1;  // of a block, each with a scale of its own
+  static constexpr bool kHasMinima = kFormat == WeightFormat::q4m;
+  QTile() = default;
+  QTile(const std::byte* data, int64_t blocks)
+      : u_(reinterpret_cast<const uint8_t*>(data)),
+        d_(reinterpret_cast<const uint16_t*>(data + blocks * 256)),
+        m_(d_ + blocks * kTile) {}
+  const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 256 + chunk * 64; }
+  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  static I32x16 product(Dots::Sums sums, const ActBlock& x, int) {
+    return kHasMinima ? Dots::total(sums) : Dots::total(sums) - shift_left<3>(broadcast(x.sum));
+  }
+  F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
+  F32x16 minimum(int64_t block) const { return widen_f16(m_ + block * kTile); }
+
+ private:
+  const uint8_t* u_;
+  const uint16_t *d_, *m_;
+};
+
+template <>
+class QTile<WeightFormat::q8> {
+ public:
+  using Dots = ByteDots;
+  static constexpr int kParts = 1;
+  static constexpr bool kHasMinima = false;
+  QTile() = default;
+  QTile(const std::byte* data, int64_t blocks)
+      : u_(reinterpret_cast<const uint8_t*>(data)), d_(reinterpret_cast<const uint16_t*>(data + blocks * 512)) {}
+  const uint8_t* low(int64_t block, int chunk) const { return u_ + block * 512 + chunk * 64; }
+  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  static I32x16 product(Dots::Sums sums, const ActBlock& x, int) { return Dots::total(sums, x.sum); }
+  F32x16 scale(int64_t block, int) const { return widen_f16(d_ + block * kTile); }
+
+ private:
+  const uint8_t* u_;
+  const uint16_t* d_;
+};
+
+// q4k, q5k and q6k: scales are those of types.h times those of the 256 inputs.
+template <WeightFormat kFormat>
+class SuperTile {
+ public:
+  using Dots = WideDots;
+  static constexpr int kParts = kFormat == WeightFormat::q6k ? 2 : 1;
+  static constexpr bool kHasMinima = kFormat != WeightFormat::q6k;
+  SuperTile() = default;
+  SuperTile(const std::byte* data, int64_t) : data_(reinterpret_cast<const uint8_t*>(data)) {}
+  const uint8_t* low(int64_t block, int chunk) const { return at(block) + block % kBlocks * 256 + chunk * 64; }
+  // The line with the bits above a chunk's nibbles.
+  const uint8_t* upper(int64_t block, int chunk) const {
+    const int64_t i = block % kBlocks;
+    return at(block) + kAt.high + (kFormat == WeightFormat::q5k ? i * 64 : i * 128 + chunk / 2 * 64);
+  }
+  Dots::Weights weights(int64_t block, int chunk) const {
+    const uint8_t* super = at(block);
+    const int64_t i = block % kBlocks;
+    const Dots::Weights low = Dots::load(super + i * 256 + chunk * 64);
+    if constexpr (kFormat == WeightFormat::q5k) return Dots::with_fifth(low, super + kAt.high + i * 64, chunk);
+    return Dots::with_upper(low, super + kAt.high + i * 128, chunk);
+  }
+  static I32x16 product(Dots::Sums sums, const ActBlock& x, int part) {
+    if constexpr (kFormat == WeightFormat::q5k) return Dots::total(sums);
+    const int32_t first = first_sum(x.q);
+    return Dots::total(sums) - shift_left<5>(broadcast(part == 0 ? first : x.sum - first));
+  }
+  F32x16 scale(int64_t block, int part) const {
+    const uint8_t *super = at(block), *scales = super + kAt.scales + (block % kBlocks * kParts + part) * kTile;
+    if constexpr (kHasMinima) return halves(super) * widen_u8(scales);
+    return load(reinterpret_cast<const float*>(super + kAt.d)) * widen_i8(scales);
+  }
+  F32x16 minimum(int64_t block) const {
+    const uint8_t* super = at(block);
+    const F32x16 m = widen_f16(reinterpret_cast<const uint16_t*>(super + kAt.d) + kTile);
+    return zero() - m * widen_u8(super + kAt.minima + block % kBlocks * kTile);
+  }
+
+ protected:
+  static constexpr SuperLayout kAt = super_layout(kFormat);
+  static constexpr int64_t kBlocks = kSuper / kBlock;
+  const uint8_t* at(int64_t block) const { return data_ + block / kBlocks * kAt.bytes; }
+  static F32x16 halves(const uint8_t* super) { return widen_f16(reinterpret_cast<const uint16_t*>(super + kAt.d)); }
+
+  const uint8_t* data_;
 };
 template <>
-struct Quantised<WeightFormat::q8> {
-  using Dots = ByteDots;
-  static constexpr int kBytes = 512;
+class QTile<WeightFormat::q5k> : public SuperTile<WeightFormat::q5k> {
+  using SuperTile::SuperTile;
 };
-
-struct QTile {
-  const uint8_t* u;
-  const uint16_t* d;
-  const uint16_t* m;  // of q4m
+template <>
+class QTile<WeightFormat::q6k> : public SuperTile<WeightFormat::q6k> {
+  using SuperTile::SuperTile;
 };
-
-template <WeightFormat kFormat>
-inline QTile q_tile(const Weight& weight, int64_t tile) {
-  const int64_t blocks = weight.num_inputs / kBlock;
-  const std::byte* data = weight.data + tile * tile_bytes(kFormat, weight.num_inputs);
-  const auto* scales = reinterpret_cast<const uint16_t*>(data + blocks * Quantised<kFormat>::kBytes);
-  return {reinterpret_cast<const uint8_t*>(data), scales, scales + blocks * kTile};
-}
-
-// The exact integer sum of products of one block, about the weights' centre.
-template <WeightFormat kFormat>
-inline I32x16 block_product(typename Quantised<kFormat>::Dots::Sums sums, const ActBlock& x) {
-  if constexpr (kFormat == WeightFormat::q8) {
-    return ByteDots::total(sums, x.sum);
-  } else if constexpr (kFormat == WeightFormat::q4) {
-    return NibbleDots::total(sums) - shift_left<3>(broadcast(x.sum));
-  } else {
-    return NibbleDots::total(sums);
-  }
-}
+template <>
+class QTile<WeightFormat::q4k> : public SuperTile<WeightFormat::q4k> {
+ public:
+  using Dots = NibbleDots;
+  using SuperTile::SuperTile;
+  Dots::Weights weights(int64_t block, int chunk) const { return Dots::load(low(block, chunk)); }
+  static I32x16 product(Dots::Sums sums, const ActBlock&, int) { return Dots::total(sums); }
+};
 
 // With half of that attention waits longer, with twice as much products do.
 constexpr int64_t kKvBytesOfBlock = 256;
 
-// What to fetch during a block: lines of weights, then keys and values.
+// What to fetch during a block: `num_lines` lines of weights into L1, unless `beyond` is 0 also the lines `beyond`
+// bytes after them into L2, then keys and values. The next block's lines of weights start `step` bytes later.
 struct Ahead {
   const std::byte* weights;
   int num_lines;
+  int64_t step, beyond;
   KvFetch::Bytes kv;
 };
 
+// How far ahead of its own reading a single group of rows fetches: nearer, lines come too late; farther, L1 has lost
+// them. One row then reads at 83 to 99 % of the speed of plain reads, at 66 to 75 % a whole tile ahead (2 threads of a
+// Xeon with AMX, tiles of 19 to 57 KB).
+constexpr int64_t kNearBytes = 1536;
+constexpr int64_t beyond_bytes(WeightFormat format) { return has_supers(format) ? 2560 : 6656; }
+
 // y of kRows rows from x on (stride x_stride bytes) and of kTiles tiles, to out[row][16 * kTiles].
 template <WeightFormat kFormat, int kRows, int kTiles>
-void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, int64_t blocks, Ahead ahead, float* out,
-                    int64_t out_stride) {
-  using Dots = typename Quantised<kFormat>::Dots;
-  constexpr int kBytes = Quantised<kFormat>::kBytes;
+void multiply_tiles(const std::byte* const* data, const std::byte* x, int64_t x_stride, int64_t blocks, Ahead ahead,
+                    float* out, int64_t out_stride) {
+  using Tile = QTile<kFormat>;
+  using Dots = typename Tile::Dots;
+  constexpr int kChunks = kBlock / Dots::kInputs / Tile::kParts;
+  Tile tiles[kTiles];
+  QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) tiles[c] = Tile(data[c], blocks);
   F32x16 y[kRows][kTiles];
   QUIRE_UNROLL for (int r = 0; r < kRows; ++r) { QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) y[r][c] = zero(); }
   for (int64_t b = 0; b < blocks; ++b, x += sizeof(ActBlock)) {
-    for (int i = 0; i < ahead.num_lines; ++i, ahead.weights += 64) prefetch_l1(ahead.weights);
+    for (int i = 0; i < ahead.num_lines; ++i) prefetch_l1(ahead.weights + i * 64);
+    for (int i = 0; i < ahead.num_lines && ahead.beyond > 0; ++i) prefetch(ahead.weights + ahead.beyond + i * 64);
+    ahead.weights += ahead.step;
     if (ahead.kv.begin < ahead.kv.end) {
       QUIRE_UNROLL for (int i = 0; i < kKvBytesOfBlock; i += 64) prefetch(ahead.kv.begin + i);
       ahead.kv.begin += kKvBytesOfBlock;
     }
-    typename Dots::Sums sums[kRows][kTiles];
-    QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-      QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::zero();
-    }
-    QUIRE_UNROLL for (int i = 0; i < kBlock; i += Dots::kInputs) {
-      typename Dots::Weights w[kTiles];
-      QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) w[c] = Dots::load(tiles[c].u + b * kBytes + i / Dots::kInputs * 64);
+    QUIRE_UNROLL for (int part = 0; part < Tile::kParts; ++part) {
+      typename Dots::Sums sums[kRows][kTiles];
       QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-        const auto& acts = *reinterpret_cast<const ActBlock*>(x + r * x_stride);
-        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::add(sums[r][c], w[c], acts.q + i);
+        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::zero();
       }
-    }
-    QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
-      const F32x16 d = widen_f16(tiles[c].d + b * kTile);
-      F32x16 m;
-      if constexpr (kFormat == WeightFormat::q4m) m = widen_f16(tiles[c].m + b * kTile);
-      QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
-        const auto& acts = *reinterpret_cast<const ActBlock*>(x + r * x_stride);
-        const F32x16 p = to_float(block_product<kFormat>(sums[r][c], acts));
-        y[r][c] = fma(p, d * broadcast(acts.scale), y[r][c]);
-        if constexpr (kFormat == WeightFormat::q4m) y[r][c] = fma(m, broadcast(acts.scaled_sum), y[r][c]);
+      QUIRE_UNROLL for (int i = part * kChunks; i < (part + 1) * kChunks; ++i) {
+        typename Dots::Weights w[kTiles];
+        QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) w[c] = tiles[c].weights(b, i);
+        QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+          const int8_t* q = reinterpret_cast<const ActBlock*>(x + r * x_stride)->q + i * Dots::kInputs;
+          QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) sums[r][c] = Dots::add(sums[r][c], w[c], q);
+        }
+      }
+      QUIRE_UNROLL for (int c = 0; c < kTiles; ++c) {
+        const F32x16 d = tiles[c].scale(b, part);
+        F32x16 m;
+        if constexpr (Tile::kHasMinima) m = tiles[c].minimum(b);
+        QUIRE_UNROLL for (int r = 0; r < kRows; ++r) {
+          const auto& acts = *reinterpret_cast<const ActBlock*>(x + r * x_stride);
+          const F32x16 p = to_float(Tile::product(sums[r][c], acts, part));
+          y[r][c] = fma(p, d * broadcast(acts.scale), y[r][c]);
+          if constexpr (Tile::kHasMinima) y[r][c] = fma(m, broadcast(acts.scaled_sum), y[r][c]);
+        }
       }
     }
   }
@@ -111,7 +197,7 @@ void multiply_tiles(const QTile* tiles, const std::byte* x, int64_t x_stride, in
   }
 }
 
-using MultiplyTiles = void (*)(const QTile*, const std::byte*, int64_t, int64_t, Ahead, float*, int64_t);
+using MultiplyTiles = void (*)(const std::byte* const*, const std::byte*, int64_t, int64_t, Ahead, float*, int64_t);
 
 // The kernel for 1 … kRowsAtOnce rows.
 template <WeightFormat kFormat, int kTiles, int kRows = kRowsAtOnce>
@@ -128,19 +214,21 @@ void multiply_q_by(const Weight& weight, const Rows& x, int64_t first, int64_t n
                    int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const int64_t blocks = weight.num_inputs / kBlock, bytes = tile_bytes(kFormat, weight.num_inputs);
   const int64_t groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  // All groups fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and the others
-  // leave it idle.
+  // Several groups all fetch the next tiles' weights: a first one that fetched them alone would wait for memory, and
+  // the others leave it idle.
   const auto num_lines = static_cast<int>((kTiles * bytes / 64 + blocks * groups - 1) / (blocks * groups));
+  const bool is_near = groups == 1 && kTiles == 1;
   for (int64_t c = 0; c < num_tiles; c += kTiles) {
-    QTile tiles[kTiles];
+    const std::byte* tiles[kTiles];
     for (int i = 0; i < kTiles; ++i) {
       // A lone last tile is taken twice.
-      tiles[i] = q_tile<kFormat>(weight, tile + (c + i < num_tiles ? c + i : c));
+      tiles[i] = weight.data + (tile + (c + i < num_tiles ? c + i : c)) * bytes;
     }
-    const std::byte* next = weight.data + (tile + c + kTiles) * bytes;
+    const std::byte* next = tiles[0] + (is_near ? kNearBytes : kTiles * bytes);
+    const int64_t step = is_near ? bytes / blocks : num_lines * 64;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = num_rows * g / groups, end = num_rows * (g + 1) / groups;
-      const Ahead ahead = {next + g * blocks * num_lines * 64, num_lines,
+      const Ahead ahead = {next + g * blocks * step, num_lines, step, is_near ? beyond_bytes(kFormat) : 0,
                            g == 0 ? KvFetch::Bytes{} : fetch.take(blocks * kKvBytesOfBlock)};
       multiply_tiles_for<kFormat, kTiles>(end - begin)(tiles, x.data + (first + begin) * x.stride_bytes, x.stride_bytes,
                                                        blocks, ahead, out + begin * out_stride + c * kTile, out_stride);
@@ -159,14 +247,13 @@ void multiply_q_as(const Weight& weight, const Rows& x, int64_t first, int64_t n
 // See gemm.h: the order of operations. out has room for an even number of tiles.
 inline void multiply_q(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                        int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
-  switch (weight.format) {
-    case WeightFormat::q4:
-      return multiply_q_as<WeightFormat::q4>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
-    case WeightFormat::q4m:
-      return multiply_q_as<WeightFormat::q4m>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
-    default:
-      return multiply_q_as<WeightFormat::q8>(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
-  }
+  const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_q_as<WeightFormat::q4>
+                           : weight.format == WeightFormat::q4m ? multiply_q_as<WeightFormat::q4m>
+                           : weight.format == WeightFormat::q8  ? multiply_q_as<WeightFormat::q8>
+                           : weight.format == WeightFormat::q4k ? multiply_q_as<WeightFormat::q4k>
+                           : weight.format == WeightFormat::q5k ? multiply_q_as<WeightFormat::q5k>
+                                                                : multiply_q_as<WeightFormat::q6k>;
+  multiply_as(weight, x, first, num_rows, tile, num_tiles, fetch, out, out_stride);
 }
 
 }  // namespace

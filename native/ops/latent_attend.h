@@ -303,7 +303,7 @@ inline void attend_plain(const LatentStep& at, const LatentUnit& unit) {
 
 inline void latent_attend(const LatentAttendOp& op, const Context& context) {
   const LatentStep at(op, context);
-  const TileSession session(op.up.format, kLatentTile);
+  const TileSession session(wanted_rows(op.up.format));
   int64_t total = 0, items = 0;
   visit_units(at, [&](const LatentUnit&, int64_t cost) { total += cost; });
   at.visit_absorbed(kLatentTile, [&](int64_t, int64_t) { items += op.num_heads; });

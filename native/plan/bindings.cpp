@@ -52,7 +52,10 @@ void bind_values(nb::module_& m) {
       .value("bf16", WeightFormat::bf16)
       .value("q4", WeightFormat::q4)
       .value("q4m", WeightFormat::q4m)
-      .value("q8", WeightFormat::q8);
+      .value("q8", WeightFormat::q8)
+      .value("q4k", WeightFormat::q4k)
+      .value("q5k", WeightFormat::q5k)
+      .value("q6k", WeightFormat::q6k);
   nb::enum_<KvFormat>(m, "KvFormat")
       .value("f32", KvFormat::f32)
       .value("f16", KvFormat::f16)

@@ -47,10 +47,17 @@ static inline T* row(const Rows& rows, int64_t index) {
 //   bf16      [ceil(I / 2)][16][2]          wants bf16 rows: pairs of inputs; an odd I is padded with zero
 //   q4, q4m   [I / 32][256 B] nibbles, then [I / 32][16] f16 scales d, then for q4m [I / 32][16] f16 minima m; wants q8
 //   q8        [I / 32][8][16][4] u8, then [I / 32][16] f16 scales d; wants q8 rows
+//   q4k, q5k  [I / 256] of: [8][256 B] nibbles, for q5k [8][64 B] fifth bits, [8][16] u8 scales s, [8][16] u8 minima n,
+//             [16] f16 d, [16] f16 e; wants q8
+//   q6k       [I / 256] of: [8][256 B] nibbles, [8][128 B] fifth and sixth bits, [8][2][16] i8 scales s, one for 16
+//             inputs, [16] f32 d; wants q8
 // Value of a weight:  q4: d * (u - 8)   q4m: d * u + m   q8: d * (u - 128), with u unsigned.
+//                     q4k, q5k: (d * s) * u - e * n   q6k: (d * s) * (u - 32), each operation rounded to fp32.
 // Nibbles of block b: 4 chunks of 64 B; byte 4 * lane + i of chunk j holds input 32 b + 8 j + i in its low and
-// 32 b + 8 j + 4 + i in its high half, for the tile's output `lane`: what a four-byte dot product wants.
-enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8 };
+// 32 b + 8 j + 4 + i in its high half, for the tile's output `lane`: what a four-byte dot product wants. The fifth bits
+// of these two are bits 2 j and 2 j + 1 of byte 4 * lane + i of the block's line. Fifth and sixth bits are bits 4 k, 4
+// k + 1 and 4 k + 2, 4 k + 3 of that byte of line j / 2, with k = j % 2.
+enum class WeightFormat : int32_t { f32, f16, bf16, q4, q4m, q8, q4k, q5k, q6k };
 
 struct Weight {
   const std::byte* data;
@@ -60,6 +67,21 @@ struct Weight {
 };
 
 constexpr int kTile = 16;
+
+constexpr int kSuper = 256;  // inputs that share a scale of scales in q4k, q5k and q6k
+
+// Where the parts of 256 inputs of a tile start.
+struct SuperLayout {
+  int64_t high, scales, minima, d, bytes;
+};
+constexpr SuperLayout super_layout(WeightFormat format) {
+  if (format == WeightFormat::q6k) return {2048, 3072, 0, 3328, 3392};
+  const int64_t scales = format == WeightFormat::q5k ? 2560 : 2048;
+  return {2048, scales, scales + 128, scales + 256, scales + 320};
+}
+constexpr bool has_supers(WeightFormat format) {
+  return format == WeightFormat::q4k || format == WeightFormat::q5k || format == WeightFormat::q6k;
+}
 
 static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
   const int64_t blocks = num_inputs / kBlock;
@@ -82,6 +104,11 @@ static inline int64_t tile_bytes(WeightFormat format, int64_t num_inputs) {
       break;
     case WeightFormat::q8:
       bytes = blocks * (512 + 32);
+      break;
+    case WeightFormat::q4k:
+    case WeightFormat::q5k:
+    case WeightFormat::q6k:
+      bytes = num_inputs / kSuper * super_layout(format).bytes;
       break;
   }
   return (bytes + 63) / 64 * 64;

@@ -22,6 +22,8 @@ StoredFormat stored_format(const std::string& name) {
   if (name == "Q8_0") return StoredFormat::q8_0;
   if (name == "MXFP4") return StoredFormat::mxfp4;
   if (name == "Q4_K") return StoredFormat::q4_k;
+  if (name == "Q5_K") return StoredFormat::q5_k;
+  if (name == "Q6_K") return StoredFormat::q6_k;
   throw std::invalid_argument("weights stored as " + name + " are not packed natively: decode them to F32 first");
 }
 
@@ -33,7 +35,7 @@ void bind_weights(nb::module_& m) {
   m.def(
       "pack_rows",
       [](const std::string& stored, uintptr_t rows, int64_t num_rows, int64_t num_inputs, int64_t row_stride_bytes,
-         uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order) {
+         uintptr_t packed, int64_t first_output, WeightFormat target, uintptr_t row_order, int num_threads) {
         const PackedRows job{.stored = stored_format(stored),
                              .rows = reinterpret_cast<const std::byte*>(rows),
                              .row_stride_bytes = row_stride_bytes,
@@ -44,10 +46,10 @@ void bind_weights(nb::module_& m) {
                              .packed = reinterpret_cast<std::byte*>(packed),
                              .first_output = first_output};
         nb::gil_scoped_release release;
-        pack_rows(job);
+        pack_rows(job, num_threads);
       },
       "stored"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "row_stride_bytes"_a, "packed"_a, "first_output"_a,
-      "target"_a, "row_order"_a = 0,
+      "target"_a, "row_order"_a = 0, "num_threads"_a = 1,
       "Pack rows stored in a GGUF format as outputs first_output and following of the matrix at `packed`; see\n"
       "native/weights/pack.h. row_order: address of int32 row numbers, or 0 for rows as they come.");
 }

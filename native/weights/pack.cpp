@@ -1,9 +1,12 @@
 #include "weights/pack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "weights/half.h"
 
@@ -12,6 +15,8 @@ namespace {
 
 // Of inputs that are packed for 16 rows before the next ones: 16 lines of source and the part of a tile stay in L1.
 constexpr int64_t kChunk = 256;
+// That a thread packs before it takes more.
+constexpr int64_t kPieceBytes = 1 << 18;
 
 // One output of a packed matrix.
 struct Lane {
@@ -92,21 +97,63 @@ void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
   }
 }
 
-// 256 inputs: d, dmin, 12 bytes with eight scales and minima of 6 bits, and 4 times 32 bytes whose low halves are 32
-// inputs and whose high halves are the next 32 (ggml-common.h).
-void copy_q4_k(const Lane& to, int64_t block, const std::byte* from) {
-  const float d = from_f16(half(from)), dmin = from_f16(half(from + 2));
+// --- 256 inputs with scales of scales: the same integers in another order (layouts of the file: ggml-common.h) -------
+
+std::byte* super_of(const Lane& to, WeightFormat target, int64_t block) {
+  return to.tile + block / (kSuper / kBlock) * super_layout(target).bytes;
+}
+
+// The low four bits of the 32 inputs of block i, which are at 32 bytes from `from` on, in the halves `shift` chooses.
+void put_nibbles(const Lane& to, std::byte* super, int64_t i, const std::byte* from, int shift) {
+  std::byte* out = super + i * 256 + to.lane * 4;
+  for (int64_t j = 0; j < 4; ++j) {
+    const uint32_t low = (word(from, 2 * j) >> shift) & kLow, high = (word(from, 2 * j + 1) >> shift) & kLow;
+    put(out + j * 64, low | (high << 4));
+  }
+}
+
+// d, dmin, 12 bytes with eight scales and minima of 6 bits, for Q5_K 32 bytes of which byte l has the fifth bits of
+// inputs l of the eight blocks, and 4 times 32 bytes whose low halves are 32 inputs and whose high halves are the next.
+template <WeightFormat kTarget>
+void copy_q45_k(const Lane& to, int64_t block, const std::byte* from) {
+  constexpr SuperLayout layout = super_layout(kTarget);
+  std::byte* super = super_of(to, kTarget, block);
+  put(super + layout.d + 2 * to.lane, half(from));
+  put(super + layout.d + 2 * (kTile + to.lane), half(from + 2));
   const auto* packed = reinterpret_cast<const uint8_t*>(from) + 4;
   for (int64_t i = 0; i < 8; ++i) {
     const int scale = i < 4 ? packed[i] & 63 : (packed[i + 4] & 15) | ((packed[i - 4] >> 2) & 48);
     const int minimum = i < 4 ? packed[i + 4] & 63 : (packed[i + 4] >> 4) | ((packed[i] >> 2) & 48);
-    put_scale(to, WeightFormat::q4m, block + i, round_to_f16(d * static_cast<float>(scale)));
-    put_minimum(to, block + i, round_to_f16(-dmin * static_cast<float>(minimum)));
-    const std::byte* nibbles = from + 16 + i / 2 * 32;
-    const int shift = i % 2 * 4;
-    for (int64_t j = 0; j < 4; ++j) {
-      const uint32_t low = (word(nibbles, 2 * j) >> shift) & kLow, high = (word(nibbles, 2 * j + 1) >> shift) & kLow;
-      put_word(to, WeightFormat::q4m, block + i, j, low | (high << 4));
+    super[layout.scales + i * kTile + to.lane] = static_cast<std::byte>(scale);
+    super[layout.minima + i * kTile + to.lane] = static_cast<std::byte>(minimum);
+  }
+  from += 16;
+  if constexpr (kTarget == WeightFormat::q5k) {
+    for (int64_t i = 0; i < 8; ++i) {
+      uint32_t bits = 0;
+      for (int64_t w = 0; w < 8; ++w) bits |= ((word(from, w) >> i) & 0x01010101u) << w;
+      put(super + layout.high + i * 64 + to.lane * 4, bits);
+    }
+    from += 32;
+  }
+  for (int64_t i = 0; i < 8; ++i) put_nibbles(to, super, i, from + i / 2 * 32, i % 2 * 4);
+}
+
+// Twice 128 inputs: 64 bytes with the low four bits of inputs l and l + 64, then twice 32 bytes with the upper two bits
+// of inputs l, l + 32, l + 64 and l + 96; 16 scales; d.
+void copy_q6_k(const Lane& to, int64_t block, const std::byte* from) {
+  constexpr SuperLayout layout = super_layout(WeightFormat::q6k);
+  std::byte* super = super_of(to, WeightFormat::q6k, block);
+  put(super + layout.d + 4 * to.lane, from_f16(half(from + 208)));
+  for (int64_t i = 0; i < 16; ++i) super[layout.scales + i * kTile + to.lane] = from[192 + i];
+  for (int64_t i = 0; i < 8; ++i) {
+    const int64_t part = i / 4, k = i % 4;
+    put_nibbles(to, super, i, from + part * 64 + k % 2 * 32, static_cast<int>(k / 2 * 4));
+    const std::byte* upper = from + 128 + part * 32;
+    for (int64_t line = 0; line < 2; ++line) {
+      uint32_t bits = 0;
+      for (int64_t w = 0; w < 4; ++w) bits |= ((word(upper, 4 * line + w) >> (2 * k)) & 0x03030303u) << (2 * w);
+      put(super + layout.high + i * 128 + line * 64 + to.lane * 4, bits);
     }
   }
 }
@@ -235,6 +282,10 @@ StoredBlock stored_block(StoredFormat stored) {
       return {32, 34};
     case StoredFormat::q4_k:
       return {256, 144};
+    case StoredFormat::q5_k:
+      return {256, 176};
+    case StoredFormat::q6_k:
+      return {256, 210};
     case StoredFormat::mxfp4:
       return {32, 17};
   }
@@ -259,7 +310,11 @@ void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t co
     case StoredFormat::q8_0:
       return copy_blocks<copy_q8_0>(to, first, count, size, from);
     case StoredFormat::q4_k:
-      return copy_blocks<copy_q4_k>(to, first, count, size, from);
+      return copy_blocks<copy_q45_k<WeightFormat::q4k>>(to, first, count, size, from);
+    case StoredFormat::q5_k:
+      return copy_blocks<copy_q45_k<WeightFormat::q5k>>(to, first, count, size, from);
+    case StoredFormat::q6_k:
+      return copy_blocks<copy_q6_k>(to, first, count, size, from);
     case StoredFormat::mxfp4:
       return copy_blocks<copy_mxfp4>(to, first, count, size, from);
     default:
@@ -276,6 +331,12 @@ void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t co
 // An output past the last one.
 void pack_zeros(WeightFormat target, const Lane& to, int64_t first, int64_t count) {
   const float zeros[kChunk] = {};
+  if (has_supers(target)) {
+    const auto copy = target == WeightFormat::q4k   ? copy_q45_k<WeightFormat::q4k>
+                      : target == WeightFormat::q5k ? copy_q45_k<WeightFormat::q5k>
+                                                    : copy_q6_k;
+    return copy(to, first / kBlock, reinterpret_cast<const std::byte*>(zeros));
+  }
   if (target != WeightFormat::q4) return encode_floats(to, target, first, count, zeros);
   for (int64_t block = first / kBlock; block < (first + count) / kBlock; ++block) {
     put_scale(to, target, block, 0);
@@ -287,9 +348,11 @@ void check(const PackedRows& job) {
   const bool same = (job.stored == StoredFormat::q4_0 && job.target == WeightFormat::q4) ||
                     (job.stored == StoredFormat::q4_1 && job.target == WeightFormat::q4m) ||
                     (job.stored == StoredFormat::q8_0 && job.target == WeightFormat::q8) ||
-                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4m) ||
+                    (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4k) ||
+                    (job.stored == StoredFormat::q5_k && job.target == WeightFormat::q5k) ||
+                    (job.stored == StoredFormat::q6_k && job.target == WeightFormat::q6k) ||
                     (job.stored == StoredFormat::mxfp4 && job.target == WeightFormat::q8);
-  if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4)) {
+  if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4 && !has_supers(job.target))) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }
   const int64_t target_block = wanted_rows(job.target) == RowType::q8 ? kBlock : 1;
@@ -298,10 +361,27 @@ void check(const PackedRows& job) {
   }
 }
 
-}  // namespace
+// Calls pack(first row, rows) for pieces that end where tiles end, on `num_threads` threads.
+template <typename Pack>
+void in_pieces(const PackedRows& job, int num_threads, Pack pack) {
+  const int64_t bytes = tile_bytes(job.target, job.num_inputs), skipped = job.first_output % kTile;
+  const int64_t tiles = (skipped + job.num_rows + kTile - 1) / kTile, each = 1 + kPieceBytes / bytes;
+  const int64_t count = (tiles + each - 1) / each;
+  std::atomic<int64_t> next = 0;
+  const auto work = [&] {
+    for (int64_t piece; (piece = next.fetch_add(1)) < count;) {
+      const int64_t begin = std::max<int64_t>(0, piece * each * kTile - skipped);
+      const int64_t end = std::min(job.num_rows, (piece + 1) * each * kTile - skipped);
+      pack(begin, end - begin);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < std::min<int64_t>(num_threads, count); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
 
-void pack_rows(const PackedRows& job) {
-  check(job);
+void pack_piece(const PackedRows& job) {
   const int64_t bytes = tile_bytes(job.target, job.num_inputs), end = job.first_output + job.num_rows;
   for (int64_t output = job.first_output; output < end;) {
     const int64_t tile = output / kTile, tile_end = (tile + 1) * kTile;
@@ -320,6 +400,23 @@ void pack_rows(const PackedRows& job) {
     }
     output = tile_end;
   }
+}
+
+}  // namespace
+
+void pack_rows(const PackedRows& job, int num_threads) {
+  check(job);
+  in_pieces(job, num_threads, [&](int64_t first, int64_t count) {
+    PackedRows piece = job;
+    piece.first_output += first;
+    piece.num_rows = count;
+    if (job.row_order == nullptr) {
+      piece.rows += first * job.row_stride_bytes;
+    } else {
+      piece.row_order += first;
+    }
+    pack_piece(piece);
+  });
 }
 
 }  // namespace quire

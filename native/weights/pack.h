@@ -8,7 +8,7 @@
 namespace quire {
 
 // GGUF's names; a row is a sequence of blocks. safetensors' floats are the first three.
-enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, mxfp4 };
+enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
 
 // Output first_output + r of the packed matrix becomes stored row r, or row_order[r] if row_order is not null.
 struct PackedRows {
@@ -24,10 +24,7 @@ struct PackedRows {
 };
 
 // What can be packed:
-//   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8: the same values.
-//   Q4_K -> q4m: nibbles as they are; d = d' * scale and m = -dmin * minimum of each 32 weights become f16, each wrong
-//     by at most 2^-11 of itself (or 2^-25). A weight is thus off by at most 15 / 2048 of its quantisation step and
-//     1 / 2048 of its minimum.
+//   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8, Q4_K -> q4k, Q5_K -> q5k, Q6_K -> q6k: the same values.
 //   MXFP4 -> q8: the same values, 2^scale / 2 times integers from -12 to 12, while that factor is 2^-24 to 2^15.
 //   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
@@ -36,7 +33,8 @@ struct PackedRows {
 // Outputs that share the last written tile but come after the last written output become zero, so that several calls
 // may fill one matrix in ascending order. Calls that share no tile may run at the same time.
 // Throws std::invalid_argument for other pairs, and where num_inputs is no multiple of a block of either format.
-void pack_rows(const PackedRows& job);
+// Rows are shared by num_threads threads, which end before it returns.
+void pack_rows(const PackedRows& job, int num_threads);
 
 inline int64_t packed_bytes(WeightFormat format, int64_t num_outputs, int64_t num_inputs) {
   return (num_outputs + kTile - 1) / kTile * tile_bytes(format, num_inputs);

@@ -26,6 +26,9 @@ class WeightFormat(enum.Enum):
     q4 = 3
     q4m = 4
     q8 = 5
+    q4k = 6
+    q5k = 7
+    q6k = 8
 
 class KvFormat(enum.Enum):
     f32 = 0
@@ -70,7 +73,7 @@ def wanted_rows(format: WeightFormat) -> RowType: ...
 def packed_bytes(format: WeightFormat, num_outputs: int, num_inputs: int) -> int: ...
 def pack_rows(
     stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int, first_output: int,
-    target: WeightFormat, row_order: int = 0,
+    target: WeightFormat, row_order: int = 0, num_threads: int = 1,
 ) -> None: ...  # fmt: skip
 
 # --- native/plan/plan.h -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Next to read: `checkpoint.py`, which makes them.
 """
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -89,8 +90,8 @@ class WeightTensor:
         stored = self.stored[:, row_bytes(block, first) : row_bytes(block, last)]
         num_rows = len(range(*rows.indices(self.shape[0])))
         if self.row_order is None:
-            return WeightTensor(self.name, (num_rows, last - first), self.format, stored[rows])
-        return WeightTensor(self.name, (num_rows, last - first), self.format, stored, self.row_order[rows])
+            return replace(self, shape=(num_rows, last - first), stored=stored[rows])
+        return replace(self, shape=(num_rows, last - first), stored=stored, row_order=self.row_order[rows])
 
     def unstacked(self) -> Iterator["WeightTensor"]:
         """The matrices of a stack `[matrices, rows, columns]`, or the vectors of a matrix; nothing is read."""
@@ -140,6 +141,17 @@ class WeightTensor:
 
         values = decode(self.raw, self.format).reshape(self.shape)
         return values + np.float32(self.offset) if self.offset else values
+
+    def release(self) -> None:
+        """Unmap the pages of the file until they are read again: they count as this process's memory."""
+        owner: object = self.stored
+        while isinstance(owner, np.ndarray | memoryview):
+            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if isinstance(owner, mmap.mmap):
+            low, high = np.lib.array_utils.byte_bounds(self.stored)
+            start = np.frombuffer(owner, dtype=np.uint8).ctypes.data
+            first = (low - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            owner.madvise(mmap.MADV_DONTNEED, first, high - start - first)
 
     def _block_format(self) -> BlockFormat:
         if self.format not in BLOCK_FORMATS:

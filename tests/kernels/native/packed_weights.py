@@ -9,13 +9,21 @@ from quire.weights.block_formats import BLOCK_FORMATS
 from tests.weights.gguf_builder import random_rows
 
 ISAS = [isa for isa in ("scalar", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx") if _native.isa_supported(isa)]
-FORMATS = {name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8")}
+FORMATS = {
+    name: getattr(_native.WeightFormat, name) for name in ("f32", "f16", "bf16", "q4", "q4m", "q8", "q4k", "q5k", "q6k")
+}
 ACT_BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("scaled_sum", "f4"), ("sum", "i4"), ("unused", "i4")])
 """`ActBlock` of native/plan/types.h."""
 
 
-STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
+STORED = {"q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K", "q5k": "Q5_K", "q6k": "Q6_K"}
 """What a quantised format is packed from without loss."""
+FLOATS_STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+
+
+def whole_blocks(format_name: str, num_inputs: int) -> int:
+    """`num_inputs`, or more so that they are whole blocks of K-quants."""
+    return -(-num_inputs // 256) * 256 if format_name.endswith("k") else num_inputs
 
 
 def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> np.ndarray:
@@ -29,9 +37,11 @@ def finite_rows(stored: str, num_rows: int, num_inputs: int, seed: int = 0) -> n
         return raw
     blocks = raw.reshape(-1, block.block_bytes)
     random = np.random.default_rng(seed)
-    for column, (low, high) in enumerate([(0.001, 0.1), (-0.1, 0.02)][: 2 if stored in ("Q4_1", "Q4_K") else 1]):
-        scales = random.uniform(low, high, len(blocks)).astype(np.float16)
-        blocks[:, 2 * column : 2 * column + 2] = scales.view(np.uint8).reshape(-1, 2)
+    columns = {"Q6_K": (208,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(stored, (0,))
+    for column, (low, high) in zip(columns, [(0.001, 0.1), (-0.1, 0.02)], strict=False):
+        largest = 64 if block.block_len == 256 else 1  # of the factors with fewer bits
+        scales = (random.uniform(low, high, len(blocks)) / largest).astype(np.float16)
+        blocks[:, column : column + 2] = scales.view(np.uint8).reshape(-1, 2)
     return raw
 
 
@@ -51,13 +61,15 @@ class Packed:
         self.data = aligned(_native.packed_bytes(self.format, num_outputs, num_inputs))
         self._next = 0
 
-    def add_rows(self, stored: str, raw: np.ndarray, row_order: np.ndarray | None = None) -> "Packed":
+    def add_rows(
+        self, stored: str, raw: np.ndarray, row_order: np.ndarray | None = None, num_threads: int = 1
+    ) -> "Packed":
         """Shapes: raw `[rows, bytes]`, row_order int32."""
         count = len(raw) if row_order is None else len(row_order)
         order = 0 if row_order is None else row_order.ctypes.data
         _native.pack_rows(
             stored, raw.ctypes.data, count, self.num_inputs, raw.strides[0], self.data.ctypes.data, self._next,
-            self.format, order,
+            self.format, order, num_threads,
         )  # fmt: skip
         self._next += count
         return self

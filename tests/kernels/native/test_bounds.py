@@ -14,7 +14,16 @@ import torch
 from quire import _native
 from tests.kernels.native.kv_steps import FORMATS as KV_FORMATS
 from tests.kernels.native.kv_steps import Extras, Pool, Runner, Shape
-from tests.kernels.native.packed_weights import ACT_BLOCK, FORMATS, ISAS, random_acts, random_weights, rows_of, run
+from tests.kernels.native.packed_weights import (
+    ACT_BLOCK,
+    FORMATS,
+    ISAS,
+    random_acts,
+    random_weights,
+    rows_of,
+    run,
+    whole_blocks,
+)
 
 NUM_OUTPUTS = (257, 273)
 """Enough for 64 rows at once; an odd number of tiles and an even one."""
@@ -40,10 +49,12 @@ def multiply_at_the_wall(isa: str) -> None:
     _native.set_isa(isa)
     for weight_format, num_outputs in itertools.product(FORMATS.values(), NUM_OUTPUTS):
         kind = _native.wanted_rows(weight_format)
-        num_bytes = -(-num_outputs // 16) * _native.tile_bytes(weight_format, NUM_INPUTS[kind])
-        weight = _native.Weight(before_a_wall(num_bytes), num_outputs, NUM_INPUTS[kind], weight_format)
+        num_inputs = whole_blocks(weight_format.name, NUM_INPUTS[kind])
+        size = SIZES[kind] * num_inputs // NUM_INPUTS[kind]
+        num_bytes = -(-num_outputs // 16) * _native.tile_bytes(weight_format, num_inputs)
+        weight = _native.Weight(before_a_wall(num_bytes), num_outputs, num_inputs, weight_format)
         for num_rows in (1, 3, 7, 8, 9, 15, 16, 17, 33, 70):
-            x = _native.Rows(before_a_wall(num_rows * SIZES[kind]), SIZES[kind], kind)
+            x = _native.Rows(before_a_wall(num_rows * size), size, kind)
             out = _native.Rows(before_a_wall(num_rows * num_outputs * 4), num_outputs * 4, _native.RowType.f32)
             plan = _native.Plan(1, num_rows, 1)
             plan.gemm(weight, 0, x, out)

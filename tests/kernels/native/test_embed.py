@@ -7,7 +7,9 @@ import torch
 from quire import _native
 from quire.weights.dequantize import dequantize
 from tests.kernels.native.packed_weights import (
+    FLOATS_STORED,
     FORMATS,
+    STORED,
     Packed,
     each_isa,
     embedded,
@@ -15,20 +17,21 @@ from tests.kernels.native.packed_weights import (
     finite_rows,
     rows_of,
     run,
+    whole_blocks,
 )
 
-STORED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
+STORED_AS = STORED | FLOATS_STORED
 
 
 def table(format_name: str, num_rows: int, width: int) -> tuple[Packed, np.ndarray]:
-    raw = finite_rows(STORED[format_name], num_rows, width)
-    values = dequantize(raw, STORED[format_name], torch.float32).numpy()
-    return Packed(format_name, num_rows, width).add_rows(STORED[format_name], raw), values
+    raw = finite_rows(STORED_AS[format_name], num_rows, width)
+    values = dequantize(raw, STORED_AS[format_name], torch.float32).numpy()
+    return Packed(format_name, num_rows, width).add_rows(STORED_AS[format_name], raw), values
 
 
 @pytest.mark.parametrize("format_name", list(FORMATS))
 def test_rows_of_any_ids_on_every_instruction_set(format_name: str) -> None:
-    packed, values = table(format_name, 50, 96)
+    packed, values = table(format_name, 50, whole_blocks(format_name, 96))
     ids = np.array([49, 0, 17, 17, 31, 32, 16, 48])
     for found in each_isa(lambda: embedded(packed, ids)):
         assert np.array_equal(found, values[ids])

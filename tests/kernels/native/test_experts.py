@@ -17,9 +17,10 @@ from tests.kernels.native.packed_weights import (
     quantised,
     rows_of,
     run,
+    whole_blocks,
 )
 
-STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0"}
+STORED = {"f32": "F32", "bf16": "BF16", "q4": "Q4_0", "q4m": "Q4_1", "q8": "Q8_0", "q4k": "Q4_K"}
 FORMATS = list(STORED)
 
 
@@ -38,6 +39,7 @@ class Experts:
 
     def __post_init__(self) -> None:
         stored = STORED[self.format_name]
+        self.width, self.inner = (whole_blocks(self.format_name, width) for width in (self.width, self.inner))
         up_rows, down_rows = self.num_experts * 2 * self.inner, self.num_experts * self.width
         self.up = Packed(self.format_name, up_rows, self.width)
         self.up.add_rows(stored, finite_rows(stored, up_rows, self.width, seed=1))

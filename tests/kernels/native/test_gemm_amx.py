@@ -14,14 +14,14 @@ from tests.kernels.native.packed_weights import (
     STORED,
     Packed,
     each_isa,
-    finite_rows,
     quantised,
     random_weights,
     rows_of,
     run,
+    whole_blocks,
 )
 from tests.kernels.native.test_gemm_float import expected_on, product, random
-from tests.kernels.native.test_gemm_quantised import multiply
+from tests.kernels.native.test_gemm_quantised import factors, multiply
 
 AMX = [isa for isa in ISAS if isa.startswith("amx")]
 pytestmark = pytest.mark.skipif(not AMX, reason="the kernels need AVX-512")
@@ -31,15 +31,13 @@ NUM_OUTPUTS = 273
 
 def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarray:
     """The bf16 weights of native/ops/gemm_amx.h of `random_weights`, as fp32; long doubles hold products exactly."""
-    raw = finite_rows(STORED[format_name], num_outputs, num_inputs).reshape(num_outputs, num_inputs // 32, -1)
-    d, m = (raw[:, :, i : i + 2].copy().view(np.float16)[..., 0, None].astype(np.float32) for i in (0, 2))
-    centre, levels = (128, 256) if format_name == "q8" else (0 if format_name == "q4m" else 8, 16)
-    if format_name == "q8":
-        u = raw[:, :, 2:].view(np.int8).astype(np.int64) + 128
-    else:
-        u = np.concatenate([raw[:, :, -16:] & 15, raw[:, :, -16:] >> 4], 2).astype(np.int64)
+    d, m, integers = factors(format_name, (num_outputs, num_inputs))
+    levels = {"q5k": 32, "q6k": 64, "q8": 256}.get(format_name, 16)
+    has_minima = format_name in ("q4m", "q4k", "q5k")
+    u = integers + (0 if has_minima else levels // 2)
+    d, m = d[..., None], (m if has_minima else -(levels // 2) * d)[..., None]
     factor = np.float32(1.0028)
-    least = (m if format_name == "q4m" else -centre * d) - np.longdouble(levels) * d
+    least = m - np.longdouble(levels) * d
     scale, base = levels * d * factor, least.astype(np.float32) * factor
     values = ((1 + u / np.longdouble(levels)) * scale + base).astype(np.float32)
     return (values.view(np.uint32) & 0xFFFF0000).view(np.float32).reshape(num_outputs, num_inputs)
@@ -48,6 +46,7 @@ def dequantised(format_name: str, num_outputs: int, num_inputs: int) -> np.ndarr
 @pytest.mark.parametrize("format_name", STORED)
 @pytest.mark.parametrize("num_inputs", [32, 96, 576, 608, 1216])
 def test_quantised_weights_are_multiplied_as_bf16(format_name: str, num_inputs: int) -> None:
+    num_inputs = whole_blocks(format_name, num_inputs)
     packed, weight = random_weights(format_name, 49, num_inputs), dequantised(format_name, 49, num_inputs)
     assert np.abs(weight - packed.decoded()).max() <= 2**-7.6 * np.abs(packed.decoded()).max()
     x = random((300, num_inputs), "bf16", 1)

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import quants
 
 from quire import _native
+from quire.weights.block_formats import BLOCK_FORMATS
 from tests.kernels.native.packed_weights import (
     ACT_BLOCK,
     ISAS,
@@ -22,9 +24,11 @@ from tests.kernels.native.packed_weights import (
     random_weights,
     rows_of,
     run,
+    whole_blocks,
 )
 
 FORMATS = list(STORED)
+SUPERS = {"q4k", "q5k", "q6k"}
 FAST_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 ACTIVATIONS = {
     "none": lambda y: y,
@@ -77,23 +81,61 @@ def in_documented_order(format_name: str, shape: tuple[int, int], acts: np.ndarr
     Fused multiply-adds are a product and a sum with 64-bit significands, then rounded: a product of two fp32 is exact
     in them.
     """
-    num_outputs, num_blocks = shape[0], shape[1] // 32
-    raw = finite_rows(STORED[format_name], *shape).reshape(num_outputs, num_blocks, -1)
-    d, m = (raw[:, :, i : i + 2].copy().view(np.float16)[..., 0].astype(np.float32) for i in (0, 2))
-    if format_name == "q8":
-        integers = raw[:, :, 2:].view(np.int8).astype(np.int64)
+    d, m, integers = factors(format_name, shape)
+    num_outputs, num_parts, part = integers.shape
+    q = acts["q"].reshape(len(acts), num_parts, part).astype(np.int64)
+    y = np.zeros((len(acts), num_outputs), np.float32)
+    for b in range(num_parts):
+        block = acts[:, b * part // 32, None]
+        exact = q[:, b] @ integers[:, b].T
+        y = (exact.astype(np.float32).astype(np.longdouble) * (d[:, b] * block["scale"]) + y).astype(np.float32)
+        if format_name in ("q4m", "q4k", "q5k"):
+            y = (m[:, b].astype(np.longdouble) * block["scaled_sum"] + y).astype(np.float32)
+    return y
+
+
+def factors(format_name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d and m of gemm.h, fp32, and the integers about their centre, of the weights `random_weights(format_name, *shape)`.
+
+    Shapes: d, m `[N, parts]`, integers `[N, parts, 16 or 32]`.
+    """
+    stored = STORED[format_name]
+    raw = finite_rows(stored, *shape)
+    part = 16 if format_name == "q6k" else 32
+    num_outputs, num_parts = shape[0], shape[1] // part
+    if format_name in SUPERS:
+        d, m, integers = super_factors(stored, raw.reshape(-1, BLOCK_FORMATS[stored].block_bytes))
+        d, m, integers = (values.reshape(num_outputs, num_parts, -1) for values in (d, m, integers))
+        d, m = d[..., 0], m[..., 0]
     else:
+        raw = raw.reshape(num_outputs, num_parts, -1)
+        d, m = (raw[:, :, i : i + 2].copy().view(np.float16)[..., 0].astype(np.float32) for i in (0, 2))
         pairs = raw[:, :, -16:].astype(np.int64)
         integers = np.concatenate([pairs & 15, pairs >> 4], 2) - (8 if format_name == "q4" else 0)
-    y = np.zeros((len(acts), num_outputs), np.float32)
-    for b in range(num_blocks):
-        exact = acts["q"][:, b].astype(np.int64) @ integers[:, b].T
-        scales = d[:, b] * acts["scale"][:, b, None]
-        y = (exact.astype(np.float32).astype(np.longdouble) * scales + y).astype(np.float32)
-        if format_name == "q4m":
-            sums = acts["scaled_sum"][:, b, None].astype(np.longdouble)
-            y = (m[:, b].astype(np.longdouble) * sums + y).astype(np.float32)
-    return y
+        if format_name == "q8":
+            integers = raw[:, :, 2:].view(np.int8).astype(np.int64)
+    return d, m, integers
+
+
+def super_factors(stored: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d and m of gemm.h, fp32, and the integers about their centre, found by decoding blocks with other factors.
+
+    Shapes: blocks `[N, bytes]` -> d and m `[N, 8 or 16, 1]`, integers `[N, 8 or 16, 32 or 16]`.
+    """
+    one = np.array([1.0], np.float16).view(np.uint8)
+    plain = blocks.copy()
+    if stored == "Q6_K":
+        d, scales = blocks[:, 208:210].copy().view(np.float16), blocks[:, 192:208].view(np.int8)
+        plain[:, 192:208], plain[:, 208:210] = 1, one
+        integers = quants.dequantize(plain, quants.GGMLQuantizationType[stored]).reshape(-1, 16, 16)
+        found = d.astype(np.float32) * scales
+        return found[..., None], np.zeros_like(found)[..., None], integers.astype(np.int64)
+    plain[:, :16] = np.array([*one, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1], np.uint8)
+    integers = quants.dequantize(plain, quants.GGMLQuantizationType[stored]).reshape(-1, 8, 32)
+    scales, minima = quants.Q4_K.get_scale_min(blocks[:, 4:16])
+    d, e = (blocks[:, i : i + 2].copy().view(np.float16).astype(np.float32) for i in (0, 2))
+    found_d, found_m = d * scales.astype(np.float32), -(e * minima.astype(np.float32))
+    return found_d.reshape(-1, 8, 1), found_m.reshape(-1, 8, 1), integers.astype(np.int64)
 
 
 def assert_same(results: list[np.ndarray]) -> None:
@@ -106,6 +148,7 @@ def assert_same(results: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("shape", [(1, 16, 32), (2, 40, 64), (5, 33, 96), (13, 1, 32), (70, 576, 576), (9, 65, 1536)])
 def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tuple[int, int, int]) -> None:
     num_rows, num_outputs, num_inputs = shape
+    num_inputs = whole_blocks(format_name, num_inputs)
     packed, acts = random_weights(format_name, num_outputs, num_inputs), random_acts(num_rows, num_inputs)
     wanted, error = expected(packed, acts)
     found = multiply(packed, acts)
@@ -113,7 +156,24 @@ def test_the_product_is_that_of_the_decoded_values(format_name: str, shape: tupl
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", ["q4k", "q5k", "q6k"])
+def test_extreme_integers_of_k_quants_do_not_overflow(format_name: str) -> None:
+    stored = STORED[format_name]
+    rows = np.full((32, BLOCK_FORMATS[stored].block_bytes), 0xFF, dtype=np.uint8)
+    rows[1::2] = 0
+    # A power of two, so that sums are exact; scales of 127 and -128 of Q6_K.
+    for column in (208,) if stored == "Q6_K" else (0, 2):
+        rows[:, column : column + 2] = np.array([2.0**-4], np.float16).view(np.uint8)
+    if stored == "Q6_K":
+        rows[:, 192:208] = np.where(np.arange(32) % 4 < 2, 0x7F, 0x80)[:, None]
+    packed = Packed(format_name, 32, 256).add_rows(stored, rows)
+    acts = quantised(np.array([[127.0], [-127.0]], np.float32) * np.ones((2, 256), np.float32))
+    wanted = dequantised(acts) @ packed.decoded().astype(np.float64).T
+    for found in each_isa(lambda: multiply(packed, acts)):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("format_name", ["q4", "q4m", "q8"])
 def test_extreme_integers_do_not_overflow(format_name: str) -> None:
     packed = Packed(format_name, 32, 64)
     raw = {"q4": 18, "q4m": 20, "q8": 34}[format_name]
@@ -131,8 +191,9 @@ def test_extreme_integers_do_not_overflow(format_name: str) -> None:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 7])
 def test_sums_are_in_the_documented_order_to_the_bit(format_name: str, num_rows: int) -> None:
-    packed, acts = random_weights(format_name, 49, 160), random_acts(num_rows, 160)
-    assert_same([in_documented_order(format_name, (49, 160), acts), *each_isa(lambda: multiply(packed, acts))])
+    num_inputs = whole_blocks(format_name, 160) + 256 * (format_name in SUPERS)
+    packed, acts = random_weights(format_name, 49, num_inputs), random_acts(num_rows, num_inputs)
+    assert_same([in_documented_order(format_name, (49, num_inputs), acts), *each_isa(lambda: multiply(packed, acts))])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +213,8 @@ def test_instruction_sets_agree_on_every_way_out(out: str, activation: str, gate
 @pytest.mark.parametrize("isa", FAST_ISAS)
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_a_row_alone_is_the_row_in_a_batch(format_name: str, isa: str) -> None:
-    packed, acts = random_weights(format_name, 72, 96), random_acts(70, 96)
+    num_inputs = whole_blocks(format_name, 96)
+    packed, acts = random_weights(format_name, 72, num_inputs), random_acts(70, num_inputs)
 
     def all_ways() -> np.ndarray:
         whole = multiply(packed, acts)

@@ -14,6 +14,7 @@ from tests.kernels.native.packed_weights import (
     random_weights,
     rows_of,
     run,
+    whole_blocks,
 )
 
 
@@ -48,11 +49,12 @@ def logits_of(packed: Packed, acts: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(1, 49), (2, 1), (3, 700), (9, 96), (70, 200)])
 def test_the_largest_logit_wins(format_name: str, shape: tuple[int, int]) -> None:
     num_rows, num_outputs = shape
+    width = whole_blocks(format_name, 64)
     if format_name == "f32":
         packed = Packed("f32", num_outputs, 64).add_rows("F32", finite_rows("F32", num_outputs, 64))
         acts = np.random.default_rng(0).standard_normal((num_rows, 64)).astype(np.float32)
     else:
-        packed, acts = random_weights(format_name, num_outputs, 64), random_acts(num_rows, 64)
+        packed, acts = random_weights(format_name, num_outputs, width), random_acts(num_rows, width)
     wanted = logits_of(packed, acts).argmax(1)
     for threads in (1, 2, 3):
         assert np.array_equal(likeliest(packed, acts, threads=threads), wanted)

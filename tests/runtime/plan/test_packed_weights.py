@@ -1,5 +1,6 @@
 """Which format each weight gets, and that packed values are the stored ones within the bounds of the table there."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,14 @@ from torch import nn
 
 from quire._native import WeightFormat
 from quire.runtime.plan.packed_weights import PackedWeights, choose_format, kept_bytes
+from quire.weights.model_files import map_file
 from quire.weights.weight_tensor import WeightTensor
 from tests.runtime.plan.harness import decoded, k_quants, packed, stored
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", "Q4_K": "q4m"}
-OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K")
+SUPERS = {"Q4_K": "q4k", "Q5_K": "q5k", "Q6_K": "q6k"}
+EXACT = {"Q4_0": "q4", "Q4_1": "q4m", "Q8_0": "q8", **SUPERS}
+OTHERS = ("Q5_0", "Q5_1", "Q2_K", "Q3_K")
 
 
 def chosen(
@@ -95,10 +98,35 @@ def test_other_formats_are_within_half_a_step_of_8_bit(stored_format: str) -> No
     assert not torch.equal(found, expected)
 
 
-def test_q4_k_keeps_its_nibbles() -> None:
-    found, expected = packed("q4m", k_quants("w", 17, 512, "Q4_K"))
-    assert (found - expected).abs().max() <= 2.0**-10 * expected.abs().max()
-    assert not torch.equal(found, expected)
+@pytest.mark.parametrize(("stored_format", "name"), SUPERS.items())
+def test_k_quants_keep_their_values(stored_format: str, name: str) -> None:
+    found, expected = packed(name, k_quants("w", 17, 512, stored_format))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("stored_format", ["F32", "Q3_K"])
+def test_weights_are_packed_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, stored_format: str) -> None:
+    tensor = stored("w", random(45, 256), "F32") if stored_format == "F32" else k_quants("w", 45, 256, stored_format)
+    whole, _ = packed("q8", tensor)
+    monkeypatch.setattr("quire.runtime.plan.packed_weights.PART_VALUES", 7 * 256)
+    assert torch.equal(packed("q8", tensor)[0], whole)
+
+
+def test_packed_pages_of_the_file_are_released_and_can_be_read_again(tmp_path: Path) -> None:
+    values = random(2048, 1024)
+    (tmp_path / "w").write_bytes(values.numpy().tobytes())
+    mapping = map_file(tmp_path / "w")
+    tensor = WeightTensor("w", (2048, 1024), "F32", np.frombuffer(mapping, np.uint8).reshape(2048, -1))
+
+    def mapped_kb() -> int:
+        parts = Path("/proc/self/smaps").read_text().split(str(tmp_path / "w"))
+        return int(parts[1].split("Rss:")[1].split()[0])
+
+    found, expected = packed("f32", tensor)
+    assert torch.equal(found, expected)
+    tensor.release()
+    assert mapped_kb() == 0
+    assert torch.equal(tensor.to_torch(torch.float32), values)
 
 
 @pytest.mark.parametrize("stored_format", ["F32", "BF16", "Q5_1"])

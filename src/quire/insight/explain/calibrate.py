@@ -159,7 +159,9 @@ def calibrate(report: Callable[[str], None] = lambda text: None) -> Calibration:
             others = _time_others(model)
     report("scheduling and sampling")
     attention = {name: (*_fit(samples), prompts[name]) for name, samples in decodes.items()}
-    products.setdefault("q4", products["q4m"])
+    for name, measured in (("q4", "q4m"), ("q4k", "q4m"), ("q5k", "q4m"), ("q6k", "q8")):
+        if measured in products:
+            products.setdefault(name, products[measured])
     found = Calibration(
         hardware.name, hardware.num_threads, _native.isa(), dict(limits.flops_per_s), weight_bytes, read, products,
         attention, others, _time_host(),

@@ -68,4 +68,5 @@ def plan_weights(
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     random = config.options.load_format == "dummy"
     placements = [] if random else plan_placements(model, checkpoint.tensors)
-    return PackedWeights(parameters, choose_formats(config, parameters, partitions, placements)), placements
+    formats = choose_formats(config, parameters, partitions, placements)
+    return PackedWeights(parameters, formats, config.threads_per_rank), placements

@@ -3,7 +3,7 @@
 What a stored format becomes (layouts: `native/plan/types.h`):
 
     Q4_0, Q4_1, Q8_0   the same values, in another order
-    Q4_K               4 bit with scale and minimum per 32; the product of the two 6-bit factors is rounded to fp16
+    Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
     MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
     other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
@@ -26,11 +26,15 @@ from quire.runtime.placement import FLOATS, Placement
 from quire.weights.weight_tensor import WeightTensor
 
 BLOCK = 32
-EXACT = {"Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8}
-PACKED_DIRECTLY = {**EXACT, "Q4_K": WeightFormat.q4m, "MXFP4": WeightFormat.q8}
+PACKED_DIRECTLY = {
+    "Q4_0": WeightFormat.q4, "Q4_1": WeightFormat.q4m, "Q8_0": WeightFormat.q8, "Q4_K": WeightFormat.q4k,
+    "Q5_K": WeightFormat.q5k, "Q6_K": WeightFormat.q6k, "MXFP4": WeightFormat.q8,
+}  # fmt: skip
 BY_DTYPE = {"float32": WeightFormat.f32, "float16": WeightFormat.f16, "bfloat16": WeightFormat.bf16}
 BY_QUANTIZATION = {"int8": WeightFormat.q8, "int4": WeightFormat.q4m}
 ALIGNMENT = 64
+PART_VALUES = 4 << 20
+"""Weights that are packed at a time: decoded, where that must be, they are 16 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,12 @@ class PackedWeights:
     Attributes: `shapes` of all, and `formats` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat]) -> None:
-        """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`."""
+    def __init__(self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat], num_threads: int = 1) -> None:
+        """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`.
+
+        `num_threads` pack.
+        """
+        self._num_threads = num_threads
         self.placements: list[Placement] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -141,11 +149,16 @@ class PackedWeights:
             self._vectors[name][first_row : first_row + tensor.shape[0]] = tensor.to_numpy()
             return
         plan = self._matrices[name]
-        if PACKED_DIRECTLY.get(tensor.format) == plan.format:
-            rows = np.ascontiguousarray(tensor.raw)
-            self._pack(plan, tensor.format, rows, first_row)
-        else:
-            self.put_values(name, tensor.to_numpy(), first_row)
+        is_direct = (tensor.format in FLOATS and not tensor.offset) or PACKED_DIRECTLY.get(tensor.format) == plan.format
+        num_rows, num_inputs = tensor.shape
+        each = max(1, PART_VALUES // num_inputs)
+        for first in range(0, num_rows, each):
+            rows = tensor if num_rows <= each else tensor.part(slice(first, first + each), slice(None))
+            if is_direct:
+                self._pack(plan, tensor.format, np.ascontiguousarray(rows.raw), first_row + first)
+            else:
+                self.put_values(name, rows.to_numpy(), first_row + first)
+            rows.release()
 
     def put_values(self, name: str, values: Any, first_row: int = 0) -> None:
         """fp32 values, an array or a tensor, become rows of a parameter, quantised if its format says so.
@@ -160,7 +173,7 @@ class PackedWeights:
     def _pack(self, plan: MatrixPlan, stored: str, rows: NDArray[Any], first_row: int) -> None:
         pack_rows(
             stored, rows.ctypes.data, len(rows), plan.num_inputs, rows.strides[0], self._address(plan), first_row,
-            plan.format,
+            plan.format, num_threads=self._num_threads,
         )  # fmt: skip
 
     def _address(self, plan: MatrixPlan) -> int:

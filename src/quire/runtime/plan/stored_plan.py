@@ -125,7 +125,7 @@ def load_plan(
 
     if stored is not None:
         formats = {name: WeightFormat[item.format] for name, item in stored.parameters.items() if item.format}
-        weights = PackedWeights(stored.parameters, formats)
+        weights = PackedWeights(stored.parameters, formats, config.threads_per_rank)
         fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
         return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
