@@ -150,6 +150,11 @@ class RecurrentState(CacheKind, frozen=True, tag=True):
         """Return the state itself: the KV cache type does not apply to it."""
         return self
 
+    def on_rank(self, num_ranks: int) -> Self:
+        """See `CacheKind`: channels and heads are split evenly, and what lies behind the first part is aligned."""
+        padding = STATE_ALIGNMENT_BYTES * (num_ranks > 1)
+        return msgspec.structs.replace(self, state_bytes=-(-self.state_bytes // num_ranks) // 4 * 4 + padding)
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of the state in one layer, aligned; the block size does not matter."""
         return -(-self.state_bytes // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES

@@ -27,6 +27,10 @@ QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 2
 QWEN2_MOE = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+DELTA_NET = {
+    **LLAMA, "head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
@@ -147,6 +151,17 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "every other layer sparse, all experts, odd sizes": {
             **QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8, "moe_intermediate_size": 20,
             "hidden_size": 42, "head_dim": 10, "num_key_value_heads": 1,
+        },
+    },
+    "qwen3_next": {
+        "one layer of three attends, a dense layer, groups of 2": {
+            **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 4, "mlp_only_layers": [1], "full_attention_interval": 3,
+        },
+        "attention first, one key head, odd sizes": {
+            **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20, "num_key_value_heads": 1,
+            "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3, "num_attention_heads": 3, "norm_topk_prob": False,
+            "hidden_size": 42, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
         },
     },
     "olmoe": {

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 
 from quire import _native
-from quire.cache_spec import PagedKV
+from quire.cache_spec import PagedKV, RecurrentState
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
+from quire.kernels.recurrence import StateLayer
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
@@ -99,12 +100,15 @@ class Worker:
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
 
 
-def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:
+def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer | StateLayer]:
     """Each layer's share of the KV pool, as native ops address it."""
     scheduler = config.scheduler
-    layers = []
+    layers: list[_native.KvLayer | StateLayer] = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
+        if isinstance(spec, RecurrentState):
+            layers.append(StateLayer(address, cache.block_stride_bytes, group))
+            continue
         if not isinstance(spec, PagedKV):
             raise UnsupportedModelError(
                 f"a plan cannot hold {type(spec).__name__} caches: --enforce-eager runs the model op by op"
