@@ -102,8 +102,8 @@ def linear_recurrence(
     are divided by sqrt(sum of squares + 1e-6) and q by sqrt(D) too: the gated delta rule (Yang 2024, eq. 10).
     Head h reads q and k of head h // (H / K).
 
-    Shapes: q, k [T, K, D]; v [T, H, V]; gates [T, G], G being 2H with delta, else H, or None; log_rates, time_bias,
-        skip [H] or None; cache [N, S] -> [T, H, V].
+    Shapes: q, k [T, K, D]; v [T, H, V]; gates [T, G], G being 2H with delta, else H, or None;
+        log_rates, time_bias, skip [H] or None; cache [N, S] -> [T, H, V].
     Dtypes: q, k, v, gates bf16, fp16 or fp32; cache uint8; computed in fp32; returns v.dtype.
     Units: offset_bytes of the matrices in a page.
     Mutates: the matrices in the pages that block_tables[group_index] begins with.
