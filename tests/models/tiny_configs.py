@@ -161,7 +161,7 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"],
             "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20, "num_key_value_heads": 1,
             "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3, "num_attention_heads": 3, "norm_topk_prob": False,
-            "hidden_size": 45, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
+            "hidden_size": 44, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
         },
     },
     "olmoe": {
