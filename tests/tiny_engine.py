@@ -38,8 +38,8 @@ def write_tiny_hybrid(path: Path) -> Path:
         num_key_value_heads=2, head_dim=16, max_position_embeddings=512, initializer_range=0.3,
         layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
         linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, mlp_only_layers=[0, 2],
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32, bos_token_id=1,
-        eos_token_id=2,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return _write(path, config)
 

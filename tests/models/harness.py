@@ -90,7 +90,8 @@ class Runner:
         blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
         for group, ids in zip(self.groups, blocks, strict=True):
             if group.spec.is_state and ids:
-                assert shares is not None and shares.num_computed == num_shared_blocks * self.block_size
+                assert shares is not None
+                assert shares.num_computed == num_shared_blocks * self.block_size
                 source, ids[0] = ids[0], self.free.pop()
                 for layer in group.layer_indices:
                     self.caches[layer][ids[0]] = self.caches[layer][source]

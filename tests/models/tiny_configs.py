@@ -31,6 +31,8 @@ DELTA_NET = {
     **LLAMA, "head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
 }  # fmt: skip
+MROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
@@ -162,6 +164,33 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20, "num_key_value_heads": 1,
             "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3, "num_attention_heads": 3, "norm_topk_prob": False,
             "hidden_size": 44, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
+        },
+    },
+    "qwen3_5_text": {
+        "groups of 2, whole tiles": {**DELTA_NET, "hidden_size": 64, "intermediate_size": 96},
+        "multi-head, one key head, odd sizes": {
+            **DELTA_NET, "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 1, "linear_num_value_heads": 5, "linear_value_head_dim": 36, "hidden_size": 51,
+            "num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": {**MROPE, "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    "qwen3_5_moe_text": {
+        "two of six, interval of 2": {
+            **{name: value for name, value in DELTA_NET.items() if name != "intermediate_size"}, **QWEN2_MOE,
+            "full_attention_interval": 2,
+        },
+    },
+    "qwen3_5": {
+        "language model of a whole": {
+            "text_config": {**DELTA_NET, "model_type": "qwen3_5_text", "full_attention_interval": 2},
+            "vision_config": QWEN_VISION, "tie_word_embeddings": True,
+        },
+    },
+    "qwen3_5_moe": {
+        "language model of a whole": {
+            "text_config": {**DELTA_NET, **QWEN2_MOE, "model_type": "qwen3_5_moe_text", "full_attention_interval": 2},
+            "vision_config": QWEN_VISION,
         },
     },
     "olmoe": {

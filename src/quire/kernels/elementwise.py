@@ -15,7 +15,6 @@ from quire.kernels.registry import kernel
 from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
 
 
-
 def _gated_sizes(x: Symbol, gates: Symbol) -> tuple[int, ...]:
     if gates.sizes not in ((1,), x.sizes):
         raise NotTraceableError(f"gates {gates} of {x}")

@@ -62,6 +62,4 @@ def recur(
     Mutates: the layer's states of the step's requests.
     """
     cache, group_index = batch.kv_caches[layer_index], batch.layer_groups[layer_index]
-    return linear_recurrence(
-        q, k, v, gates, log_rates, time_bias, skip, cache, batch, group_index, offset_bytes, delta
-    )
+    return linear_recurrence(q, k, v, gates, log_rates, time_bias, skip, cache, batch, group_index, offset_bytes, delta)

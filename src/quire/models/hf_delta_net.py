@@ -51,7 +51,9 @@ class DeltaNetConfig(LlamaConfig):
             "value_size": reader.integer("linear_value_head_dim", 128),
             "num_taps": reader.integer("linear_conv_kernel_dim", 4, maximum=MAX_TAPS),
         }
-        check_divides("linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"])
+        check_divides(
+            "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
+        )
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
         return fields | sizes | {"recurrent_layers": _read_recurrent_layers(reader, fields["num_layers"])}
 

@@ -120,7 +120,8 @@ class PlanRunner:
         blocks = [[] for _ in self.tables] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
         for index, (group, ids) in enumerate(zip(self.groups, blocks, strict=True)):
             if group.spec.is_state and ids:
-                assert shares is not None and shares.num_computed == num_shared_blocks * self.block_size
+                assert shares is not None
+                assert shares.num_computed == num_shared_blocks * self.block_size
                 source, ids[0] = ids[0], self.free.pop()
                 self.cache.transfer([Transfer(index, Tier.DEVICE, (source,), Tier.DEVICE, (ids[0],))])
         stream = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
