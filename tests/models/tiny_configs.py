@@ -161,16 +161,17 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "attention first, one key head, odd sizes": {
             **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"],
-            "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20, "num_key_value_heads": 1,
-            "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3, "num_attention_heads": 3, "norm_topk_prob": False,
+            "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20,
+            "num_key_value_heads": 1, "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3, "num_attention_heads": 3, "norm_topk_prob": False,
             "hidden_size": 44, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
         },
     },
     "qwen3_5_text": {
-        "groups of 2, whole tiles": {**DELTA_NET, "hidden_size": 64, "intermediate_size": 96},
+        "groups of 2, whole tiles": {**DELTA_NET, "hidden_size": 64, "intermediate_size": 128},
         "multi-head, one key head, odd sizes": {
-            **DELTA_NET, "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 1, "linear_num_value_heads": 5, "linear_value_head_dim": 36, "hidden_size": 51,
+            **DELTA_NET, "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 1,
+            "linear_num_value_heads": 5, "linear_value_head_dim": 36, "hidden_size": 53,
             "num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True,
             "rope_parameters": {**MROPE, "rope_theta": 700.0, "partial_rotary_factor": 0.5},
         },

@@ -61,7 +61,8 @@ def causal_conv(
     out[t, c] = activation(bias[c] + sum_j weight[j · C + c] · x[t - W + 1 + j, c]); inputs before the step's first come
     from the state, and are 0 before the request's first token.
 
-    Shapes: x [T, C]; weight [P], P being W · C, the oldest input's weights first; bias [C] or None; cache [N, S] -> [T, C].
+    Shapes: x [T, C]; weight [P], P being W · C, the oldest input's weights first; bias [C] or None; cache [N, S]
+        -> [T, C].
     Dtypes: x, weight, bias bf16, fp16 or fp32; cache uint8; sums in fp32; returns x.dtype.
     Mutates: the last W - 1 inputs in the pages that block_tables[group_index] begins with.
     """
@@ -322,7 +323,7 @@ def _formula(
     delta: bool,
 ) -> torch.Tensor:
     """Per head a product of transition matrices: S_t = decay (I - s k kᵀ) S_{t-1} + s k vᵀ, s being the strength."""
-    out, (num_tokens, num_heads, value_size), size = torch.empty_like(v), v.shape, q.shape[2]
+    out, (_, num_heads, value_size), size = torch.empty_like(v), v.shape, q.shape[2]
     for rows, state, is_fresh in _states(cache, step, group_index, offset_bytes, (num_heads, size, value_size)):
         for head in range(num_heads):
             now = torch.zeros_like(state[head]).to(v.dtype) if is_fresh else state[head].to(v.dtype)
@@ -377,9 +378,11 @@ def _make(
     scale = 1.0 if kind == "delta" else key_size**-0.5
     return {
         "q": random(num_tokens, key_heads, key_size, seed=1, scale=scale),
-        "k": random(num_tokens, key_heads, key_size, seed=2, scale=scale), "v": random(num_tokens, heads, value_size, seed=3),
-        "gates": gates, "log_rates": random(heads, seed=5), "time_bias": random(heads, seed=6) if has_gates else None,
-        "skip": random(heads, seed=7) if kind == "space" else None, **step, "offset_bytes": 64, "delta": kind == "delta",
+        "k": random(num_tokens, key_heads, key_size, seed=2, scale=scale),
+        "v": random(num_tokens, heads, value_size, seed=3), "gates": gates, "log_rates": random(heads, seed=5),
+        "time_bias": random(heads, seed=6) if has_gates else None,
+        "skip": random(heads, seed=7) if kind == "space" else None,
+        **step, "offset_bytes": 64, "delta": kind == "delta",
     }  # fmt: skip
 
 
