@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
-from quire.errors import UnsupportedModelError
 from quire.kernels.recurrence import MAX_TAPS
 from quire.layers.recurrent import state_bytes
 from quire.layers.rotary import RopeConfig
 from quire.models.hf_config import HFConfigReader, check_divides
-from quire.models.hf_decoder import FULL
+from quire.models.hf_hybrid import read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_rope import read_rope
 
-RECURRENT = "linear_attention"
 DEFAULT_HEAD_SIZE = 256
 DEFAULT_ROTATED_SHARE = 0.25
 DEFAULT_INTERVAL = 4
@@ -55,7 +53,7 @@ class DeltaNetConfig(LlamaConfig):
             "linear_num_key_heads", sizes["num_key_heads"], "linear_num_value_heads", sizes["num_value_heads"]
         )
         check_divides("2 at least", 1 if sizes["num_taps"] > 1 else 2, "linear_conv_kernel_dim", sizes["num_taps"])
-        return fields | sizes | {"recurrent_layers": _read_recurrent_layers(reader, fields["num_layers"])}
+        return fields | sizes | {"recurrent_layers": _read_layers(reader, fields["num_layers"])}
 
     @classmethod
     def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
@@ -71,15 +69,7 @@ class DeltaNetConfig(LlamaConfig):
         return [state if is_recurrent else attention for is_recurrent in self.recurrent_layers]
 
 
-def _read_recurrent_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Read which layers are delta nets: those that `layer_types` says, or all but every fourth."""
+def _read_layers(reader: HFConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers are delta nets: all but every fourth, if `layer_types` does not say."""
     interval = reader.integer("full_attention_interval", DEFAULT_INTERVAL)
-    types = reader.strings("layer_types", num_layers)
-    if types is None:
-        return tuple((index + 1) % interval > 0 for index in range(num_layers))
-    for layer_type in types:
-        if layer_type not in (FULL, RECURRENT):
-            raise UnsupportedModelError(
-                f"layer type {layer_type!r} is not supported; supported are {FULL}, {RECURRENT}"
-            )
-    return tuple(layer_type == RECURRENT for layer_type in types)
+    return read_recurrent_layers(reader, num_layers, lambda index: (index + 1) % interval > 0)

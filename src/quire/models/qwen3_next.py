@@ -23,6 +23,7 @@ from quire.layers.recurrent import CausalConv, recur
 from quire.layers.rotary import Rotation
 from quire.models.hf_config import HFConfigReader
 from quire.models.hf_delta_net import DeltaNetConfig
+from quire.models.hf_hybrid import HybridLayer
 from quire.models.hf_moe import read_experts, read_sparse_layers
 from quire.models.llama import LlamaForCausalLM, LlamaLayer
 from quire.models.qwen2_moe import SharedSparseMLP
@@ -106,28 +107,11 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(self.norm(found).flatten(1) * silu(z))
 
 
-class DeltaNetLayer(LlamaLayer):
-    """Llama's, with a delta net or with attention."""
-
-    def __init__(self, model: LlamaForCausalLM, config: DeltaNetConfig, layer_index: int) -> None:
-        super().__init__(model, config, layer_index)
-        self.is_recurrent = config.recurrent_layers[layer_index]
-        if self.is_recurrent:
-            self.linear_attn = self.self_attn
-            del self.self_attn
-
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, batch: ForwardBatch) -> torch.Tensor:
-        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
-        if self.is_recurrent:
-            return self.linear_attn(self.input_layernorm(x), batch)
-        return super().attend(x, rotation, batch)
-
-
 class DeltaNetForCausalLM(LlamaForCausalLM):
     """Delta nets beside attention, with Llama's MLP."""
 
     Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
-    layer_class = DeltaNetLayer  # type: ignore[assignment]
+    layer_class = HybridLayer
     convolutions = ("conv1d",)
     offset_params: ClassVar[Mapping[str, float]] = dict.fromkeys(
         (*LlamaLayer.norm_names, "q_norm", "k_norm", "model.norm", "language_model.norm"), 1.0

@@ -159,7 +159,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
+        named = _renamed(name, segments)
         target, part = target_of(named, model.renames, model.stacked_params)
         is_stack = target in parts_of and len(tensor.shape) == parameters[target].ndim + 1
         if is_stack and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
@@ -182,6 +182,13 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     _complain("lacks", missing)
     _complain("has unexpected", unexpected)
     return placements
+
+
+def _renamed(name: str, segments: Mapping[str, str]) -> str:
+    """A stored name with these parts of it, one segment or several, replaced."""
+    for stored, ours in segments.items():
+        name = f".{name}.".replace(f".{stored}.", f".{ours}.")[1:-1]
+    return name
 
 
 def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
