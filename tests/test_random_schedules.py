@@ -25,7 +25,7 @@ from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.integrity import check_integrity
-from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_hybrid, write_tiny_llama
+from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_hybrid, write_tiny_llama, write_tiny_state_space
 
 MAX_MODEL_LEN = 96
 NUM_BLOCKS = 96
@@ -109,13 +109,20 @@ def count_state_groups(engine: LLMEngine) -> int:
     return sum(group.spec.is_state for group in engine.config.scheduler.kv_cache_groups)
 
 
+def fewest_blocks(engine: LLMEngine) -> list[int]:
+    """Sizes of pools, of which the smallest hold one or two requests."""
+    num_groups, num_states = len(engine.config.scheduler.kv_cache_groups), count_state_groups(engine)
+    of_tokens = [0, 0, 0] if num_states == num_groups else [8, 10, 14]
+    return [count + 3 * num_states + (count == 0) for count in of_tokens] + [NUM_BLOCKS]
+
+
 def random_engine(rng: random.Random, base: LLMEngine, seen: Counter[str]) -> LLMEngine:
     engine = engine_with(
         base,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=rng.randrange(3, 9),
         max_num_batched_tokens=rng.choice([5, 17, 32, 64]),
-        num_blocks=rng.choice([8, 10, 14, NUM_BLOCKS]) + 3 * count_state_groups(base),
+        num_blocks=rng.choice(fewest_blocks(base)),
         enable_prefix_caching=rng.random() < 0.7,
         max_num_partial_prefills=rng.randrange(1, 3),
         prefill_tokens_per_decode=rng.choice([None, 1, 3]),
@@ -209,7 +216,8 @@ INT8 = {"dtype": "bfloat16", "kv_cache_dtype": "int8", "quantization": "int8"}
 CASES = {
     "float32": (write_tiny_llama, {"dtype": "float32"}),
     "int8": (write_tiny_llama, INT8),
-    "recurrent states, int8": (write_tiny_hybrid, INT8),
+    "recurrent states beside attention, int8": (write_tiny_hybrid, INT8),
+    "recurrent states alone": (write_tiny_state_space, {"dtype": "bfloat16"}),
 }
 
 

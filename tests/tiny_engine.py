@@ -44,6 +44,15 @@ def write_tiny_hybrid(path: Path) -> Path:
     return _write(path, config)
 
 
+def write_tiny_state_space(path: Path) -> Path:
+    """A tiny Mamba 2, which has recurrent states alone."""
+    config = transformers.Mamba2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, n_groups=2, state_size=16,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _write(path, config)
+
+
 def _write(path: Path, config: Any) -> Path:
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)

@@ -3,6 +3,7 @@
 Next to read: `layers/recurrent.py`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +25,8 @@ from quire.layers.recurrent import CausalConv, recur, state_bytes
 from quire.models.hf_config import MAX_LAYERS, HFConfigReader, check_divides
 from quire.models.hf_decoder import DecoderConfig
 
+INFINITY = (math.inf, {"__float__": "Infinity"})
+"""As Python's JSON and Transformers 5 write it."""
 CONTEXT_LEN = 2**20
 """Tokens of a context: a state has no limit."""
 FIELDS_WITHOUT_USE = (
@@ -58,7 +61,7 @@ class StateSpaceSizes:
 def check_time_steps(reader: HFConfigReader) -> None:
     """Raises: UnsupportedModelError if time steps are limited."""
     limit = reader.raw("time_step_limit")
-    if limit is not None and [float(value) for value in limit] != [0.0, float("inf")]:
+    if limit is not None and (len(limit) != 2 or limit[0] != 0 or limit[1] not in INFINITY):
         raise UnsupportedModelError(
             f"the model's config has time_step_limit={limit}; Quire computes only [0, Infinity]"
         )
