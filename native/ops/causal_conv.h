@@ -23,7 +23,7 @@ struct CausalConvOp {
 
 namespace {
 
-constexpr int64_t kConvChannels = 128;  // of one work item
+constexpr int64_t kConvChannels = 1024;  // of one work item at most: rows are far apart, and short pieces of them slow
 constexpr int64_t kMostTaps = 16;
 
 // Channels first … first + count - 1 of request r. `history` has room for taps - 1 rows of kConvChannels.
@@ -70,11 +70,12 @@ inline void convolve(const CausalConvOp& op, const Step& step, int64_t r, int64_
 // Work items are ordered by channels, so that each thread has a part of every request, long or short.
 inline void causal_conv(const CausalConvOp& op, const Context& context) {
   const Step& step = *context.step;
-  const int64_t chunks = (op.channels + kConvChannels - 1) / kConvChannels;
+  const int64_t even = (op.channels / context.num_threads / kLanes + 1) * kLanes;
+  const int64_t width = even < kConvChannels ? even : kConvChannels, chunks = (op.channels + width - 1) / width;
   const Range mine = share(chunks * step.num_requests, context);
   for (int64_t item = mine.begin; item < mine.end; ++item) {
-    const int64_t first = item / step.num_requests * kConvChannels, left = op.channels - first;
-    convolve(op, step, item % step.num_requests, first, left < kConvChannels ? left : kConvChannels,
+    const int64_t first = item / step.num_requests * width, left = op.channels - first;
+    convolve(op, step, item % step.num_requests, first, left < width ? left : width,
              reinterpret_cast<float*>(context.scratch));
   }
 }

@@ -37,22 +37,16 @@ struct RecurrenceOp {
 
 namespace {
 
-constexpr int kStateVectors = 4;  // of columns that are computed together
-
-inline float first_lane(F32x16 a) {
-  float lanes[kLanes];
-  store(lanes, a);
-  return lanes[0];
-}
+constexpr int kStateVectors = 4;          // of columns that are computed together
+constexpr int64_t kStateTokens = kLanes;  // whose keys, queries and factors are prepared together
 
 // log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)): with an argument of at
 // most 1/3 its series of eight terms is exact to 2e-9.
-inline float softplus(float x) {
-  const F32x16 y = exp(zero() - abs(broadcast(x))), z = y / (broadcast(2.0f) + y), square = z * z;
+inline F32x16 softplus(F32x16 x) {
+  const F32x16 y = exp(zero() - abs(x)), z = y / (broadcast(2.0f) + y), square = z * z;
   F32x16 p = broadcast(1.0f / 15.0f);
   for (int n = 13; n >= 1; n -= 2) p = fma(p, square, broadcast(1.0f / static_cast<float>(n)));
-  const float positive = x < 0.0f ? 0.0f : x;
-  return positive + 2.0f * first_lane(z * p);
+  return select_less(x, zero(), zero(), x) + (z + z) * p;
 }
 
 // out = x * scale / sqrt(sum of squares + 1e-6)
@@ -66,70 +60,96 @@ inline void unit_vector(const float* x, int64_t size, float scale, float* out) {
   for (i = 0; i < size; ++i) out[i] = x[i] * factor;
 }
 
-// One token's factors: of the state, of what is added to it.
-struct Factors {
-  float decay, strength;
+// Up to kStateTokens tokens of a head: queries and keys as the state takes them, and the factors of what is in the
+// state and of what is added.
+struct Prepared {
+  const float *q[kStateTokens], *k[kStateTokens];
+  float decays[kStateTokens], strengths[kStateTokens];
 };
-inline Factors factors_of(const RecurrenceOp& op, int64_t token, int64_t head) {
-  const float* gates = op.gates.data != nullptr ? row<float>(op.gates, token) : nullptr;
-  const float bias = op.time_bias != nullptr ? op.time_bias[head] : 0.0f;
-  const float dt = gates != nullptr ? softplus(gates[head] + bias) : 1.0f;
-  float decay = 1.0f;
-  if (op.log_rates != nullptr) {
-    decay = first_lane(exp(zero() - exp(broadcast(op.log_rates[head])) * broadcast(dt)));
+
+// `scratch` has room for 2 * kStateTokens keys.
+inline void prepare(const RecurrenceOp& op, int64_t first, int64_t count, int64_t head, float* scratch, Prepared& out) {
+  const int64_t size = op.key_size, at = head / (op.num_heads / op.num_key_heads) * size;
+  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+  float steps[kLanes] = {}, gates[kLanes] = {};
+  for (int64_t t = 0; t < count; ++t) {
+    const float *q = row<float>(op.q, first + t) + at, *k = row<float>(op.k, first + t) + at;
+    if (op.delta) {
+      float* units = scratch + 2 * t * size;
+      unit_vector(q, size, scale, units);
+      unit_vector(k, size, 1.0f, units + size);
+      q = units;
+      k = units + size;
+    }
+    out.q[t] = q;
+    out.k[t] = k;
+    if (op.gates.data == nullptr) continue;
+    const float* values = row<float>(op.gates, first + t);
+    steps[t] = values[head];
+    if (op.delta) gates[t] = values[op.num_heads + head];
   }
-  if (!op.delta) return {decay, dt};
-  const F32x16 sigmoid = broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - broadcast(gates[op.num_heads + head])));
-  return {decay, first_lane(sigmoid)};
+  const F32x16 one = broadcast(1.0f);
+  F32x16 dt = one, decays = one;
+  if (op.gates.data != nullptr) {
+    dt = softplus(load(steps) + broadcast(op.time_bias != nullptr ? op.time_bias[head] : 0.0f));
+  }
+  if (op.log_rates != nullptr) decays = exp(zero() - exp(broadcast(op.log_rates[head])) * dt);
+  store(out.decays, decays);
+  store(out.strengths, op.delta ? one / (one + exp(zero() - load(gates))) : dt);
 }
 
-// All tokens of a request through `count` (at most 16 N) columns of a head's state from column `first` on.
+// S = decay * S + k (x) added; out += S^T q, and with `kNext` of the next token known += S^T next.
+template <int N, bool kNext>
+[[gnu::always_inline]] inline void update(float* state, int64_t size, F32x16 decay, const float* k, const float* q,
+                                          const float* next, const F32x16 (&added)[N], F32x16 (&out)[N],
+                                          F32x16 (&known)[N]) {
+  for (int64_t i = 0; i < size; ++i) {
+    const F32x16 key = broadcast(k[i]), query = broadcast(q[i]), following = broadcast(kNext ? next[i] : 0.0f);
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+      float* at = state + (n * size + i) * kLanes;
+      const F32x16 now = fma(key, added[n], decay * load(at));
+      store(at, now);
+      out[n] = fma(now, query, out[n]);
+      if (kNext) known[n] = fma(now, following, known[n]);
+    }
+  }
+}
+
+// Prepared tokens through `width` (at most 16 N) columns of a head's state from column `column` on. With `delta` the
+// pass that writes a token into the state already reads it with the next token's key: one pass per token.
 template <int N>
-inline void pass_tokens(const RecurrenceOp& op, const Step& step, int64_t r, int64_t head, int64_t first, int64_t count,
-                        float* state, float* scratch) {
-  const int64_t size = op.key_size, key_at = head / (op.num_heads / op.num_key_heads) * size;
-  const int64_t value_at = head * op.value_size + first, vector = size * kLanes;
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
-  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+inline void pass_tokens(const RecurrenceOp& op, const Prepared& tokens, int64_t first, int64_t count, int64_t head,
+                        int64_t column, int64_t width, float* state) {
+  const int64_t size = op.key_size, value_at = head * op.value_size + column;
+  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+  const F32x16 skip = broadcast(op.skip != nullptr ? op.skip[head] : 0.0f);
   float values[N * kLanes] = {}, results[N * kLanes];
-  for (int64_t token = step.first_tokens[r]; token < step.first_tokens[r + 1]; ++token) {
-    const float *q = row<float>(op.q, token) + key_at, *k = row<float>(op.k, token) + key_at;
-    const Factors factors = factors_of(op, token, head);
-    const F32x16 decay = broadcast(factors.decay), strength = broadcast(factors.strength);
-    memcpy(values, row<float>(op.v, token) + value_at, bytes);
+  F32x16 known[N];
+  QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = zero();
+  if (op.delta) {
+    for (int64_t i = 0; i < size; ++i) {
+      const F32x16 key = broadcast(tokens.k[0][i]);
+      QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(load(state + (n * size + i) * kLanes), key, known[n]);
+    }
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    const F32x16 decay = broadcast(tokens.decays[t]), strength = broadcast(tokens.strengths[t]);
+    memcpy(values, row<float>(op.v, first + t) + value_at, bytes);
     F32x16 added[N], out[N];
     QUIRE_UNROLL for (int n = 0; n < N; ++n) {
-      added[n] = zero();
+      added[n] = (load(values + n * kLanes) - decay * known[n]) * strength;
       out[n] = zero();
+      known[n] = zero();
     }
-    if (op.delta) {
-      unit_vector(q, size, scale, scratch);
-      unit_vector(k, size, 1.0f, scratch + size);
-      q = scratch;
-      k = scratch + size;
-      for (int64_t i = 0; i < size; ++i) {
-        const F32x16 key = broadcast(k[i]);
-        QUIRE_UNROLL for (int n = 0; n < N; ++n) added[n] = fma(load(state + n * vector + i * kLanes), key, added[n]);
-      }
-      QUIRE_UNROLL for (int n = 0; n < N; ++n) added[n] = load(values + n * kLanes) - decay * added[n];
+    if (op.delta && t + 1 < count) {
+      update<N, true>(state, size, decay, tokens.k[t], tokens.q[t], tokens.k[t + 1], added, out, known);
     } else {
-      QUIRE_UNROLL for (int n = 0; n < N; ++n) added[n] = load(values + n * kLanes);
+      update<N, false>(state, size, decay, tokens.k[t], tokens.q[t], nullptr, added, out, known);
     }
-    QUIRE_UNROLL for (int n = 0; n < N; ++n) added[n] = added[n] * strength;
-    for (int64_t i = 0; i < size; ++i) {
-      const F32x16 key = broadcast(k[i]), query = broadcast(q[i]);
-      QUIRE_UNROLL for (int n = 0; n < N; ++n) {
-        float* at = state + n * vector + i * kLanes;
-        const F32x16 now = fma(key, added[n], decay * load(at));
-        store(at, now);
-        out[n] = fma(now, query, out[n]);
-      }
-    }
-    const F32x16 skip = broadcast(op.skip != nullptr ? op.skip[head] : 0.0f);
     QUIRE_UNROLL for (int n = 0; n < N; ++n) {
       store(results + n * kLanes, fma(skip, load(values + n * kLanes), out[n]));
     }
-    memcpy(row<float>(op.out, token) + value_at, results, bytes);
+    memcpy(row<float>(op.out, first + t) + value_at, results, bytes);
   }
 }
 
@@ -138,22 +158,28 @@ inline void pass_head(const RecurrenceOp& op, const Step& step, int64_t r, int64
   std::byte* page = op.state + step.block_table(static_cast<int32_t>(op.group), r)[0] * op.state_stride;
   float* state = reinterpret_cast<float*>(page) + head * vectors * vector;
   if (step.starts[r] == 0) memset(state, 0, static_cast<size_t>(vectors * vector) * sizeof(float));
-  for (int64_t at = 0; at < vectors; at += kStateVectors) {
-    const int64_t first = at * kLanes, left = op.value_size - first;
-    const int64_t count = left < kStateVectors * kLanes ? left : kStateVectors * kLanes;
-    float* part = state + at * vector;
-    switch ((count + kLanes - 1) / kLanes) {
-      case 1:
-        pass_tokens<1>(op, step, r, head, first, count, part, scratch);
-        break;
-      case 2:
-        pass_tokens<2>(op, step, r, head, first, count, part, scratch);
-        break;
-      case 3:
-        pass_tokens<3>(op, step, r, head, first, count, part, scratch);
-        break;
-      default:
-        pass_tokens<4>(op, step, r, head, first, count, part, scratch);
+  const int64_t end = step.first_tokens[r + 1];
+  for (int64_t first = step.first_tokens[r]; first < end; first += kStateTokens) {
+    const int64_t count = end - first < kStateTokens ? end - first : kStateTokens;
+    Prepared tokens;
+    prepare(op, first, count, head, scratch, tokens);
+    for (int64_t at = 0; at < vectors; at += kStateVectors) {
+      const int64_t column = at * kLanes, left = op.value_size - column;
+      const int64_t width = left < kStateVectors * kLanes ? left : kStateVectors * kLanes;
+      float* part = state + at * vector;
+      switch ((width + kLanes - 1) / kLanes) {
+        case 1:
+          pass_tokens<1>(op, tokens, first, count, head, column, width, part);
+          break;
+        case 2:
+          pass_tokens<2>(op, tokens, first, count, head, column, width, part);
+          break;
+        case 3:
+          pass_tokens<3>(op, tokens, first, count, head, column, width, part);
+          break;
+        default:
+          pass_tokens<4>(op, tokens, first, count, head, column, width, part);
+      }
     }
   }
 }

@@ -303,7 +303,9 @@ def _conv_formula(
     for rows, state, is_fresh in _states(cache, step, group_index, 0, (len(taps) - 1, x.shape[1])):
         inputs = torch.cat((torch.zeros_like(state) if is_fresh else state, x[rows])).to(x.dtype)
         count = rows.stop - rows.start
-        sums = sum(taps[j] * inputs[j : j + count] for j in range(len(taps))) + (0 if bias is None else bias)
+        sums = torch.zeros_like(x[rows]) if bias is None else bias.expand(count, -1)
+        for j, of_tap in enumerate(taps):
+            sums = sums + of_tap * inputs[j : j + count]
         outs.append(sums if activation is None else FORMULAS[activation](sums))
     return torch.cat(outs)
 

@@ -142,7 +142,7 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     config: Granite4Config
     attention_class = SmolLM3Attention
     mlp_class = Granite4MLP
-    layer_class = Granite4Layer  # type: ignore[assignment]
+    layer_class = Granite4Layer
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
     convolutions = ("conv1d",)
     renamed_segments: ClassVar[Mapping[str, str]] = {
