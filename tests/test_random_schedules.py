@@ -25,7 +25,15 @@ from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.integrity import check_integrity
-from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_hybrid, write_tiny_llama, write_tiny_state_space
+from tests.tiny_engine import (
+    VOCAB_SIZE,
+    build,
+    engine_with,
+    prompt,
+    write_tiny_hybrid,
+    write_tiny_llama,
+    write_tiny_state_space,
+)
 
 MAX_MODEL_LEN = 96
 NUM_BLOCKS = 96

@@ -151,7 +151,7 @@ def _states(
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """One layer's share of the pages that hold states, as native ops address it: page 0, and the bytes between pages.
+    """A layer's share of the pages that hold states, as native ops address it: page 0, and the bytes between pages.
 
     `group`: which block tables.
     """

@@ -1,7 +1,6 @@
-"""Granite 4: Granite 3 under other names, with or without positions, state spaces instead of attention in most layers,
-and experts beside the MLP.
+"""Granite 4: Granite 3 with or without positions, with state spaces instead of attention, and experts beside the MLP.
 
-Next to read: `granite.py`; `mamba2.py` for state spaces.
+Next to read: `granite.py`; `hf_state_space.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,8 @@ from quire.models.hf_config import HFConfigReader, check_divides
 from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
 from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
+from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
 from quire.models.llama import LlamaForCausalLM
-from quire.models.mamba2 import StateSpaceMixer, StateSpaceSizes, check_time_steps
 from quire.models.smollm3 import SmolLM3Attention
 
 FIELDS_WITHOUT_USE = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")

@@ -51,7 +51,9 @@ class LFM2Config(LlamaConfig):
         fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
         if num_taps < 2:
             raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")
-        attending = reader.raw("full_attn_idxs")
+        attending = reader.raw("full_attn_idxs") if reader.has("full_attn_idxs") else None
+        if attending is not None and not isinstance(attending, list):
+            raise ModelFileError(f"the model's config has full_attn_idxs={attending!r}, which is not a list of layers")
         return fields | {
             "intermediate_size": _read_mlp_size(reader, fields["intermediate_size"]),
             "rms_norm_epsilon": reader.number("norm_eps", 1e-5),
