@@ -39,6 +39,7 @@ class DeltaNetConfig(LlamaConfig):
         for name in FIELDS_OF_OTHER_PARTS:
             reader.raw(name)
         reader.require("attn_output_gate", True)
+        reader.require("use_sliding_window", False)
         reader.require("mlp_bias", False)
         head_size = reader.integer("head_dim", DEFAULT_HEAD_SIZE)
         fields = super().read(reader) | {"head_size": head_size}

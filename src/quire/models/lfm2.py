@@ -5,7 +5,7 @@ Next to read: `hf_hybrid.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -40,6 +40,11 @@ class LFM2Config(LlamaConfig):
     recurrent_layers: tuple[bool, ...]
     num_taps: int
     conv_bias: bool
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+        """See `DecoderConfig.from_hf`. Some configs name the MLP's width `block_ff_dim` only."""
+        return super().from_hf({"intermediate_size": hf_config.get("block_ff_dim", 12288), **hf_config})
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:

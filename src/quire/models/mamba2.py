@@ -25,7 +25,7 @@ CONTEXT_LEN = 2**20
 """Tokens of a context: a state has no limit."""
 FIELDS_WITHOUT_USE = (
     "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank", "time_step_min", "time_step_max",
-    "time_step_floor", "chunk_size", "norm_before_gate",
+    "time_step_floor", "time_step_init_scheme", "time_step_scale", "chunk_size", "norm_before_gate",
 )  # fmt: skip
 """Of initialisation, of computing in chunks, and those that Transformers does not read either."""
 
