@@ -97,7 +97,7 @@ def test_the_batch_has_the_layers_caches_and_groups() -> None:
         ({"middle": lambda self, x, batch: x.view(-1, x.shape[2])}, "IndexError"),
         ({"middle": lambda self, x, batch: self.up(x) if batch.seq_lens else x}, "the batch's seq_lens"),
         ({"middle": lambda self, x, batch: self.up(x) if max(batch.query_lens_list) > 1 else x}, "query_lens_list"),
-        ({"middle": lambda self, x, batch: x.view(-1, 2, 4)}, "a norm with"),
+        ({"middle": lambda self, x, batch: x.view(-1, 2, 2, 2)}, "a norm with"),
         ({"norm": None}, "NoneType"),
         ({"forward": lambda self, ids, batch: self.embedding(ids).view(-1, 2, 4)}, "a result that is not one value"),
         ({"forward": lambda self, ids, batch: self.embedding(ids).chunk(2, 1)[0]}, "a result that is not one value"),
