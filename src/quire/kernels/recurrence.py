@@ -165,14 +165,28 @@ class StateLayer:
         return {"state": self.address + offset_bytes, "state_stride": self.stride_bytes, "group": self.group}
 
 
-def _state_cost(step: StepShape, flops: int, weights: int, state_bytes: int) -> Cost:
-    """`flops`: per token; `state_bytes`: written by each request, and read by those that have earlier tokens."""
-    num_read = sum(start > 0 for start, _ in step.requests)
-    return Cost(step.num_tokens * flops, weights + num_read * state_bytes, len(step.requests) * state_bytes)
+class StateInstruction(Instruction):
+    """Base of the instructions that read and write a part of a state."""
+
+    __slots__ = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of that part, which each request writes."""
+        raise NotImplementedError
+
+    def state_bytes_read(self, step: StepShape) -> int:
+        """Bytes read by the requests that have earlier tokens."""
+        return sum(start > 0 for start, _ in step.requests) * self.state_bytes
+
+    def _cost(self, step: StepShape, flops: int, weights: int) -> Cost:
+        """`flops`: per token."""
+        num_read, num_written = self.state_bytes_read(step), len(step.requests) * self.state_bytes
+        return Cost(step.num_tokens * flops, weights + num_read, num_written)
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class CausalConv(Instruction):
+class CausalConv(StateInstruction):
     """A convolution and its activation."""
 
     x: Columns
@@ -197,11 +211,16 @@ class CausalConv(Instruction):
     def cost(self, step: StepShape) -> Cost:
         width, taps = self.out.width, self.num_taps
         vectors = 4 * width * (taps + (self.bias is not None))
-        return _state_cost(step, (2 * taps + 10) * width, vectors, 4 * (taps - 1) * width)
+        return self._cost(step, (2 * taps + 10) * width, vectors)
+
+    @property
+    def state_bytes(self) -> int:
+        """See `StateInstruction`."""
+        return 4 * (self.num_taps - 1) * self.out.width
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Recurrence(Instruction):
+class Recurrence(StateInstruction):
     """A linear recurrence. Each value of a state is multiplied twice and added to once more with `delta`."""
 
     q: Columns
@@ -237,7 +256,12 @@ class Recurrence(Instruction):
         key_size, value_size = self.sizes
         flops = (7 if self.delta else 5) * self.num_heads * key_size * value_size
         vectors = sum(4 * self.num_heads for vector in self.vectors if vector is not None)
-        return _state_cost(step, flops, vectors, recurrent_state_bytes(self.num_heads, key_size, value_size))
+        return self._cost(step, flops, vectors)
+
+    @property
+    def state_bytes(self) -> int:
+        """See `StateInstruction`."""
+        return recurrent_state_bytes(self.num_heads, *self.sizes)
 
 
 @lowers("causal_conv")

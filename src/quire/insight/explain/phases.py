@@ -20,6 +20,7 @@ from quire.kernels.collective import AllReduce
 from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.recurrence import StateInstruction
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.runtime.worker import KV_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -207,6 +208,8 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     uncausal = sum(op.count * (op.uncausal_flops - op.cost.flops) for op in ops if op.uncausal_flops)
     attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
     kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
+    kv_read += sum(item.state_bytes_read(step) for item, step in phase.instructions
+                   if isinstance(item, StateInstruction))  # fmt: skip
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
     shown = {name: format_value(value, "FLOP") for name, value in
