@@ -13,9 +13,7 @@ struct CausalConvOp {
   Rows out;             // f32 [T, channels]
   const float* weight;  // [taps, channels]
   const float* bias;    // [channels]; null: zero
-  std::byte* state;     // of page 0
-  int64_t state_stride;
-  int64_t group;  // which block tables: their first entry is the page
+  KvLayer kv;  // of which only the pages, block_stride_bytes apart, and the block tables matter: entry 0 is the page
   int64_t channels;
   int64_t taps;
   Activation activation;
@@ -30,7 +28,7 @@ constexpr int64_t kMostTaps = 16;
 inline void convolve(const CausalConvOp& op, const Step& step, int64_t r, int64_t first, int64_t count,
                      float* history) {
   const int64_t past = op.taps - 1, begin = step.first_tokens[r], num_tokens = step.counts[r];
-  std::byte* page = op.state + step.block_table(static_cast<int32_t>(op.group), r)[0] * op.state_stride;
+  std::byte* page = op.kv.base + step.block_table(op.kv.group, r)[0] * op.kv.block_stride_bytes;
   float* state = reinterpret_cast<float*>(page) + first;
   const size_t bytes = static_cast<size_t>(count) * sizeof(float);
   for (int64_t j = 0; j < past; ++j) {
@@ -80,7 +78,7 @@ inline void causal_conv(const CausalConvOp& op, const Context& context) {
   }
 }
 
-QUIRE_OP(causal_conv, CausalConvOp, x, out, weight, bias, state, state_stride, group, channels, taps, activation)
+QUIRE_OP(causal_conv, CausalConvOp, x, out, weight, bias, kv, channels, taps, activation)
 
 }  // namespace
 }  // namespace quire

@@ -25,9 +25,8 @@ struct RecurrenceOp {
   const float* log_rates;
   const float* time_bias;
   const float* skip;
-  std::byte* state;  // of page 0
-  int64_t state_stride;
-  int64_t group;  // which block tables: their first entry is the page
+  KvLayer kv;  // of which only the pages, block_stride_bytes apart, and the block tables matter: entry 0 is the page
+  int64_t offset;  // bytes from the beginning of a page
   int64_t num_key_heads;
   int64_t num_heads;
   int64_t key_size;
@@ -155,7 +154,7 @@ inline void pass_tokens(const RecurrenceOp& op, const Prepared& tokens, int64_t 
 
 inline void pass_head(const RecurrenceOp& op, const Step& step, int64_t r, int64_t head, float* scratch) {
   const int64_t vectors = (op.value_size + kLanes - 1) / kLanes, vector = op.key_size * kLanes;
-  std::byte* page = op.state + step.block_table(static_cast<int32_t>(op.group), r)[0] * op.state_stride;
+  std::byte* page = op.kv.base + step.block_table(op.kv.group, r)[0] * op.kv.block_stride_bytes + op.offset;
   float* state = reinterpret_cast<float*>(page) + head * vectors * vector;
   if (step.starts[r] == 0) memset(state, 0, static_cast<size_t>(vectors * vector) * sizeof(float));
   const int64_t end = step.first_tokens[r + 1];
@@ -193,8 +192,8 @@ inline void recurrence(const RecurrenceOp& op, const Context& context) {
   }
 }
 
-QUIRE_OP(recurrence, RecurrenceOp, q, k, v, gates, out, log_rates, time_bias, skip, state, state_stride, group,
-         num_key_heads, num_heads, key_size, value_size, delta)
+QUIRE_OP(recurrence, RecurrenceOp, q, k, v, gates, out, log_rates, time_bias, skip, kv, offset, num_key_heads,
+         num_heads, key_size, value_size, delta)
 
 }  // namespace
 }  // namespace quire

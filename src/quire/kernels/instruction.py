@@ -128,7 +128,7 @@ class Emitter(Protocol):
         """Address of int32 counters that an instruction keeps from step to step, zero at first."""
 
     def kv_layer(self, layer_index: int) -> Any:
-        """The `KvLayer` of one layer, or its `recurrence.StateLayer`."""
+        """The `KvLayer` of one layer."""
 
     def exchange(self) -> int:
         """Address of the `Exchange` with other ranks."""

@@ -149,22 +149,6 @@ def _states(
         first += query_len
 
 
-@dataclass(frozen=True, slots=True)
-class StateLayer:
-    """A layer's share of the pages that hold states, as native ops address it: page 0, and the bytes between pages.
-
-    `group`: which block tables.
-    """
-
-    address: int
-    stride_bytes: int
-    group: int
-
-    def fields(self, offset_bytes: int = 0) -> dict[str, int]:
-        """The fields of a native op."""
-        return {"state": self.address + offset_bytes, "state_stride": self.stride_bytes, "group": self.group}
-
-
 class StateInstruction(Instruction):
     """Base of the instructions that read and write a part of a state."""
 
@@ -205,7 +189,7 @@ class CausalConv(StateInstruction):
         to.push(
             "causal_conv", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight),
             bias=to.vector(self.bias), channels=self.out.width, taps=self.num_taps, activation=self.activation,
-            **to.kv_layer(self.layer_index).fields(),
+            kv=to.kv_layer(self.layer_index),
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -249,7 +233,7 @@ class Recurrence(StateInstruction):
         to.push(
             "recurrence", q=to.rows(self.q), k=to.rows(self.k), v=to.rows(self.v), out=to.rows(self.out),
             num_key_heads=self.num_key_heads, num_heads=self.num_heads, key_size=key_size, value_size=value_size,
-            delta=self.delta, **options, **to.kv_layer(self.layer_index).fields(self.offset_bytes),
+            delta=self.delta, offset=self.offset_bytes, kv=to.kv_layer(self.layer_index), **options,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:

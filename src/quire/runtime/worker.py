@@ -12,7 +12,6 @@ from quire import _native
 from quire.cache_spec import PagedKV, RecurrentState
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
-from quire.kernels.recurrence import StateLayer
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
@@ -100,14 +99,17 @@ class Worker:
         return EagerForward(model, self.cache, config.scheduler.block_size, device)
 
 
-def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer | StateLayer]:
+def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:
     """Each layer's share of the KV pool, as native ops address it."""
     scheduler = config.scheduler
-    layers: list[_native.KvLayer | StateLayer] = []
+    layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
         if isinstance(spec, RecurrentState):
-            layers.append(StateLayer(address, cache.block_stride_bytes, group))
+            # Ops on states read only where pages are; sizes and format are those of no state.
+            sizes, kv_format = (1, 2), KV_FORMATS[config.kv_dtype]
+            base = address, cache.block_stride_bytes, scheduler.block_size
+            layers.append(_native.KvLayer(*base, *sizes, kv_format, group))
             continue
         if not isinstance(spec, PagedKV):
             raise UnsupportedModelError(

@@ -19,7 +19,6 @@ from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Columns, Instruction, StepShape
 from quire.kernels.linear import Gemm
 from quire.kernels.paged_attention.instructions import Attend
-from quire.kernels.recurrence import StateLayer
 from quire.kernels.tracing import NotTraceableError
 from quire.runtime.plan.lower import Argmax, Program
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -108,7 +107,7 @@ class PlannedModel:
         self,
         program: Program,
         weights: PackedWeights,
-        kv_layers: Sequence[_native.KvLayer | StateLayer],
+        kv_layers: Sequence[_native.KvLayer],
         limits: PlanLimits,
         pool: _native.ThreadPool | int,
         exchange: _native.Exchange | None = None,
@@ -173,8 +172,7 @@ class PlannedModel:
         self.run(parts, *arrays, nanoseconds=nanoseconds)
         _, starts, counts, logit_rows, *_ = arrays
         requests = tuple(zip(starts.tolist(), counts.tolist(), strict=True))
-        formats = [layer.format for layer in self._kv_layers if isinstance(layer, _native.KvLayer)]
-        whole = StepShape(requests, len(logit_rows), formats[0] if formats else KvFormat.f32)
+        whole = StepShape(requests, len(logit_rows), self._kv_layers[0].format if self._kv_layers else KvFormat.f32)
         times = []
         for index in np.flatnonzero(nanoseconds).tolist():
             instruction = self.ops[index]
@@ -232,7 +230,7 @@ class PlannedModel:
         """Return the counters of an instruction, as the last step left them."""
         return self._counters[instruction]
 
-    def kv_layer(self, layer_index: int) -> Any:
+    def kv_layer(self, layer_index: int) -> _native.KvLayer:
         return self._kv_layers[layer_index]
 
     def exchange(self) -> int:
