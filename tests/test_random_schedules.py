@@ -9,12 +9,13 @@ import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire import cache_spec
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.events import EventKind
@@ -24,7 +25,15 @@ from quire.scheduler import step_plan
 from quire.structured_outputs import StructuredOutputsParams
 from quire.types import SchedulerOutput, SequenceUpdate, StepResult
 from tests.scheduler.integrity import check_integrity
-from tests.tiny_engine import VOCAB_SIZE, build, engine_with, prompt, write_tiny_llama
+from tests.tiny_engine import (
+    VOCAB_SIZE,
+    build,
+    engine_with,
+    prompt,
+    write_tiny_hybrid,
+    write_tiny_llama,
+    write_tiny_state_space,
+)
 
 MAX_MODEL_LEN = 96
 NUM_BLOCKS = 96
@@ -56,11 +65,6 @@ def small_shares() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_plan, "MIN_STEP_TOKENS", 3)
         yield
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 def random_params(rng: random.Random) -> SamplingParams | PoolingParams:
@@ -109,13 +113,24 @@ def random_job(rng: random.Random) -> Job:
     return Job(token_ids, random_params(rng), rng.randrange(16), abort_step, rng.randrange(3))
 
 
+def count_state_groups(engine: LLMEngine) -> int:
+    return sum(group.spec.is_state for group in engine.config.scheduler.kv_cache_groups)
+
+
+def fewest_blocks(engine: LLMEngine) -> list[int]:
+    """Sizes of pools, of which the smallest hold one or two requests."""
+    num_groups, num_states = len(engine.config.scheduler.kv_cache_groups), count_state_groups(engine)
+    of_tokens = [0, 0, 0] if num_states == num_groups else [8, 10, 14]
+    return [count + 3 * num_states + (count == 0) for count in of_tokens] + [NUM_BLOCKS]
+
+
 def random_engine(rng: random.Random, base: LLMEngine, seen: Counter[str]) -> LLMEngine:
     engine = engine_with(
         base,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=rng.randrange(3, 9),
         max_num_batched_tokens=rng.choice([5, 17, 32, 64]),
-        num_blocks=rng.choice([8, 10, 14, NUM_BLOCKS]),
+        num_blocks=rng.choice(fewest_blocks(base)),
         enable_prefix_caching=rng.random() < 0.7,
         max_num_partial_prefills=rng.randrange(1, 3),
         prefill_tokens_per_decode=rng.choice([None, 1, 3]),
@@ -205,15 +220,21 @@ def check_completion(found: CompletionOutput, alone: CompletionOutput) -> None:
         assert found.logprobs == alone.logprobs[:num_tokens]
 
 
-FORMATS = {
-    "float32": {"dtype": "float32"},
-    "int8": {"dtype": "bfloat16", "kv_cache_dtype": "int8", "quantization": "int8"},
+INT8 = {"dtype": "bfloat16", "kv_cache_dtype": "int8", "quantization": "int8"}
+CASES = {
+    "float32": (write_tiny_llama, {"dtype": "float32"}),
+    "int8": (write_tiny_llama, INT8),
+    "recurrent states beside attention, int8": (write_tiny_hybrid, INT8),
+    "recurrent states alone": (write_tiny_state_space, {"dtype": "bfloat16"}),
 }
 
 
-@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[str, Any]) -> None:
-    base = build(directory, block_size=16, num_blocks_override=NUM_BLOCKS, batch_invariant=True, **options)
+@pytest.mark.parametrize(("write", "options"), CASES.values(), ids=CASES)
+def test_every_request_gets_what_it_gets_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path], options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(cache_spec, "CHECKPOINT_INTERVALS", (16, 32))  # prompts here are short
+    base = build(write(tmp_path), block_size=16, num_blocks_override=NUM_BLOCKS + 16, batch_invariant=True, **options)
     alone_settings = {"enable_prefix_caching": False, "multi_step_decode": 1, "policy": "priority"}
     plain = engine_with(base, max_model_len=MAX_MODEL_LEN, **alone_settings)
     seen: Counter[str] = Counter()
@@ -234,6 +255,7 @@ def test_every_request_gets_what_it_gets_alone(directory: Path, options: dict[st
         seen["iterations"] += max(event.data["num_iterations"] for event in steps) > 1
         seen["cached"] += any(event.data["num_cached_tokens"] for event in engine.events.of(EventKind.ADMIT))
         seen["copied"] += bool(engine.events.of(EventKind.COPY))
-    assert min(seen["accepted"], seen["rejected"]) > 25, seen
+    # A request with states gets drafts only when a single token is left to compute.
+    assert min(seen["accepted"], seen["rejected"]) > (10 if count_state_groups(base) else 25), seen
     names = ("stop", "length", "abort", "error", "preempted", "iterations", "cached")
     assert min(seen[name] for name in names) >= 3, seen

@@ -28,8 +28,34 @@ def write_tiny_llama(path: Path) -> Path:
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3,
     )  # fmt: skip
+    return _write(path, config)
+
+
+def write_tiny_hybrid(path: Path) -> Path:
+    """A tiny Qwen3-Next: two layers with recurrent state and one with attention, one of them with experts."""
+    config = transformers.Qwen3NextConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, initializer_range=0.3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, mlp_only_layers=[0, 2],
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _write(path, config)
+
+
+def write_tiny_state_space(path: Path) -> Path:
+    """A tiny Mamba 2, which has recurrent states alone."""
+    config = transformers.Mamba2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, n_groups=2, state_size=16,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _write(path, config)
+
+
+def _write(path: Path, config: Any) -> Path:
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
     _byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
 

@@ -216,6 +216,47 @@ std::string attention_results(const OpTable& ops, KvFormat format) {
   return out.bytes();
 }
 
+// A convolution of 100 channels, then a recurrence on its results with 2 heads, both from states that are not zero.
+std::string state_results(const OpTable& ops, bool delta) {
+  constexpr int64_t kKeySize = 24, kValueSize = 26, kStateHeads = 2,
+                    kChannels = 2 * kKeySize + kStateHeads * kValueSize;
+  Random random;
+  Memory values(kTokens * kChannels * 4), mixed(kTokens * kChannels * 4), gates(kTokens * 2 * kStateHeads * 4);
+  Memory weight(4 * kChannels * 4), vectors(3 * kStateHeads * 4), out(kTokens * kStateHeads * kValueSize * 4);
+  Memory past(3 * kChannels * 4), state(kStateHeads * kKeySize * 2 * kLanes * 4);
+  for (Memory* memory : {&values, &gates, &weight, &vectors, &past, &state}) memory->fill(random);
+  SmallStep step(kTokens);
+  const Rows wide = rows_of(mixed, RowType::f32, kChannels);
+  const CausalConvOp conv{rows_of(values, RowType::f32, kChannels),
+                          wide,
+                          weight.floats(),
+                          nullptr,
+                          KvLayer{past.data(), 0, kBlockSize, 1, 2, KvFormat::f32, 0},
+                          kChannels,
+                          4,
+                          Activation::silu};
+  run_op(ops, "causal_conv", conv, step.context());
+  const auto part = [&](int64_t first) { return Rows{wide.data + 4 * first, wide.stride_bytes, RowType::f32}; };
+  const float *rates = vectors.floats(), *bias = rates + kStateHeads, *skip = bias + kStateHeads;
+  const RecurrenceOp recurrence{part(0),
+                                part(kKeySize),
+                                part(2 * kKeySize),
+                                rows_of(gates, RowType::f32, 2 * kStateHeads),
+                                rows_of(out, RowType::f32, kStateHeads * kValueSize),
+                                rates,
+                                bias,
+                                skip,
+                                KvLayer{state.data(), 0, kBlockSize, 1, 2, KvFormat::f32, 0},
+                                0,
+                                1,
+                                kStateHeads,
+                                kKeySize,
+                                kValueSize,
+                                delta};
+  run_op(ops, "recurrence", recurrence, step.context());
+  return out.bytes() + past.bytes() + state.bytes();
+}
+
 std::string sampling_results(const OpTable& ops) {
   constexpr int64_t kCount = 2 * kChunk + 3, kPadded = 3 * kChunk;
   Random random;
@@ -268,6 +309,9 @@ std::string failing_op(const OpTable& ops) {
     if (expert_results(ops, format) != expert_results(scalar_ops, format)) return "route or experts";
   }
   if (sampling_results(ops) != sampling_results(scalar_ops)) return "sampling";
+  for (bool delta : {false, true}) {
+    if (state_results(ops, delta) != state_results(scalar_ops, delta)) return "causal_conv or recurrence";
+  }
   for (KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::f16, KvFormat::i8}) {
     const OpTable& other = reference(ops, format == KvFormat::bf16 || format == KvFormat::i8);
     if (attention_results(ops, format) != attention_results(other, format)) return "write_kv or attend";

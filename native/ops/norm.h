@@ -7,7 +7,8 @@
 namespace quire {
 
 // Layer norm if subtract_mean, else RMS norm, with 0 for the mean: out = (x - mean) * rsqrt(mean of (x - mean)^2 +
-// epsilon) * weight + bias. A null weight is 1, a null bias 0. Each row is `groups` (0: 1) such vectors, as heads are.
+// epsilon) * weight + bias. A null weight is 1, a null bias 0. Each row is `groups` (0: 1) such vectors, as heads are,
+// which share the weight or have one each.
 struct NormOp {
   Rows x;    // f32
   Rows out;  // any type
@@ -17,6 +18,7 @@ struct NormOp {
   float epsilon;
   bool subtract_mean;
   int64_t groups;
+  bool weight_per_group;
   bool of_logit_rows;
 };
 
@@ -63,14 +65,15 @@ inline void norm(const NormOp& op, const Context& context) {
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* x = row<float>(op.x, t);
     for (int64_t i = 0; i < width; i += op.width) {
-      normalise(x + i, op.weight, op.bias, values + i, op.width, op.epsilon, op.subtract_mean);
+      normalise(x + i, op.weight + (op.weight_per_group ? i : 0), op.bias, values + i, op.width, op.epsilon,
+                op.subtract_mean);
     }
     write_columns(op.out, t, 0, width, values);
     finish_row(op.out, t, width);
   }
 }
 
-QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, of_logit_rows)
+QUIRE_OP(norm, NormOp, x, out, weight, bias, width, epsilon, subtract_mean, groups, weight_per_group, of_logit_rows)
 
 }  // namespace
 }  // namespace quire

@@ -138,17 +138,25 @@ class RecurrentState(CacheKind, frozen=True, tag=True):
 
     The block table has one entry: the state after all computed tokens. The state before the first token is zero, so
     that the step that computes position 0 must not read the page. The prefix cache keeps copies (checkpoints) at
-    multiples of `checkpoint_interval` tokens; None until `make_groups` has chosen it.
+    multiples of `checkpoint_interval` tokens; None until `make_groups` has chosen it. Ranks that share the model's
+    heads hold parts of the state, but each all of `whole_bytes`.
     """
 
     state_bytes: int
     checkpoint_interval: int | None = None
+    whole_bytes: int = 0
 
     is_state: ClassVar[bool] = True
 
     def stored_as(self, dtype_bytes: int, scale_bytes: int) -> Self:
         """Return the state itself: the KV cache type does not apply to it."""
         return self
+
+    def on_rank(self, num_ranks: int) -> Self:
+        """See `CacheKind`: channels and heads are split evenly, and what lies behind the first part is aligned."""
+        padding = STATE_ALIGNMENT_BYTES * (num_ranks > 1)
+        part = (self.state_bytes - self.whole_bytes) // num_ranks // 4 * 4
+        return msgspec.structs.replace(self, state_bytes=part + self.whole_bytes + padding)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of the state in one layer, aligned; the block size does not matter."""
@@ -234,7 +242,7 @@ def make_groups(layer_specs: Sequence[CacheSpec], block_size: int) -> tuple[Cach
     layers: dict[CacheSpec, list[int]] = {}
     for index, spec in enumerate(layer_specs):
         if isinstance(spec, RecurrentState):
-            spec = RecurrentState(spec.state_bytes, interval)
+            spec = msgspec.structs.replace(spec, checkpoint_interval=interval)
         layers.setdefault(spec, []).append(index)
     found: list[tuple[float, int, tuple[CacheGroup, ...]]] = []
     for page in {

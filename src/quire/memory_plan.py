@@ -4,6 +4,7 @@ Pure arithmetic on integers, with the reason for each choice. Estimates of a ste
 promised to the KV cache must not be missing in service. Next to read: `cache_spec.py`; `resolve.py`, the caller.
 """
 
+import math
 from dataclasses import dataclass
 
 from quire.byte_sizes import format_bytes
@@ -83,14 +84,16 @@ def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype:
 
 def _cpu_step_bytes(options: EngineOptions, model: ModelConfig, num_tokens: int) -> int:
     # All in fp32. The buffers of a plan share memory by lifetime and take about half of this estimate per token.
-    per_token = 2 * model.hidden_size + max(_attention_width(model), 2 * _mlp_size(model))
+    per_token = 2 * model.hidden_size + max(_attention_width(model), _recurrent_width(model), 2 * _mlp_size(model))
     # Logits, and as much again in the sampler.
     per_row = 2 * model.vocab_size
     return 4 * (num_tokens * per_token + max(options.max_num_seqs, PROMPT_LOGPROB_ROWS) * per_row)
 
 
 def _gpu_step_bytes(options: EngineOptions, model: ModelConfig, dtype: str, num_tokens: int) -> int:
-    per_token = (4 * model.hidden_size + _attention_width(model) + 3 * _mlp_size(model)) * DTYPES[dtype]
+    per_token = (
+        4 * model.hidden_size + max(_attention_width(model), _recurrent_width(model)) + 3 * _mlp_size(model)
+    ) * DTYPES[dtype]
     # Logits in the compute type and fp32, and as much again inside the sampler.
     per_row = model.vocab_size * (DTYPES[dtype] + 3 * 4)
     return num_tokens * per_token + options.max_num_seqs * per_row
@@ -98,6 +101,20 @@ def _gpu_step_bytes(options: EngineOptions, model: ModelConfig, dtype: str, num_
 
 def _attention_width(model: ModelConfig) -> int:
     return (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_size
+
+
+def _recurrent_width(model: ModelConfig) -> int:
+    """Projections, convolved values, gates and results of a layer with recurrent state; 0 without such layers."""
+    fields = model.hf_config.get("text_config") or model.hf_config
+
+    def size(*names: str) -> int:
+        return math.prod(int(fields.get(name) or 0) for name in names)
+
+    keys, values = (size(f"linear_num_{part}_heads", f"linear_{part}_head_dim") for part in ("key", "value"))
+    inner = size("mamba_expand", "hidden_size") or size("expand", "hidden_size")
+    state = size("mamba_n_groups", "mamba_d_state") or size("n_groups", "state_size")
+    has_states = any(spec.is_state for spec in model.cache_specs)
+    return max(4 * keys + 5 * values, 5 * inner + 4 * state) if has_states else 0
 
 
 def _mlp_size(model: ModelConfig) -> int:

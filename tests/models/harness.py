@@ -46,7 +46,10 @@ def build_model(
 
 @dataclass
 class Stream:
-    """One request: its tokens, how many of them are in the cache, and its blocks per KV cache group."""
+    """One request: its tokens, how many of them are in the cache, and its blocks per KV cache group.
+
+    A state group has one, whose content a request that shares a prefix copies.
+    """
 
     token_ids: list[int]
     block_ids: list[list[int]]
@@ -72,7 +75,10 @@ class Runner:
         dtype = next(self.model.parameters()).dtype
         specs = [spec.on_rank(self.num_ranks) for spec in config.kv_specs()]
         self.kv_caches = tuple(
-            torch.full((self.num_blocks, *spec.view_shape(self.block_size)), torch.nan, dtype=dtype) for spec in specs
+            torch.full((self.num_blocks, *spec.view_shape(self.block_size)), 255, dtype=torch.uint8)
+            if spec.is_state
+            else torch.full((self.num_blocks, *spec.view_shape(self.block_size)), torch.nan, dtype=dtype)
+            for spec in specs
         )
         self.groups = make_groups(specs, self.block_size) if specs else ()
         self.free = (
@@ -82,6 +88,13 @@ class Runner:
     def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
         """A new request, which may start with the computed blocks of another."""
         blocks = [[] for _ in self.groups] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
+        for group, ids in zip(self.groups, blocks, strict=True):
+            if group.spec.is_state and ids:
+                assert shares is not None
+                assert shares.num_computed == num_shared_blocks * self.block_size
+                source, ids[0] = ids[0], self.free.pop()
+                for layer in group.layer_indices:
+                    self.kv_caches[layer][ids[0]] = self.kv_caches[layer][source]
         sequence = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
         self.sequences.append(sequence)
         return sequence
@@ -104,18 +117,19 @@ class Runner:
         seq_lens = [sequence.num_computed + count for sequence, count in scheduled]
         spans = [range(sequence.num_computed, end) for (sequence, _), end in zip(scheduled, seq_lens, strict=True)]
         for (sequence, _), seq_len in zip(scheduled, seq_lens, strict=True):
-            for ids in sequence.block_ids:
-                while len(ids) * self.block_size < seq_len:
+            for group, ids in zip(self.groups, sequence.block_ids, strict=True):
+                while len(ids) < group.spec.table_len(seq_len, self.block_size):
                     ids.append(self.free.pop())
         tables, slots = [], []
-        for group in range(len(self.groups)):
-            ids = [sequence.block_ids[group] for sequence, _ in scheduled]
+        for index, group in enumerate(self.groups):
+            ids = [sequence.block_ids[index] for sequence, _ in scheduled]
             longest = max(map(len, ids))
             tables.append(torch.tensor([row + [0] * (longest - len(row)) for row in ids], dtype=torch.int32))
             slots.append(
                 torch.tensor(
                     [
-                        row[position // self.block_size] * self.block_size + position % self.block_size
+                        row[0 if group.spec.is_state else position // self.block_size] * self.block_size
+                        + position % self.block_size
                         for row, span in zip(ids, spans, strict=True)
                         for position in span
                     ]

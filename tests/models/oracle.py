@@ -16,14 +16,17 @@ CORRECTION = "e_score_correction_bias"
 def make_oracle(model_type: str, fields: dict[str, Any], **options: Any) -> Any:
     """Transformers' model of these fields, with its vision tower if it has one."""
     config = transformers.CONFIG_MAPPING[model_type](**fields)
-    auto = transformers.AutoModelForImageTextToText if model_type == "mistral3" else transformers.AutoModelForCausalLM
+    sees_images = model_type in ("mistral3", "qwen3_5", "qwen3_5_moe")
+    auto = transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
     return auto.from_config(config, **options)
 
 
 def num_language_parameters(oracle: Any) -> int:
     """Parameters that text depends on."""
     vision = [
-        part for name, part in oracle.named_modules() if name in ("model.vision_tower", "model.multi_modal_projector")
+        part
+        for name, part in oracle.named_modules()
+        if name in ("model.vision_tower", "model.visual", "model.multi_modal_projector")
     ]
     corrections = [values for name, values in oracle.named_buffers() if name.endswith(CORRECTION)]
     added = sum(values.numel() for values in corrections)

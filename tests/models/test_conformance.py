@@ -93,9 +93,10 @@ def test_shared_prefix_blocks_and_blocks_left_behind(pair: Pair) -> None:
     prefix = random_tokens(32, 53)
     for runner in pair.runners():
         first = runner.add(prefix + random_tokens(5, 53, seed=1))
-        runner.run(first)
+        runner.step([(first, 32)])
         shared = 32 // runner.block_size
         second = runner.add(prefix + random_tokens(30, 53, seed=2), shares=first, num_shared_blocks=shared)
+        runner.run(first)
         found = runner.step([(second, 9)])
         for group, ids in zip(runner.groups, second.block_ids, strict=True):
             if group.spec.window is not None:

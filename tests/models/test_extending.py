@@ -1,5 +1,7 @@
 """Models from outside: a subclass of `LlamaForCausalLM` changes attention, rotation or activation, planned or not."""
 
+import itertools
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,15 @@ from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 from quire.models.registry import ModelRegistry
 from quire.runtime.forward import EagerForward, PlannedForward
+from quire.runtime.loader import make_model
 from quire.sampling_params import SamplingParams
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.harness import Runner, build_model, random_tokens
 from tests.models.tiny_configs import LLAMA, full_config
+from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
 TOKENS = random_tokens(11, 53)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -119,6 +124,43 @@ def test_another_attention_in_one_layer(state: dict[str, torch.Tensor]) -> None:
 
 
 # --- Through the engine -------------------------------------------------------------------------
+
+
+def test_the_example_of_linear_attention_equals_attention_without_a_softmax() -> None:
+    """Planned and op by op, in chunks and in decodes."""
+    linear_llama: type[LlamaForCausalLM] = runpy.run_path(str(EXAMPLES / "linear_attention.py"))["LinearLlama"]
+
+    class Quadratic(linear_llama.attention_class):  # type: ignore[name-defined, misc]
+        def forward(self, x: torch.Tensor, rotation: Any, batch: Any) -> torch.Tensor:
+            q, k, v = self.qkv_proj(x).view(len(x), 3, -1, self.head_size).permute(1, 2, 0, 3)  # [H, T, D]
+            scores = (functional.silu(q) @ functional.silu(k).transpose(1, 2)).tril()
+            return self.o_proj(self.norm((scores @ v).transpose(0, 1)).flatten(1))
+
+    class QuadraticLlama(linear_llama):  # type: ignore[misc, valid-type]
+        attention_class = Quadratic
+
+    for name, model_class in (("Linear", linear_llama), ("Quadratic", QuadraticLlama)):
+        ModelRegistry.register_model(name, model_class)
+    fields = {**full_config("llama", LLAMA), "num_key_value_heads": 4}
+    generator = torch.Generator().manual_seed(3)
+    state = {
+        name: torch.randn(parameter.shape, generator=generator) * max(parameter.shape[-1] ** -0.5, parameter.ndim == 1)
+        for name, parameter in make_model(fields | {"architectures": ["Linear"]}).named_parameters()
+        if "proj" not in name
+    }
+    sizes = {"q": (48, 48), "k": (48, 48), "v": (48, 48), "o": (48, 48)}
+    sizes |= {"gate": (40, 48), "up": (40, 48), "down": (48, 40)}
+    for layer, (name, size) in itertools.product(range(2), sizes.items()):
+        part = "self_attn" if size == (48, 48) else "mlp"
+        values = torch.randn(size, generator=generator) * size[1] ** -0.5
+        state[f"model.layers.{layer}.{part}.{name}_proj.weight"] = values
+    quadratic = Runner(build_model(fields | {"architectures": ["Quadratic"]}, state))
+    linear = fields | {"architectures": ["Linear"]}
+    expected = quadratic.run(quadratic.add(TOKENS))
+    for runner in (Runner(build_model(linear, state)), PlanRunner(make_config(linear), make_checkpoint(linear, state))):
+        stream = runner.add(TOKENS)
+        found = torch.cat([*runner.step([(stream, 7)]), runner.run(stream, 1)])
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.fixture(scope="module")

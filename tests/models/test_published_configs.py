@@ -187,6 +187,47 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
         "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280,
     }),
+    "Qwen3-Next-80B-A3B-Instruct": (79.67, {
+        **SILU, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1,
+        "full_attention_interval": 4, "head_dim": 256, "hidden_size": 2048, "intermediate_size": 5120,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+        "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16,
+        "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
+        "output_router_logits": False, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": None,
+        "rope_theta": 10000000, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    }),
+    "LFM2-1.2B": (1.17, {
+        **COMMON, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": True,
+        "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "block_norm_eps": 1e-5, "block_use_swiglu": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 2048,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "max_position_embeddings": 128000,
+        "norm_eps": 1e-5, "num_attention_heads": 32, "num_heads": 32, "num_hidden_layers": 16,
+        "num_key_value_heads": 8, "rope_theta": 1000000.0, "use_pos_enc": True, "vocab_size": 65536,
+    }),
+    "Mamba-Codestral-7B-v0.1": (7.29, {
+        **COMMON, "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "chunk_size": 256, "conv_kernel": 4,
+        "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "layer_norm_epsilon": 1e-5,
+        "n_groups": 8, "norm_before_gate": True, "num_heads": 128, "num_hidden_layers": 64,
+        "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "state_size": 128,
+        "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_limit": [0.0, float("inf")],
+        "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "use_bias": False, "use_conv_bias": True,
+        "vocab_size": 32768,
+    }),
+    "granite-4.0-h-tiny": (6.94, {
+        **SILU, "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid",
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_size": 1536, "init_method": "mup",
+        "intermediate_size": 512, "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": True,
+        "layer_types": ["attention" if index % 10 == 5 else "mamba" for index in range(40)], "mamba_d_conv": 4,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+        "mamba_proj_bias": False, "max_position_embeddings": 131072, "normalization_function": "rmsnorm",
+        "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4,
+        "num_local_experts": 64, "output_router_logits": False, "position_embedding_type": "nope",
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000,
+        "router_aux_loss_coef": 0.0001, "shared_intermediate_size": 1024, "tie_word_embeddings": True,
+        "vocab_size": 100352,
+    }),
 }  # fmt: skip
 """By name: billions of parameters of the language model, and the fields."""
 
@@ -196,4 +237,5 @@ def test_config_is_read_and_makes_a_model_of_the_published_size(name: str) -> No
     billions, fields = PUBLISHED[name]
     config = ModelRegistry.make_model_config(fields)
     assert config.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
-    assert config.context_len == fields.get("max_position_embeddings", 131072)
+    default = 2**20 if fields["model_type"] == "mamba2" else 131072
+    assert config.context_len == fields.get("max_position_embeddings", default)

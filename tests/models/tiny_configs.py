@@ -27,6 +27,17 @@ QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 2
 QWEN2_MOE = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+DELTA_NET = {
+    **LLAMA, "head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+MROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+LFM2 = {name: value for name, value in LLAMA.items() if name not in ("rms_norm_eps", "hidden_act")}
+MAMBA2 = {
+    "vocab_size": 53, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 12, "n_groups": 4,
+    "state_size": 16, "chunk_size": 16,
+}  # fmt: skip
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24}
 OPT = {
     "vocab_size": 53,
@@ -48,6 +59,8 @@ GRANITE4 = {
     **MULTIPLES,
     "num_local_experts": 0,
     "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
     "shared_intermediate_size": 40,
     "layer_types": ["full_attention"] * 2,
 }
@@ -155,6 +168,62 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "hidden_size": 42, "head_dim": 10, "num_key_value_heads": 1,
         },
     },
+    "qwen3_next": {
+        "one layer of three attends, a dense layer, groups of 2": {
+            **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 4, "mlp_only_layers": [1], "full_attention_interval": 3,
+        },
+        "attention first, one key head, odd sizes": {
+            **DELTA_NET, **QWEN2_MOE, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_value_head_dim": 20,
+            "num_key_value_heads": 1, "linear_key_head_dim": 10, "linear_conv_kernel_dim": 3,
+            "num_attention_heads": 3, "norm_topk_prob": False,
+            "hidden_size": 44, "tie_word_embeddings": True, "partial_rotary_factor": 0.5,
+        },
+    },
+    "qwen3_5_text": {
+        "groups of 2, whole tiles": {**DELTA_NET, "hidden_size": 64, "intermediate_size": 128},
+        "multi-head, one key head, odd sizes": {
+            **DELTA_NET, "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 1,
+            "linear_num_value_heads": 5, "linear_value_head_dim": 36, "hidden_size": 53,
+            "num_attention_heads": 3, "num_key_value_heads": 3, "attention_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": {**MROPE, "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    "qwen3_5_moe_text": {
+        "two of six, interval of 2": {
+            **{name: value for name, value in DELTA_NET.items() if name != "intermediate_size"}, **QWEN2_MOE,
+            "full_attention_interval": 2,
+        },
+    },
+    "qwen3_5": {
+        "language model of a whole": {
+            "text_config": {**DELTA_NET, "model_type": "qwen3_5_text", "full_attention_interval": 2},
+            "vision_config": QWEN_VISION, "tie_word_embeddings": True,
+        },
+    },
+    "qwen3_5_moe": {
+        "language model of a whole": {
+            "text_config": {**DELTA_NET, **QWEN2_MOE, "model_type": "qwen3_5_moe_text", "full_attention_interval": 2},
+            "vision_config": QWEN_VISION,
+        },
+    },
+    "lfm2": {
+        "convolutions around attention": {
+            **LFM2, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 8,
+        },
+        "biases, no adjusted width, odd sizes": {
+            **LFM2, "full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False,
+            "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 42, "tie_word_embeddings": False,
+        },
+    },
+    "mamba2": {
+        "groups of 2": MAMBA2,
+        "one group, biases, tied, odd sizes": {
+            **MAMBA2, "hidden_size": 35, "num_heads": 5, "head_dim": 14, "n_groups": 1, "state_size": 10,
+            "conv_kernel": 3, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True,
+        },
+    },
     "olmoe": {
         "two of eight": {**LLAMA, "pad_token_id": None, **OLMOE},
         "renormalised, one KV head, odd sizes": {
@@ -235,6 +304,15 @@ TINY_CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "with positions": {**GRANITE4, "position_embedding_type": "rope"},
         "without positions, one KV head, tied": {
             **GRANITE4, "shared_intermediate_size": 36, "num_key_value_heads": 1, "tie_word_embeddings": True,
+        },
+        "state spaces and experts beside attention": {
+            **GRANITE4, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4,
+            "num_experts_per_tok": 2, "intermediate_size": 24,
+        },
+        "state spaces alone, groups of 2, odd sizes": {
+            **GRANITE4, "hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16,
+            "layer_types": ["mamba", "mamba"], "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_proj_bias": True,
+            "mamba_d_conv": 3,
         },
     },
     "gemma2": {

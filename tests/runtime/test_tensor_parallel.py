@@ -89,8 +89,9 @@ def random_checkpoint(hf_config: dict[str, Any], make: Callable[..., WeightTenso
     checkpoint = make_checkpoint(hf_config, {})
     for target, parameter in model.named_parameters():
         names = part_names(target, model.stacked_params)
-        rows = partitions[target].rows if len(names) > 1 else ()
-        for name, num_rows in zip(names, [part.whole for part in rows] or [len(parameter)], strict=True):
+        sizes = [part.whole for part in partitions[target].rows] if len(names) > 1 else [len(parameter)]
+        num_first = len(sizes) - len(names) + 1  # a stored tensor may have several parts: queries and their gates
+        for name, num_rows in zip(names, [sum(sizes[:num_first]), *sizes[num_first:]], strict=True):
             shape = (num_rows, *parameter.shape[1:])
             scale = 1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3
             values = torch.empty(shape).normal_(float(len(shape) == 1), scale, generator=generator)

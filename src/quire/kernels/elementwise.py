@@ -12,9 +12,16 @@ from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.registry import kernel
-from quire.kernels.tracing import SIZES, Call, same_sizes
+from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol, same_sizes
 
-SIZES["soft_cap"] = SIZES["gate_rows"] = same_sizes
+
+def _gated_sizes(x: Symbol, gates: Symbol) -> tuple[int, ...]:
+    if gates.sizes not in ((1,), x.sizes):
+        raise NotTraceableError(f"gates {gates} of {x}")
+    return x.sizes
+
+
+SIZES.update(soft_cap=same_sizes, gate_rows=_gated_sizes)
 
 
 @kernel
@@ -28,9 +35,9 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 @kernel
 def gate_rows(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Multiply each row by the sigmoid of its gate: out[t] = x[t] / (1 + exp(-gates[t])).
+    """Multiply each row by the sigmoid of its gate, or each value by that of its own: out = x / (1 + exp(-gates)).
 
-    Shapes: x [T, E]; gates [T, 1] -> [T, E]. Dtypes: bf16, fp16 or fp32, returned the same.
+    Shapes: x [T, E]; gates [T, G], G being 1 or E -> [T, E]. Dtypes: bf16, fp16 or fp32, returned the same.
     """
     return (x.float() * torch.sigmoid(gates.float())).to(x.dtype)
 
@@ -95,15 +102,17 @@ class SoftCap(Instruction):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class GateRows(Instruction):
-    """out = x · sigmoid(gates), one gate per row."""
+    """out = x · sigmoid(gates), one gate per row or per value."""
 
     x: Columns
     gates: Columns
     out: Buffer
 
     def emit(self, to: Emitter) -> None:
-        gates = to.rows(self.gates)
-        to.push("gate_rows", x=to.rows(self.x), gates=gates, out=to.rows(self.out), width=self.out.width)
+        to.push(
+            "gate_rows", x=to.rows(self.x), gates=to.rows(self.gates), out=to.rows(self.out), width=self.out.width,
+            per_value=self.gates.width > 1,
+        )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
         return Cost(step.num_tokens * self.out.width)
@@ -139,15 +148,19 @@ def _make(*shape: int, scale: float) -> Arguments:
     return {"x": random(*shape, scale=scale), "cap": 30.0}
 
 
-def _make_rows(num_tokens: int, width: int) -> Arguments:
-    return {"x": random(num_tokens, width), "gates": random(num_tokens, 1, seed=1, scale=3.0)}
+def _make_rows(num_tokens: int, width: int, num_gates: int = 1) -> Arguments:
+    return {"x": random(num_tokens, width), "gates": random(num_tokens, num_gates, seed=1, scale=3.0)}
 
 
 CHECKS = (
     Check(
         gate_rows,
         lambda x, gates: x / (1 + torch.exp(-gates)),
-        {"empty": partial(_make_rows, 0, 7), "rows": partial(_make_rows, 33, 70)},
+        {
+            "empty": partial(_make_rows, 0, 7),
+            "rows": partial(_make_rows, 33, 70),
+            "a gate per value": partial(_make_rows, 9, 70, 70),
+        },
     ),
     Check(
         soft_cap,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from quire._native import RowType, WeightFormat, latent_cost
+from quire._native import RowType, WeightFormat, latent_cost, packed_bytes
 from quire.kernels.case import Arguments, Check, random
 from quire.kernels.instruction import (
     KV_BYTES,
@@ -23,7 +23,6 @@ from quire.kernels.instruction import (
     Emitter,
     Instruction,
     StepShape,
-    product_cost,
 )
 from quire.kernels.lowering import Lowering, lowers
 from quire.kernels.paged_attention import AttentionStep
@@ -178,7 +177,7 @@ class LatentAttend(Instruction):
     @property
     def weight_bytes(self) -> int:
         """Bytes of the projection, which a step reads beside the cache."""
-        return product_cost(0, tuple(self.weight.shape), self.format, None).bytes_read
+        return packed_bytes(self.format, *self.weight.shape)
 
 
 def entry_bytes(step: StepShape, size: int) -> int:

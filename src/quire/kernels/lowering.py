@@ -158,14 +158,21 @@ class Lowering:
     def waits(self, call: Call, users: tuple[str, ...]) -> bool:
         """Return whether a call of a part of one buffer waits until a user takes it in or needs its value.
 
-        Only where nothing but calls of `users` reads the buffer: no other instruction may change it meanwhile.
+        Only where nothing but calls of `users` reads these columns: no other instruction may change them meanwhile.
         """
         if call in self._waiting:
             self._waiting.remove(call)
             return False
-        source = call.arguments[0].call
+        x = call.arguments[0]
+        source, end = x.call, x.start + x.num_columns
         is_kept = source in self._waiting or (source in self._buffers and self._buffers[source].type == RowType.f32)
-        waits = is_kept and all(user.operation in users for user in (*self.users(call), *self.users(source)))
+        of_columns = [
+            user
+            for user in self.users(source)
+            if any(each.call is source and each.start < end and x.start < each.start + each.num_columns
+                   for each in user.inputs)
+        ]  # fmt: skip
+        waits = is_kept and all(user.operation in users for user in (*self.users(call), *of_columns))
         if waits:
             self._waiting.add(call)
         return waits

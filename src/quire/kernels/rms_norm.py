@@ -21,11 +21,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     """Scale each row to root mean square 1, then by `weight`.
 
     out[…, i] = x[…, i] / sqrt(mean_i x[…, i]² + epsilon) · weight[i]     (Zhang & Sennrich 2019)
+    A longer weight has values of their own for each index of the axis before, as for groups of columns.
 
-    Shapes: x [..., E]; weight [E] -> [..., E].
+    Shapes: x [..., E]; weight [W], W being E or the product of the last two axes -> [..., E].
     Dtypes: x, weight bf16, fp16 or fp32; sums in fp32; returns x.dtype.
     """
-    return functional.rms_norm(x, weight.shape, weight, epsilon)
+    if len(weight) == x.shape[-1]:
+        return functional.rms_norm(x, weight.shape, weight, epsilon)
+    return functional.rms_norm(x.float(), x.shape[-1:], None, epsilon).to(x.dtype) * weight.view(x.shape[-2:])
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Norm(Instruction):
             "norm", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight), bias=to.vector(self.bias),
             width=self.out.width // self.groups, epsilon=self.epsilon, subtract_mean=self.subtract_mean,
             groups=self.groups,
+            weight_per_group=self.weight is not None and int(self.weight.shape[0]) * self.groups != self.out.width,
         )  # fmt: skip
 
     def cost(self, step: StepShape) -> Cost:
@@ -55,19 +59,24 @@ class Norm(Instruction):
 @lowers("rms_norm")
 def _lower(to: Lowering, call: Call) -> None:
     x, weight, epsilon = call.arguments
-    if len(x.sizes) == 2 and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention")):
+    if (
+        len(x.sizes) == 2
+        and len(weight) == x.sizes[-1]
+        and to.waits(call, ("rope", "rms_norm", "write_kv", "paged_attention"))
+    ):
         return
     out = to.result(call, takes_type=True)
     to.append(Norm(to.columns(x), out, weight, None, epsilon, False, x.num_columns // x.sizes[-1]))
 
 
 def _formula(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    weight = weight if len(weight) == x.shape[-1] else weight.view(x.shape[-2:])
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
 
 
-def _make(shape: tuple[int, ...], scale: float = 1.0, strided: bool = False) -> Arguments:
+def _make(shape: tuple[int, ...], scale: float = 1.0, strided: bool = False, weights: int = 1) -> Arguments:
     x = random(*shape[:-1], 2 * shape[-1], scale=scale)[..., : shape[-1]] if strided else random(*shape, scale=scale)
-    return {"x": x, "weight": random(shape[-1], seed=1), "epsilon": 1e-5}
+    return {"x": x, "weight": random(weights * shape[-1], seed=1), "epsilon": 1e-5}
 
 
 CHECKS = (
@@ -79,6 +88,7 @@ CHECKS = (
             "one row": partial(_make, (1, 576)),
             "odd width": partial(_make, (33, 67)),
             "heads": partial(_make, (7, 3, 128)),
+            "groups with weights of their own": partial(_make, (5, 3, 20), weights=3),
             "strided": partial(_make, (9, 96), strided=True),
             "large values": partial(_make, (4, 256), scale=200.0),
         },

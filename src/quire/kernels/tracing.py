@@ -238,6 +238,6 @@ def same_sizes(x: Symbol, *_: Any) -> tuple[int, ...]:
 
 def norm_sizes(x: Symbol, weight: Any, *_: Any) -> tuple[int, ...]:
     """Sizes of a norm over the last axis. Raises: NotTraceableError if the weight has another size."""
-    if weight is not None and tuple(weight.shape) != x.sizes[-1:]:
+    if weight is not None and tuple(weight.shape) not in (x.sizes[-1:], (math.prod(x.sizes[-2:]),)):
         raise NotTraceableError(f"a norm with {list(weight.shape)} weights of {x}")
     return x.sizes

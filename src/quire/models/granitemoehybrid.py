@@ -1,6 +1,6 @@
-"""Granite 4 without Mamba layers and experts (350m, 1b, micro): Granite 3 under other names, with or without positions.
+"""Granite 4: Granite 3 with or without positions, with state spaces instead of attention, and experts beside the MLP.
 
-Next to read: `granite.py`.
+Next to read: `granite.py`; `hf_state_space.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,54 +10,90 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quire.errors import UnsupportedModelError
+from quire.cache_spec import CacheSpec, PagedKV
+from quire.errors import ModelFileError
 from quire.kernels.activations import silu_and_mul
+from quire.kernels.recurrence import MAX_TAPS
+from quire.layers.experts import SparseMLP, stacked_experts
 from quire.layers.group import SINGLE, Group, share
 from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
 from quire.layers.rotary import Rotation
 from quire.models.granite import GraniteConfig, GraniteForCausalLM
-from quire.models.hf_config import HFConfigReader
+from quire.models.hf_config import HFConfigReader, check_divides
+from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
 from quire.models.hf_llama import LlamaConfig
-from quire.models.llama import LlamaForCausalLM, LlamaLayer
+from quire.models.hf_moe import MAX_EXPERTS, TRAINING_FIELDS
+from quire.models.hf_state_space import StateSpaceMixer, StateSpaceSizes, check_time_steps
+from quire.models.llama import LlamaForCausalLM
 from quire.models.smollm3 import SmolLM3Attention
 
-ATTENTION = ("attention", "full_attention")
-FIELDS_OF_OTHER_LAYERS = (
-    "intermediate_size", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "mamba_n_heads",
-    "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size",
-    "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "init_method", "normalization_function", "rope_scaling",
-)  # fmt: skip
+FIELDS_WITHOUT_USE = (*TRAINING_FIELDS, "mamba_chunk_size", "init_method", "rope_scaling")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Granite4Config(GraniteConfig):
-    """Granite's fields. `rotates`: queries and keys are rotated."""
+    """Granite's fields. `rotates`: queries and keys are rotated. `num_experts`: 0 for an MLP alone."""
 
     rotates: bool
+    recurrent_layers: tuple[bool, ...]
+    state_space: StateSpaceSizes
+    num_experts: int
+    top_k: int
+    expert_size: int
 
     @classmethod
     def read(cls, reader: HFConfigReader) -> dict[str, Any]:
         """See `LlamaConfig.read`."""
-        for name in FIELDS_OF_OTHER_LAYERS:
+        for name in FIELDS_WITHOUT_USE:
             reader.raw(name)
         reader.require("mlp_bias", False)
         reader.require("normalization_function", "rmsnorm")
-        if reader.optional_integer("num_local_experts", minimum=0) != 0:
-            raise UnsupportedModelError(
-                f"the model's config has num_local_experts={reader.raw('num_local_experts')!r}; Quire's "
-                f"{reader.model_type} computes only 0"
-            )
+        check_time_steps(reader)
         fields = super().read(reader)
-        for name in ("layer_types", "layers_block_type"):
-            for layer_type in reader.strings(name, fields["num_layers"]) or ():
-                if layer_type not in ATTENTION:
-                    raise UnsupportedModelError(f"layer type {layer_type!r} is not supported; supported is attention")
-        if not reader.has("layer_types") and not reader.has("layers_block_type"):
-            raise UnsupportedModelError("the model's config lacks layer_types, and by default all layers are Mamba")
+        num_experts = reader.optional_integer("num_local_experts", minimum=0, maximum=MAX_EXPERTS)
+        num_experts = 8 if num_experts is None else num_experts
+        top_k = reader.optional_integer("num_experts_per_tok", minimum=0)
+        top_k = 2 if top_k is None else top_k
+        if num_experts and not 1 <= top_k <= num_experts:
+            raise ModelFileError(
+                f"the model's config has num_experts_per_tok={top_k}, which is not from 1 to num_local_experts="
+                f"{num_experts}: correct it there"
+            )
         return fields | {
             "intermediate_size": reader.integer("shared_intermediate_size", 1024),
             "rotates": reader.choice("position_embedding_type", "nope", ("rope", "nope")) == "rope",
+            "recurrent_layers": read_recurrent_layers(
+                reader, fields["num_layers"], lambda index: True, "layers_block_type"
+            ),
+            "state_space": _read_state_space(reader, fields),
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "expert_size": fields["intermediate_size"],
         }
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """See `DecoderConfig.kv_specs`."""
+        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
+        return [self.state_space.spec() if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+
+
+def _read_state_space(reader: HFConfigReader, fields: Mapping[str, Any]) -> StateSpaceSizes:
+    """Read the fields that begin with `mamba_`."""
+    inner = reader.integer("mamba_expand", 2) * fields["hidden_size"]
+    num_heads, num_groups = reader.integer("mamba_n_heads", 128), reader.integer("mamba_n_groups", 1)
+    check_divides("mamba_n_heads", num_heads, "mamba_expand * hidden_size", inner)
+    check_divides("mamba_n_groups", num_groups, "mamba_n_heads", num_heads)
+    if reader.raw("mamba_d_head") != "auto" and reader.integer("mamba_d_head", inner // num_heads) * num_heads != inner:
+        raise ModelFileError(
+            f"the model's config has mamba_d_head={reader.raw('mamba_d_head')}, which times mamba_n_heads={num_heads} "
+            f"is not mamba_expand * hidden_size, {inner}"
+        )
+    return StateSpaceSizes(
+        hidden_size=fields["hidden_size"], num_heads=num_heads, head_size=inner // num_heads, num_groups=num_groups,
+        state_size=reader.integer("mamba_d_state", 256), num_taps=reader.integer("mamba_d_conv", 4, maximum=MAX_TAPS),
+        conv_bias=reader.flag("mamba_conv_bias", True), bias=reader.flag("mamba_proj_bias", False),
+        epsilon=fields["rms_norm_epsilon"],
+    )  # fmt: skip
 
 
 class Granite4MLP(nn.Module):
@@ -74,21 +110,32 @@ class Granite4MLP(nn.Module):
         return self.output_linear(silu_and_mul(self.input_linear(x)))  # [T, 2F] -> [T, F] -> [T, E]
 
 
-class Granite4Layer(LlamaLayer):
-    """Llama's, with its MLP under another name."""
+class Granite4Layer(HybridLayer):
+    """A state space or attention, then an MLP, under another name, and experts beside it."""
 
-    def __init__(self, model: LlamaForCausalLM, config: LlamaConfig, layer_index: int) -> None:
+    recurrent_name = "mamba"
+
+    def __init__(self, model: LlamaForCausalLM, config: Granite4Config, layer_index: int) -> None:
         super().__init__(model, config, layer_index)
         self.shared_mlp = self.mlp
         del self.mlp
+        self.block_sparse_moe = None
+        if config.num_experts:
+            self.block_sparse_moe = SparseMLP(
+                config.hidden_size, config.expert_size, config.num_experts, model.group, top_k=config.top_k,
+                renormalise=True,
+            )  # fmt: skip
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]."""
-        return self.shared_mlp(self.post_attention_layernorm(x))
+        x = self.post_attention_layernorm(x)
+        if self.block_sparse_moe is None:
+            return self.shared_mlp(x)
+        return self.block_sparse_moe(x) + self.shared_mlp(x)
 
 
 class Granite4ForCausalLM(GraniteForCausalLM):
-    """Granite under other names."""
+    """Granite under other names, with state spaces and experts."""
 
     Config: ClassVar[type[LlamaConfig]] = Granite4Config
     config: Granite4Config
@@ -96,6 +143,25 @@ class Granite4ForCausalLM(GraniteForCausalLM):
     mlp_class = Granite4MLP
     layer_class = Granite4Layer
     stacked_params: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+    convolutions = ("conv1d",)
+    renamed_segments: ClassVar[Mapping[str, str]] = {
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+        "router.layer": "router",
+        "router": "gate",
+    }
+
+    def __init__(self, config: Granite4Config, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        experts = stacked_experts(config.num_experts) if config.num_experts else {}
+        self.stacked_params = {**experts, **type(self).stacked_params}  # type: ignore[misc]  # depends on the number of experts
+
+    def build_attention(self, config: LlamaConfig, layer_index: int) -> nn.Module:
+        """The state space or the attention of one layer."""
+        assert isinstance(config, Granite4Config)
+        if config.recurrent_layers[layer_index]:
+            return StateSpaceMixer(config.state_space, layer_index, self.group)
+        return super().build_attention(config, layer_index)
 
     def rotations(self, positions: torch.Tensor) -> Sequence[Rotation | None]:
         """See `LlamaForCausalLM.rotations`."""

@@ -149,7 +149,7 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})
     unexpected = []
     for name, tensor in tensors.items():
-        named = ".".join(segments.get(segment, segment) for segment in name.split(".")) if segments else name
+        named = _renamed(name, segments)
         target, part = target_of(named, model.renames, model.stacked_params)
         is_stack = target in parts_of and len(tensor.shape) == parameters[target].ndim + 1
         if is_stack and named.endswith(target) and part_names(target, model.stacked_params) != [target]:
@@ -174,16 +174,25 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     return placements
 
 
+def _renamed(name: str, segments: Mapping[str, str]) -> str:
+    """A stored name with these parts of it, one segment or several, replaced."""
+    for stored, ours in segments.items():
+        name = f".{name}.".replace(f".{stored}.", f".{ours}.")[1:-1]
+    return name
+
+
 def in_model_order(model: Any, name: str, tensor: WeightTensor) -> WeightTensor:
     """A stored tensor with the rows and values of its parameter, where the model says that they are stored otherwise.
 
     `transposed_params`: names of layers whose matrices are stored with inputs as rows. `row_orders`: per name of a
-    layer the stored position of each row. `offset_params`: per name of a layer what is added to its values.
+    layer the stored position of each row. `offset_params`: per name of a layer, perhaps with names before it, what is
+    added to its values. `convolutions`: names of layers of convolutions.
     """
     segments = name.split(".")
-    offsets = getattr(model, "offset_params", {})
-    for segment in segments:
-        tensor = tensor.plus(offsets[segment]) if segment in offsets else tensor
+    for layer, offset in getattr(model, "offset_params", {}).items():
+        tensor = tensor.plus(offset) if f".{layer}." in f".{name}." else tensor
+    if segments[-1] == "weight" and len(tensor.shape) > 1 and segments[-2] in getattr(model, "convolutions", ()):
+        tensor = tensor.taps_first()
     if len(tensor.shape) == 2 and any(segment in getattr(model, "transposed_params", ()) for segment in segments):
         return tensor.transposed()
     orders = getattr(model, "row_orders", {})

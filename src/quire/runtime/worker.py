@@ -7,7 +7,7 @@ import logging
 from functools import partial
 
 from quire import _native
-from quire.cache_spec import LatentKV, PagedKV
+from quire.cache_spec import LatentKV, PagedKV, RecurrentState
 from quire.config import EngineConfig
 from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
@@ -106,7 +106,10 @@ def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]
     layers = []
     for group, address in zip(cache.layer_groups, cache.layer_addresses, strict=True):
         spec = scheduler.kv_cache_groups[group].spec
-        if isinstance(spec, LatentKV):
+        if isinstance(spec, RecurrentState):
+            # Ops on states read only where pages are; sizes and format are those of no state.
+            num_kv_heads, head_size = 1, 2
+        elif isinstance(spec, LatentKV):
             num_kv_heads, head_size = 1, spec.rank + spec.rotary_size
         elif isinstance(spec, PagedKV):
             num_kv_heads, head_size = spec.num_kv_heads, spec.head_size

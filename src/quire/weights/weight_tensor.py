@@ -111,6 +111,12 @@ class WeightTensor:
             raise UnsupportedModelError(f"weight '{self.name}' is stored as {self.format}, which cannot be transposed")
         return replace(self, shape=self.shape[::-1], is_transposed=True)
 
+    def taps_first(self) -> "WeightTensor":
+        """The filters `[channels, 1, taps]` of a convolution as a vector, all channels' first taps first."""
+        num_channels, num_taps = self.shape[0], self.shape[-1]
+        order = np.arange(num_channels * num_taps).reshape(num_channels, num_taps).T.reshape(-1)
+        return replace(self, shape=(len(order),), stored=self.stored.reshape(1, -1), row_order=order)
+
     def with_rows(self, row_order: np.ndarray) -> "WeightTensor":
         """The rows, or elements of a vector, in another order; nothing is read."""
         return replace(self, row_order=row_order if self.row_order is None else self.row_order[row_order])

@@ -95,7 +95,7 @@ def in_documented_order(format_name: str, shape: tuple[int, int], acts: np.ndarr
 
 
 def factors(format_name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """d and m of gemm.h, fp32, and the integers about their centre, of the weights `random_weights(format_name, *shape)`.
+    """d and m of gemm.h, fp32, and the integers about their centre, of `random_weights(format_name, *shape)`.
 
     Shapes: d, m `[N, parts]`, integers `[N, parts, 16 or 32]`.
     """

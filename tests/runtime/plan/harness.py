@@ -22,6 +22,7 @@ from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.record import planned_model
 from quire.runtime.worker import kv_layers
+from quire.types import Tier, Transfer
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles
@@ -118,6 +119,12 @@ class PlanRunner:
     def add(self, token_ids: Sequence[int], shares: Stream | None = None, num_shared_blocks: int = 0) -> Stream:
         """A new request, which may start with the computed blocks of another."""
         blocks = [[] for _ in self.tables] if shares is None else [ids[:num_shared_blocks] for ids in shares.block_ids]
+        for index, (group, ids) in enumerate(zip(self.groups, blocks, strict=True)):
+            if group.spec.is_state and ids:
+                assert shares is not None
+                assert shares.num_computed == num_shared_blocks * self.block_size
+                source, ids[0] = ids[0], self.free.pop()
+                self.cache.transfer([Transfer(index, Tier.DEVICE, (source,), Tier.DEVICE, (ids[0],))])
         stream = Stream(list(token_ids), blocks, num_shared_blocks * self.block_size)
         self.tokens[len(self.streams), : len(token_ids)] = token_ids
         self.streams.append(stream)
@@ -128,10 +135,10 @@ class PlanRunner:
         counts = [count for _, count in work]
         for stream, count in work:
             row = self._row(stream)
-            for group, ids in enumerate(stream.block_ids):
-                while len(ids) * self.block_size < stream.num_computed + count:
+            for index, (group, ids) in enumerate(zip(self.groups, stream.block_ids, strict=True)):
+                while len(ids) < group.spec.table_len(stream.num_computed + count, self.block_size):
                     ids.append(self.free.pop())
-                self.tables[group, row, : len(ids)] = ids
+                self.tables[index, row, : len(ids)] = ids
         rows = np.array([self._row(stream) for stream, _ in work], np.int32)
         starts = np.array([stream.num_computed for stream, _ in work], np.int32)
         self.planned.run(BODY, rows, starts, np.array(counts, np.int32), NO_ROWS, self.tokens, self.tables)

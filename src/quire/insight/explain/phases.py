@@ -20,6 +20,7 @@ from quire.kernels.experts import ExpertGemm
 from quire.kernels.instruction import Cost, Instruction, StepShape
 from quire.kernels.latent_attention import LatentAttend
 from quire.kernels.paged_attention.instructions import Attend
+from quire.kernels.recurrence import StateInstruction
 from quire.runtime.machine_limits import MachineLimits, measure_limits
 from quire.runtime.worker import KV_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -208,6 +209,8 @@ def phase_section(phase: Phase, *, with_ops: bool) -> Section:
     attention = sum(cost.flops for item, cost in phase.costs if isinstance(item, ATTENTION))
     kv_read = sum(cost.bytes_read for item, cost in phase.costs if isinstance(item, ATTENTION))
     kv_read -= sum(item.weight_bytes for item, _ in phase.costs if isinstance(item, LatentAttend))
+    kv_read += sum(item.state_bytes_read(step) for item, step in phase.instructions
+                   if isinstance(item, StateInstruction))  # fmt: skip
     written = sum(cost.bytes_written for _, cost in phase.costs)
     weights = phase.num_bytes - kv_read - written
     shown = {name: format_value(value, "FLOP") for name, value in

@@ -102,7 +102,9 @@ class PackedWeights:
     Attributes: `shapes` of all, and `formats` of the matrices, by name; `placements`: the tensors that are put here.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat], num_threads: int = 1) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Any], formats: Mapping[str, WeightFormat], num_threads: int = 1
+    ) -> None:
         """`parameters`: by name, anything with a shape. `formats`: per two-dimensional parameter its `WeightFormat`.
 
         `num_threads` pack.

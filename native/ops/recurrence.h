@@ -1,0 +1,199 @@
+// Linear recurrences: a matrix per head that every token decays, adds to and reads. Gated delta rule (Yang 2024), Mamba
+// 2's state space (Dao & Gu 2024) and plain linear attention (Katharopoulos 2020).
+//
+// Tokens are computed one after another, so that results do not depend on how a prompt is cut. 64 columns of a state at
+// a time stay in the L1 cache while all new tokens of a request pass.
+#pragma once
+#include "ops/functions.h"
+#include "plan/op.h"
+
+namespace quire {
+
+// S is a head's state [key_size, value_size], h the head, g = h / (num_heads / num_key_heads) its key head:
+//   dt = softplus(gates[t, h] + time_bias[h]), or 1 without gates;  decay = exp(-exp(log_rates[h]) * dt), or 1 without
+//   S = decay * S;  S = S + k[t, g] (x) u;  out[t, h] = S^T q[t, g] + skip[h] * v[t, h]
+// with u = dt * v[t, h]; or with `delta` u = sigmoid(gates[t, num_heads + h]) * (v[t, h] - S^T k[t, g]), where k and q
+// are divided by their lengths (squares + 1e-6) and q by sqrt(key_size) too.
+//
+// A state is stored [value_size / 16, rounded up][key_size][16] of f32; it is zero before the first token.
+struct RecurrenceOp {
+  Rows q;      // f32 [T, num_key_heads * key_size]
+  Rows k;      // f32 [T, num_key_heads * key_size]
+  Rows v;      // f32 [T, num_heads * value_size]
+  Rows gates;  // f32 [T, num_heads], twice as wide with `delta`; null without time steps
+  Rows out;    // f32 [T, num_heads * value_size]
+  const float* log_rates;
+  const float* time_bias;
+  const float* skip;
+  KvLayer kv;  // of which only the pages, block_stride_bytes apart, and the block tables matter: entry 0 is the page
+  int64_t offset;  // bytes from the beginning of a page
+  int64_t num_key_heads;
+  int64_t num_heads;
+  int64_t key_size;
+  int64_t value_size;
+  bool delta;
+};
+
+namespace {
+
+constexpr int kStateVectors = 4;          // of columns that are computed together
+constexpr int64_t kStateTokens = kLanes;  // whose keys, queries and factors are prepared together
+
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)): with an argument of at
+// most 1/3 its series of eight terms is exact to 2e-9.
+inline F32x16 softplus(F32x16 x) {
+  const F32x16 y = exp(zero() - abs(x)), z = y / (broadcast(2.0f) + y), square = z * z;
+  F32x16 p = broadcast(1.0f / 15.0f);
+  for (int n = 13; n >= 1; n -= 2) p = fma(p, square, broadcast(1.0f / static_cast<float>(n)));
+  return select_less(x, zero(), zero(), x) + (z + z) * p;
+}
+
+// out = x * scale / sqrt(sum of squares + 1e-6)
+inline void unit_vector(const float* x, int64_t size, float scale, float* out) {
+  F32x16 total = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) total = fma(load(x + i), load(x + i), total);
+  float squares = sum(total);
+  for (; i < size; ++i) squares = __builtin_fmaf(x[i], x[i], squares);
+  const float factor = scale / __builtin_sqrtf(squares + 1e-6f);
+  for (i = 0; i < size; ++i) out[i] = x[i] * factor;
+}
+
+// Up to kStateTokens tokens of a head: queries and keys as the state takes them, and the factors of what is in the
+// state and of what is added.
+struct Prepared {
+  const float *q[kStateTokens], *k[kStateTokens];
+  float decays[kStateTokens], strengths[kStateTokens];
+};
+
+// `scratch` has room for 2 * kStateTokens keys.
+inline void prepare(const RecurrenceOp& op, int64_t first, int64_t count, int64_t head, float* scratch, Prepared& out) {
+  const int64_t size = op.key_size, at = head / (op.num_heads / op.num_key_heads) * size;
+  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+  float steps[kLanes] = {}, gates[kLanes] = {};
+  for (int64_t t = 0; t < count; ++t) {
+    const float *q = row<float>(op.q, first + t) + at, *k = row<float>(op.k, first + t) + at;
+    if (op.delta) {
+      float* units = scratch + 2 * t * size;
+      unit_vector(q, size, scale, units);
+      unit_vector(k, size, 1.0f, units + size);
+      q = units;
+      k = units + size;
+    }
+    out.q[t] = q;
+    out.k[t] = k;
+    if (op.gates.data == nullptr) continue;
+    const float* values = row<float>(op.gates, first + t);
+    steps[t] = values[head];
+    if (op.delta) gates[t] = values[op.num_heads + head];
+  }
+  const F32x16 one = broadcast(1.0f);
+  F32x16 dt = one, decays = one;
+  if (op.gates.data != nullptr) {
+    dt = softplus(load(steps) + broadcast(op.time_bias != nullptr ? op.time_bias[head] : 0.0f));
+  }
+  if (op.log_rates != nullptr) decays = exp(zero() - exp(broadcast(op.log_rates[head])) * dt);
+  store(out.decays, decays);
+  store(out.strengths, op.delta ? one / (one + exp(zero() - load(gates))) : dt);
+}
+
+// S = decay * S + k (x) added; out += S^T q, and with `kNext` of the next token known += S^T next.
+template <int N, bool kNext>
+[[gnu::always_inline]] inline void update(float* state, int64_t size, F32x16 decay, const float* k, const float* q,
+                                          const float* next, const F32x16 (&added)[N], F32x16 (&out)[N],
+                                          F32x16 (&known)[N]) {
+  for (int64_t i = 0; i < size; ++i) {
+    const F32x16 key = broadcast(k[i]), query = broadcast(q[i]), following = broadcast(kNext ? next[i] : 0.0f);
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+      float* at = state + (n * size + i) * kLanes;
+      const F32x16 now = fma(key, added[n], decay * load(at));
+      store(at, now);
+      out[n] = fma(now, query, out[n]);
+      if (kNext) known[n] = fma(now, following, known[n]);
+    }
+  }
+}
+
+// Prepared tokens through `width` (at most 16 N) columns of a head's state from column `column` on. With `delta` the
+// pass that writes a token into the state already reads it with the next token's key: one pass per token.
+template <int N>
+inline void pass_tokens(const RecurrenceOp& op, const Prepared& tokens, int64_t first, int64_t count, int64_t head,
+                        int64_t column, int64_t width, float* state) {
+  const int64_t size = op.key_size, value_at = head * op.value_size + column;
+  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+  const F32x16 skip = broadcast(op.skip != nullptr ? op.skip[head] : 0.0f);
+  float values[N * kLanes] = {}, results[N * kLanes];
+  F32x16 known[N];
+  QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = zero();
+  if (op.delta) {
+    for (int64_t i = 0; i < size; ++i) {
+      const F32x16 key = broadcast(tokens.k[0][i]);
+      QUIRE_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(load(state + (n * size + i) * kLanes), key, known[n]);
+    }
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    const F32x16 decay = broadcast(tokens.decays[t]), strength = broadcast(tokens.strengths[t]);
+    memcpy(values, row<float>(op.v, first + t) + value_at, bytes);
+    F32x16 added[N], out[N];
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+      added[n] = (load(values + n * kLanes) - decay * known[n]) * strength;
+      out[n] = zero();
+      known[n] = zero();
+    }
+    if (op.delta && t + 1 < count) {
+      update<N, true>(state, size, decay, tokens.k[t], tokens.q[t], tokens.k[t + 1], added, out, known);
+    } else {
+      update<N, false>(state, size, decay, tokens.k[t], tokens.q[t], nullptr, added, out, known);
+    }
+    QUIRE_UNROLL for (int n = 0; n < N; ++n) {
+      store(results + n * kLanes, fma(skip, load(values + n * kLanes), out[n]));
+    }
+    memcpy(row<float>(op.out, first + t) + value_at, results, bytes);
+  }
+}
+
+inline void pass_head(const RecurrenceOp& op, const Step& step, int64_t r, int64_t head, float* scratch) {
+  const int64_t vectors = (op.value_size + kLanes - 1) / kLanes, vector = op.key_size * kLanes;
+  std::byte* page = op.kv.base + step.block_table(op.kv.group, r)[0] * op.kv.block_stride_bytes + op.offset;
+  float* state = reinterpret_cast<float*>(page) + head * vectors * vector;
+  if (step.starts[r] == 0) memset(state, 0, static_cast<size_t>(vectors * vector) * sizeof(float));
+  const int64_t end = step.first_tokens[r + 1];
+  for (int64_t first = step.first_tokens[r]; first < end; first += kStateTokens) {
+    const int64_t count = end - first < kStateTokens ? end - first : kStateTokens;
+    Prepared tokens;
+    prepare(op, first, count, head, scratch, tokens);
+    for (int64_t at = 0; at < vectors; at += kStateVectors) {
+      const int64_t column = at * kLanes, left = op.value_size - column;
+      const int64_t width = left < kStateVectors * kLanes ? left : kStateVectors * kLanes;
+      float* part = state + at * vector;
+      switch ((width + kLanes - 1) / kLanes) {
+        case 1:
+          pass_tokens<1>(op, tokens, first, count, head, column, width, part);
+          break;
+        case 2:
+          pass_tokens<2>(op, tokens, first, count, head, column, width, part);
+          break;
+        case 3:
+          pass_tokens<3>(op, tokens, first, count, head, column, width, part);
+          break;
+        default:
+          pass_tokens<4>(op, tokens, first, count, head, column, width, part);
+      }
+    }
+  }
+}
+
+// Work items are ordered by heads, so that each thread has a part of every request, long or short.
+inline void recurrence(const RecurrenceOp& op, const Context& context) {
+  const Step& step = *context.step;
+  const Range mine = share(op.num_heads * step.num_requests, context);
+  for (int64_t item = mine.begin; item < mine.end; ++item) {
+    pass_head(op, step, item % step.num_requests, item / step.num_requests, reinterpret_cast<float*>(context.scratch));
+  }
+}
+
+QUIRE_OP(recurrence, RecurrenceOp, q, k, v, gates, out, log_rates, time_bias, skip, kv, offset, num_key_heads,
+         num_heads, key_size, value_size, delta)
+
+}  // namespace
+}  // namespace quire

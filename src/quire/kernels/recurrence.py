@@ -1,0 +1,421 @@
+"""Causal convolutions and linear recurrences, whose state is a page of the cache. Next to read: `layers/recurrent.py`.
+
+A layer's state is opaque bytes, fp32: the last inputs of its convolution, then one matrix per head. It is not read by
+the step that computes a request's position 0. A step's tokens are computed one after another, in plans too, so that
+results do not depend on how a prompt is cut into chunks.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from quire._native import Activation
+from quire.kernels.activations import FORMULAS, OPERATORS
+from quire.kernels.case import Arguments, Check, random
+from quire.kernels.instruction import Buffer, Columns, Cost, Emitter, Instruction, StepShape
+from quire.kernels.lowering import Lowering, lowers
+from quire.kernels.registry import kernel
+from quire.kernels.tracing import SIZES, Call, NotTraceableError, Symbol
+
+LANES = 16
+MAX_TAPS = 16
+EPSILON = 1e-6
+
+
+class StateStep(Protocol):
+    """The part of `layers.forward_batch.ForwardBatch` that recurrences read: this folder may not import that one."""
+
+    block_tables: tuple[torch.Tensor, ...]
+    query_lens_list: tuple[int, ...]
+    seq_lens_list: tuple[int, ...]
+
+
+def conv_state_bytes(num_channels: int, num_taps: int) -> int:
+    """Bytes of the inputs that a convolution keeps, [taps - 1, channels] of fp32; a multiple of 64."""
+    return -(-4 * (num_taps - 1) * num_channels // 64) * 64
+
+
+def recurrent_state_bytes(num_heads: int, key_size: int, value_size: int) -> int:
+    """Bytes of the matrices [key size, value size] of all heads in fp32, rows being padded to 16 values."""
+    return 4 * num_heads * key_size * (-(-value_size // LANES) * LANES)
+
+
+@kernel
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cache: torch.Tensor,
+    step: StateStep,
+    group_index: int,
+) -> torch.Tensor:
+    """Convolve each channel over the last W inputs of its request, by weights of its own.
+
+    out[t, c] = activation(bias[c] + sum_j weight[j · C + c] · x[t - W + 1 + j, c]); inputs before the step's first come
+    from the state, and are 0 before the request's first token.
+
+    Shapes: x [T, C]; weight [P], P being W · C, the oldest input's weights first; bias [C] or None; cache [N, S]
+        -> [T, C].
+    Dtypes: x, weight, bias bf16, fp16 or fp32; cache uint8; sums in fp32; returns x.dtype.
+    Mutates: the last W - 1 inputs in the pages that block_tables[group_index] begins with.
+    """
+    num_channels = x.shape[1]
+    taps = weight.float().view(-1, num_channels)  # [W, C]
+    out = torch.empty_like(x)
+    for rows, state, is_fresh in _states(cache, step, group_index, 0, (len(taps) - 1, num_channels)):
+        past = torch.zeros_like(state) if is_fresh else state
+        inputs = torch.cat((past, x[rows].float()))  # [W - 1 + tokens, C]
+        sums = functional.conv1d(inputs.T[None], taps.T[:, None], None if bias is None else bias.float(),
+                                 groups=num_channels)[0].T  # fmt: skip
+        out[rows] = (sums if activation is None else OPERATORS[activation](sums)).to(x.dtype)
+        state.copy_(inputs[len(inputs) - len(taps) + 1 :])
+    return out
+
+
+@kernel
+def linear_recurrence(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor | None,
+    log_rates: torch.Tensor | None,
+    time_bias: torch.Tensor | None,
+    skip: torch.Tensor | None,
+    cache: torch.Tensor,
+    step: StateStep,
+    group_index: int,
+    offset_bytes: int,
+    delta: bool,
+) -> torch.Tensor:
+    """Decay a matrix S per head, add k ⊗ u to it and read it with q, token by token. S is 0 before the first token.
+
+    S = decay · S;  S = S + k[t] ⊗ u;  out[t] = q[t] @ S + skip · v[t], with dt = softplus(gates[t, :H] + time_bias)
+    and decay = exp(-exp(log_rates) · dt); dt is 1 without gates and decay 1 without rates.
+    Without `delta`, u = dt · v[t]: Mamba 2's state space (Dao & Gu 2024, eq. 1), or without gates and rates linear
+    attention (Katharopoulos 2020, eq. 18). With `delta`, u = sigmoid(gates[t, H:]) · (v[t] - k[t] @ S), where k and q
+    are divided by sqrt(sum of squares + 1e-6) and q by sqrt(D) too: the gated delta rule (Yang 2024, eq. 10).
+    Head h reads q and k of head h // (H / K).
+
+    Shapes: q, k [T, K, D]; v [T, H, V]; gates [T, G], G being 2H with delta, else H, or None;
+        log_rates, time_bias, skip [H] or None; cache [N, S] -> [T, H, V].
+    Dtypes: q, k, v, gates bf16, fp16 or fp32; cache uint8; computed in fp32; returns v.dtype.
+    Units: offset_bytes of the matrices in a page.
+    Mutates: the matrices in the pages that block_tables[group_index] begins with.
+    """
+    num_tokens, num_heads, value_size = v.shape
+    queries, keys = (part.float().repeat_interleave(num_heads // part.shape[1], 1) for part in (q, k))  # [T, H, D]
+    values = v.float()
+    zeros = torch.zeros(num_heads, device=v.device)
+    dt = torch.ones(num_tokens, num_heads, device=v.device)
+    if gates is not None:
+        dt = functional.softplus(gates[:, :num_heads].float() + (zeros if time_bias is None else time_bias.float()))
+    decays = torch.ones_like(dt) if log_rates is None else torch.exp(-log_rates.float().exp() * dt)
+    strengths = dt
+    if delta:
+        assert gates is not None
+        strengths = torch.sigmoid(gates[:, num_heads:].float())
+        queries, keys = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + EPSILON) for part in (queries, keys))
+        queries = queries / math.sqrt(q.shape[2])
+    out = torch.empty_like(values)
+    shape = (num_heads, q.shape[2], value_size)
+    for rows, state, is_fresh in _states(cache, step, group_index, offset_bytes, shape):
+        now = torch.zeros(shape, device=v.device) if is_fresh else state.clone()
+        for t in range(rows.start, rows.stop):
+            now = now * decays[t, :, None, None]
+            known = torch.einsum("hd,hdv->hv", keys[t], now) if delta else 0
+            now += torch.einsum("hd,hv->hdv", keys[t], (values[t] - known) * strengths[t, :, None])
+            out[t] = torch.einsum("hd,hdv->hv", queries[t], now)
+        state.copy_(now)
+    if skip is not None:
+        out += skip.float()[:, None] * values
+    return out.to(v.dtype)
+
+
+def _states(
+    cache: torch.Tensor, step: StateStep, group_index: int, offset_bytes: int, shape: tuple[int, ...]
+) -> Iterator[tuple[slice, torch.Tensor, bool]]:
+    """Per request its rows, the view of its state as fp32, and whether the step computes its first token."""
+    first, size = 0, 4 * math.prod(shape)
+    for request, (query_len, seq_len) in enumerate(zip(step.query_lens_list, step.seq_lens_list, strict=True)):
+        page = cache[int(step.block_tables[group_index][request, 0]), offset_bytes : offset_bytes + size]
+        yield slice(first, first + query_len), page.view(torch.float32).view(shape), query_len == seq_len
+        first += query_len
+
+
+class StateInstruction(Instruction):
+    """Base of the instructions that read and write a part of a state."""
+
+    __slots__ = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of that part, which each request writes."""
+        raise NotImplementedError
+
+    def state_bytes_read(self, step: StepShape) -> int:
+        """Bytes read by the requests that have earlier tokens."""
+        return sum(start > 0 for start, _ in step.requests) * self.state_bytes
+
+    def _cost(self, step: StepShape, flops: int, weights: int) -> Cost:
+        """`flops`: per token."""
+        num_read, num_written = self.state_bytes_read(step), len(step.requests) * self.state_bytes
+        return Cost(step.num_tokens * flops, weights + num_read, num_written)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class CausalConv(StateInstruction):
+    """A convolution and its activation."""
+
+    x: Columns
+    out: Buffer
+    weight: Any
+    bias: Any
+    activation: Activation
+    layer_index: int
+
+    @property
+    def num_taps(self) -> int:
+        """W."""
+        return int(self.weight.shape[0]) // self.out.width
+
+    def emit(self, to: Emitter) -> None:
+        to.push(
+            "causal_conv", x=to.rows(self.x), out=to.rows(self.out), weight=to.vector(self.weight),
+            bias=to.vector(self.bias), channels=self.out.width, taps=self.num_taps, activation=self.activation,
+            kv=to.kv_layer(self.layer_index),
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        width, taps = self.out.width, self.num_taps
+        vectors = 4 * width * (taps + (self.bias is not None))
+        return self._cost(step, (2 * taps + 10) * width, vectors)
+
+    @property
+    def state_bytes(self) -> int:
+        """See `StateInstruction`."""
+        return 4 * (self.num_taps - 1) * self.out.width
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Recurrence(StateInstruction):
+    """A linear recurrence. Each value of a state is multiplied twice and added to once more with `delta`."""
+
+    q: Columns
+    k: Columns
+    v: Columns
+    gates: Columns | None
+    out: Buffer
+    vectors: tuple[Any, Any, Any]
+    """Of rates, biases of time steps, and skips, each None for none."""
+    num_key_heads: int
+    num_heads: int
+    offset_bytes: int
+    layer_index: int
+    delta: bool
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Of keys and of values."""
+        return self.k.width // self.num_key_heads, self.v.width // self.num_heads
+
+    def emit(self, to: Emitter) -> None:
+        options = {} if self.gates is None else {"gates": to.rows(self.gates)}
+        names = ("log_rates", "time_bias", "skip")
+        options |= {name: to.vector(vector) for name, vector in zip(names, self.vectors, strict=True)}
+        key_size, value_size = self.sizes
+        to.push(
+            "recurrence", q=to.rows(self.q), k=to.rows(self.k), v=to.rows(self.v), out=to.rows(self.out),
+            num_key_heads=self.num_key_heads, num_heads=self.num_heads, key_size=key_size, value_size=value_size,
+            delta=self.delta, offset=self.offset_bytes, kv=to.kv_layer(self.layer_index), **options,
+        )  # fmt: skip
+
+    def cost(self, step: StepShape) -> Cost:
+        key_size, value_size = self.sizes
+        flops = (7 if self.delta else 5) * self.num_heads * key_size * value_size
+        vectors = sum(4 * self.num_heads for vector in self.vectors if vector is not None)
+        return self._cost(step, flops, vectors)
+
+    @property
+    def state_bytes(self) -> int:
+        """See `StateInstruction`."""
+        return recurrent_state_bytes(self.num_heads, *self.sizes)
+
+
+@lowers("causal_conv")
+def _lower_conv(to: Lowering, call: Call) -> None:
+    x, weight, bias, name, cache, _, group_index = call.arguments
+    _check_state(to, call, cache, group_index)
+    activation = Activation.none if name is None else Activation[name]
+    to.append(CausalConv(to.columns(x), to.result(call), weight, bias, activation, cache.layer_index))
+
+
+@lowers("linear_recurrence")
+def _lower_recurrence(to: Lowering, call: Call) -> None:
+    q, k, v, gates, *vectors, cache, _, group_index, offset_bytes, delta = call.arguments
+    _check_state(to, call, cache, group_index)
+    columns = None if gates is None else to.columns(gates)
+    to.append(
+        Recurrence(
+            to.columns(q), to.columns(k), to.columns(v), columns, to.result(call), tuple(vectors), q.sizes[0],
+            v.sizes[0], offset_bytes, cache.layer_index, delta,
+        )
+    )  # fmt: skip
+
+
+def _check_state(to: Lowering, call: Call, cache: Any, group_index: int) -> None:
+    """Each part of a state has one writer, which reads it too."""
+    key = call.operation, cache.layer_index
+    if key in to.notes or group_index != cache.group_index:
+        raise NotTraceableError(f"a second {call.operation} on a layer's state, or one on another layer's")
+    to.notes[key] = call
+
+
+def _conv_sizes(x: Symbol, weight: Any, bias: Any, activation: str | None, *_: Any) -> tuple[int, ...]:
+    if len(x.sizes) != 1 or weight.shape[0] % x.sizes[0] or not 1 < weight.shape[0] // x.sizes[0] <= MAX_TAPS:
+        raise NotTraceableError(f"a convolution of {x} by {list(weight.shape)} weights")
+    return x.sizes
+
+
+def _recurrence_sizes(q: Symbol, k: Symbol, v: Symbol, gates: Any, *arguments: Any) -> tuple[int, ...]:
+    delta = arguments[-1]
+    if q.sizes != k.sizes or len(q.sizes) != 2 or len(v.sizes) != 2 or v.sizes[0] % q.sizes[0]:
+        raise NotTraceableError(f"a recurrence of queries {q}, keys {k} and values {v}")
+    expected = () if gates is None else ((2 if delta else 1) * v.sizes[0],)
+    if (gates is None and delta) or (gates is not None and gates.sizes != expected):
+        raise NotTraceableError(f"a recurrence with gates {gates} of {v.sizes[0]} heads")
+    return v.sizes
+
+
+SIZES.update(causal_conv=_conv_sizes, linear_recurrence=_recurrence_sizes)
+
+
+def _conv_formula(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cache: torch.Tensor,
+    step: StateStep,
+    group_index: int,
+) -> torch.Tensor:
+    """Sums of shifted inputs."""
+    taps = weight.view(-1, x.shape[1])
+    outs = [x[:0]]
+    for rows, state, is_fresh in _states(cache, step, group_index, 0, (len(taps) - 1, x.shape[1])):
+        inputs = torch.cat((torch.zeros_like(state) if is_fresh else state, x[rows])).to(x.dtype)
+        count = rows.stop - rows.start
+        sums = torch.zeros_like(x[rows]) if bias is None else bias.expand(count, -1)
+        for j, of_tap in enumerate(taps):
+            sums = sums + of_tap * inputs[j : j + count]
+        outs.append(sums if activation is None else FORMULAS[activation](sums))
+    return torch.cat(outs)
+
+
+def _formula(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor | None,
+    log_rates: torch.Tensor | None,
+    time_bias: torch.Tensor | None,
+    skip: torch.Tensor | None,
+    cache: torch.Tensor,
+    step: StateStep,
+    group_index: int,
+    offset_bytes: int,
+    delta: bool,
+) -> torch.Tensor:
+    """Per head a product of transition matrices: S_t = decay (I - s k kᵀ) S_{t-1} + s k vᵀ, s being the strength."""
+    out, (_, num_heads, value_size), size = torch.empty_like(v), v.shape, q.shape[2]
+    for rows, state, is_fresh in _states(cache, step, group_index, offset_bytes, (num_heads, size, value_size)):
+        for head in range(num_heads):
+            now = torch.zeros_like(state[head]).to(v.dtype) if is_fresh else state[head].to(v.dtype)
+            key_head = head * q.shape[1] // num_heads
+            for t in range(rows.start, rows.stop):
+                query, key, dt = q[t, key_head], k[t, key_head], torch.ones((), dtype=v.dtype, device=v.device)
+                if gates is not None:
+                    dt = torch.log(1 + torch.exp(gates[t, head] + (0 if time_bias is None else time_bias[head])))
+                decay = 1 if log_rates is None else torch.exp(-torch.exp(log_rates[head]) * dt)
+                transition, strength = torch.eye(size, dtype=v.dtype, device=v.device), dt
+                if delta and gates is not None:
+                    strength = 1 / (1 + torch.exp(-gates[t, num_heads + head]))
+                    query = query / torch.sqrt((query * query).sum() + EPSILON) / size**0.5
+                    key = key / torch.sqrt((key * key).sum() + EPSILON)
+                    transition = transition - strength * key[:, None] * key[None]
+                now = decay * (transition @ now) + strength * key[:, None] * v[t, head][None]
+                out[t, head] = query @ now + (0 if skip is None else skip[head] * v[t, head])
+    return out
+
+
+def _make_step(requests: list[tuple[int, int]], state_bytes: int) -> Arguments:
+    """Requests of (new tokens, tokens before) and a cache with random states, NaN where no request lies."""
+    cache = torch.full((len(requests) + 3, state_bytes // 4 + 5), torch.nan)
+    pages = torch.randperm(len(requests) + 2, generator=torch.Generator().manual_seed(2))[: len(requests)] + 1
+    for page, (_, before) in zip(pages.tolist(), requests, strict=True):
+        cache[page, : state_bytes // 4] = random(state_bytes // 4, seed=page) if before else torch.nan
+    step = SimpleNamespace(
+        block_tables=(pages[:, None].to(torch.int32),),
+        query_lens_list=tuple(new for new, _ in requests),
+        seq_lens_list=tuple(new + before for new, before in requests),
+    )
+    return {"cache": cache.view(torch.uint8)[:, :state_bytes], "step": step, "group_index": 0}
+
+
+def _make_conv(
+    requests: list[tuple[int, int]], channels: int, taps: int, activation: str | None = "silu", bias: bool = False
+) -> Arguments:
+    num_tokens = sum(new for new, _ in requests)
+    return {
+        "x": random(num_tokens, channels + 3)[:, :channels], "weight": random(taps * channels, seed=1, scale=0.5),
+        "bias": random(channels, seed=2) if bias else None, "activation": activation,
+        **_make_step(requests, 4 * (taps - 1) * channels),
+    }  # fmt: skip
+
+
+def _make(
+    requests: list[tuple[int, int]], key_heads: int, heads: int, sizes: tuple[int, int], kind: str = "delta"
+) -> Arguments:
+    num_tokens, (key_size, value_size), has_gates = sum(new for new, _ in requests), sizes, kind != "attention"
+    step = _make_step(requests, 64 + 4 * heads * key_size * value_size)
+    gates = random(num_tokens, (1 + (kind == "delta")) * heads, seed=4) if has_gates else None
+    scale = 1.0 if kind == "delta" else key_size**-0.5
+    return {
+        "q": random(num_tokens, key_heads, key_size, seed=1, scale=scale),
+        "k": random(num_tokens, key_heads, key_size, seed=2, scale=scale),
+        "v": random(num_tokens, heads, value_size, seed=3), "gates": gates, "log_rates": random(heads, seed=5),
+        "time_bias": random(heads, seed=6) if has_gates else None,
+        "skip": random(heads, seed=7) if kind == "space" else None,
+        **step, "offset_bytes": 64, "delta": kind == "delta",
+    }  # fmt: skip
+
+
+_MIXED = [(1, 30), (5, 0), (3, 17), (1, 0), (12, 9)]
+CHECKS = (
+    Check(
+        causal_conv,
+        _conv_formula,
+        {
+            "empty": partial(_make_conv, [], 8, 4),
+            "mixed": partial(_make_conv, _MIXED, 70, 4),
+            "three taps, bias, no activation": partial(_make_conv, _MIXED, 33, 3, None, bias=True),
+        },
+    ),
+    Check(
+        linear_recurrence,
+        _formula,
+        {
+            "empty": partial(_make, [], 2, 4, (8, 8)),
+            "delta rule": partial(_make, _MIXED, 2, 4, (16, 20)),
+            "delta rule, one head": partial(_make, _MIXED, 1, 1, (10, 6)),
+            "state space": partial(_make, _MIXED, 1, 6, (12, 9), "space"),
+            "linear attention": partial(_make, _MIXED, 3, 3, (8, 16), "attention"),
+        },
+    ),
+)

@@ -1,0 +1,65 @@
+"""`CausalConv` and `recur`: the parts of a layer with recurrent state. Next to read: `kernels/recurrence.py`.
+
+A model with such layers returns `RecurrentState` specs of `state_bytes` for them from its config's `kv_specs`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from quire.kernels.recurrence import causal_conv, conv_state_bytes, linear_recurrence, recurrent_state_bytes
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import Partition, Share
+
+
+def state_bytes(num_channels: int, num_taps: int, num_heads: int = 0, key_size: int = 0, value_size: int = 0) -> int:
+    """Bytes of a layer's state: that of a convolution, then a matrix per head."""
+    return conv_state_bytes(num_channels, num_taps) + recurrent_state_bytes(num_heads, key_size, value_size)
+
+
+class CausalConv(nn.Module):
+    """A convolution of each channel over time, split by channels like the projection before it.
+
+    A model with one names it in `convolutions`: checkpoints store weights as [C, 1, W].
+    Shapes: x [T, C] -> [T, C]; weight [W · C], the oldest input's first; bias [C] or None.
+    Mutates: the layer's states of the step's requests.
+    """
+
+    def __init__(
+        self, layer_index: int, parts: Sequence[Share], num_taps: int, *, activation: str | None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        num_channels = sum(part.size for part in parts)
+        self.layer_index, self.activation = layer_index, activation
+        self.weight = nn.Parameter(torch.empty(num_taps * num_channels), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(num_channels), requires_grad=False) if bias else None
+        self.state_bytes = conv_state_bytes(num_channels, num_taps)
+        self.partitions = {"weight": Partition(rows=tuple(parts) * num_taps), "bias": Partition(rows=tuple(parts))}
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        cache, group_index = batch.kv_caches[self.layer_index], batch.layer_groups[self.layer_index]
+        return causal_conv(x, self.weight, self.bias, self.activation, cache, batch, group_index)
+
+
+def recur(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: ForwardBatch,
+    layer_index: int,
+    *,
+    gates: torch.Tensor | None = None,
+    log_rates: torch.Tensor | None = None,
+    time_bias: torch.Tensor | None = None,
+    skip: torch.Tensor | None = None,
+    offset_bytes: int = 0,
+    delta: bool = False,
+) -> torch.Tensor:
+    """Compute `linear_recurrence` on a layer's states, which lie behind `offset_bytes` of another part.
+
+    Shapes: q, k [T, K, D]; v [T, H, V]; gates [T, H] or [T, 2H]; log_rates, time_bias, skip [H] -> [T, H, V].
+    Mutates: the layer's states of the step's requests.
+    """
+    cache, group_index = batch.kv_caches[layer_index], batch.layer_groups[layer_index]
+    return linear_recurrence(q, k, v, gates, log_rates, time_bias, skip, cache, batch, group_index, offset_bytes, delta)

@@ -1,0 +1,140 @@
+"""LFM2: Llama with norms of heads, and short gated convolutions instead of attention in most layers.
+
+Next to read: `hf_hybrid.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from quire.cache_spec import CacheSpec, PagedKV, RecurrentState
+from quire.errors import ModelFileError
+from quire.kernels.recurrence import MAX_TAPS
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import Group, share
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
+from quire.layers.recurrent import CausalConv, state_bytes
+from quire.layers.rotary import RopeConfig
+from quire.models.hf_config import HFConfigReader, check_positive
+from quire.models.hf_hybrid import HybridLayer, read_recurrent_layers
+from quire.models.hf_llama import LlamaConfig
+from quire.models.hf_rope import read_rope
+from quire.models.llama import LlamaForCausalLM
+from quire.models.qwen3 import Qwen3Attention
+
+DEFAULT_THETA = 1000000.0
+FIELDS_WITHOUT_USE = (
+    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+    "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta",
+)  # fmt: skip
+"""Fields of published configs that Transformers does not read either."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFM2Config(LlamaConfig):
+    """Llama's fields, and convolutions over `num_taps` tokens in the layers of `recurrent_layers`."""
+
+    recurrent_layers: tuple[bool, ...]
+    num_taps: int
+    conv_bias: bool
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
+        """See `DecoderConfig.from_hf`. Some configs name the MLP's width `block_ff_dim` only."""
+        return super().from_hf({"intermediate_size": hf_config.get("block_ff_dim", 12288), **hf_config})
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        for name in FIELDS_WITHOUT_USE:
+            reader.raw(name)
+        reader.require("attention_bias", False)
+        reader.require("mlp_bias", False)
+        fields, num_taps = super().read(reader), reader.integer("conv_L_cache", 3, maximum=MAX_TAPS)
+        if num_taps < 2:
+            raise ModelFileError("the model's config has conv_L_cache=1, which is less than 2 tokens")
+        attending = reader.raw("full_attn_idxs") if reader.has("full_attn_idxs") else None
+        if attending is not None and not isinstance(attending, list):
+            raise ModelFileError(f"the model's config has full_attn_idxs={attending!r}, which is not a list of layers")
+        return fields | {
+            "intermediate_size": _read_mlp_size(reader, fields["intermediate_size"]),
+            "rms_norm_epsilon": reader.number("norm_eps", 1e-5),
+            "tie_word_embeddings": reader.flag("tie_embedding", reader.flag("tie_word_embeddings", True)),
+            "recurrent_layers": read_recurrent_layers(
+                reader, fields["num_layers"], lambda index: attending is not None and index not in attending
+            ),
+            "num_taps": num_taps,
+            "conv_bias": reader.flag("conv_bias", False),
+        }
+
+    @classmethod
+    def read_rope(cls, reader: HFConfigReader) -> RopeConfig:
+        """Read the angles of whole heads."""
+        return read_rope(reader, theta=DEFAULT_THETA)
+
+    def kv_specs(self) -> list[CacheSpec]:
+        """See `DecoderConfig.kv_specs`."""
+        state = RecurrentState(state_bytes(self.hidden_size, self.num_taps))
+        attention = PagedKV(self.num_kv_heads, self.head_size, 1)
+        return [state if is_recurrent else attention for is_recurrent in self.recurrent_layers]
+
+
+def _read_mlp_size(reader: HFConfigReader, size: int) -> int:
+    """The MLP's width, which `block_auto_adjust_ff_dim` derives from the stated one."""
+    size = reader.integer("block_ff_dim", size)
+    multiplier, multiple = reader.raw("block_ffn_dim_multiplier"), reader.integer("block_multiple_of", 256)
+    if not reader.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size = 2 * size // 3
+    if reader.has("block_ffn_dim_multiplier") and multiplier is None:
+        return size
+    size = int(check_positive("block_ffn_dim_multiplier", 1.0 if multiplier is None else multiplier) * size)
+    return -(-size // multiple) * multiple
+
+
+class ShortConv(nn.Module):
+    """Project to b, c and x, convolve b · x over time, multiply by c, project back."""
+
+    def __init__(self, config: LFM2Config, layer_index: int, group: Group) -> None:
+        super().__init__()
+        channels = share("channels of convolutions", config.hidden_size, group)
+        self.in_proj = ColumnParallelLinear(config.hidden_size, (channels,) * 3, bias=config.conv_bias)
+        self.conv = CausalConv(layer_index, (channels,), config.num_taps, activation=None, bias=config.conv_bias)
+        self.o_proj = RowParallelLinear(channels, config.hidden_size, group, bias=config.conv_bias)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        b, c, x = self.in_proj(x).chunk(3, dim=1)  # [T, C] each
+        return self.o_proj(c * self.conv(b * x, batch))
+
+
+class LFM2Layer(HybridLayer):
+    """A convolution or attention, then an MLP."""
+
+    recurrent_name = "conv"
+
+
+class LFM2ForCausalLM(LlamaForCausalLM):
+    """Llama with convolutions. Parameters have Llama's names, which `renamed_segments` makes of the stored ones."""
+
+    Config: ClassVar[type[LFM2Config]] = LFM2Config
+    attention_class = Qwen3Attention
+    layer_class = LFM2Layer
+    convolutions = ("conv",)
+    renamed_segments: ClassVar[Mapping[str, str]] = {
+        "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",
+        "q_layernorm": "q_norm", "k_layernorm": "k_norm", "out_proj": "o_proj", "feed_forward": "mlp",
+        "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
+    }  # fmt: skip
+
+    def build_attention(self, config: LFM2Config, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The convolution or the attention of one layer."""
+        if config.recurrent_layers[layer_index]:
+            return ShortConv(config, layer_index, self.group)
+        return super().build_attention(config, layer_index)
+
+
+ARCHITECTURES = {"Lfm2ForCausalLM": LFM2ForCausalLM}

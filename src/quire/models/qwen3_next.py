@@ -1,0 +1,164 @@
+"""Qwen3-Next: gated delta nets in three layers of four, gated attention in the others, and mixtures of experts.
+
+Checkpoints store the weights of most norms without their 1, which is added when they are loaded.
+Next to read: `layers/recurrent.py`; `qwen2_moe.py` for the experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.kernels.activations import silu
+from quire.kernels.elementwise import gate_rows
+from quire.layers.experts import stacked_experts
+from quire.layers.forward_batch import ForwardBatch
+from quire.layers.group import SINGLE, Group, Partition, share, share_heads
+from quire.layers.linear import ColumnParallelLinear, RowParallelLinear
+from quire.layers.norms import RMSNorm
+from quire.layers.recurrent import CausalConv, recur
+from quire.layers.rotary import Rotation
+from quire.models.hf_config import HFConfigReader
+from quire.models.hf_delta_net import DeltaNetConfig
+from quire.models.hf_hybrid import HybridLayer
+from quire.models.hf_moe import read_experts, read_sparse_layers
+from quire.models.llama import LlamaForCausalLM, LlamaLayer
+from quire.models.qwen2_moe import SharedSparseMLP
+from quire.models.qwen3 import Qwen3Attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextConfig(DeltaNetConfig):
+    """Fields of delta nets, and experts as `Qwen2MoeConfig` has them."""
+
+    num_experts: int
+    top_k: int
+    renormalise: bool
+    expert_size: int
+    shared_size: int
+    sparse_layers: tuple[bool, ...]
+
+    @classmethod
+    def read(cls, reader: HFConfigReader) -> dict[str, Any]:
+        """See `LlamaConfig.read`."""
+        fields = super().read(reader)
+        return fields | read_experts(reader) | {
+            "renormalise": reader.flag("norm_topk_prob", True),
+            "expert_size": reader.integer("moe_intermediate_size", 512),
+            "shared_size": reader.integer("shared_expert_intermediate_size", 512),
+            "sparse_layers": read_sparse_layers(reader, fields["num_layers"]),
+        }  # fmt: skip
+
+
+class GatedAttention(Qwen3Attention):
+    """Qwen3's, whose results are multiplied by the sigmoid of gates that are projected beside queries."""
+
+    def __init__(self, config: DeltaNetConfig, layer_index: int, group: Group = SINGLE) -> None:
+        super().__init__(config, layer_index, group)  # type: ignore[arg-type]  # it reads Llama's fields
+        heads, kv_heads = share_heads(config.num_heads, config.num_kv_heads, group)
+        q, k = heads * config.head_size, kv_heads * config.head_size
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, (q, q, k, k), bias=config.qkv_bias)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E]; rotation: cos, sin [T, C] -> [T, E]."""
+        gqkv = self.qkv_proj(x).view(-1, 2 * (self.num_heads + self.num_kv_heads), self.head_size)  # [T, 2H + 2K, D]
+        gates, qk, v = gqkv.split((self.num_heads, self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = self.rotate(qk, rotation)  # [T, H, D], [T, K, D]
+        found = self.attention(q, k, v, batch).flatten(1)  # [T, H * D]
+        return self.o_proj(gate_rows(found, gates.flatten(1)))
+
+
+class GatedDeltaNet(nn.Module):
+    """Convolve queries, keys and values over time, apply the gated delta rule, norm and gate. (Yang 2024)
+
+    K key heads of D, H value heads of V on this rank.
+    """
+
+    def __init__(self, config: DeltaNetConfig, layer_index: int, group: Group = SINGLE) -> None:
+        super().__init__()
+        key_heads = share("key heads of delta nets", config.num_key_heads, group)
+        heads = share("value heads of delta nets", config.num_value_heads, group)
+        keys, values = key_heads * config.key_size, heads * config.value_size
+        self.layer_index, self.sizes = layer_index, (config.key_size, config.value_size)
+        self.widths = keys.size, keys.size, values.size
+        self.in_proj_qkvz = ColumnParallelLinear(config.hidden_size, (keys, keys, values, values))
+        self.in_proj_ba = ColumnParallelLinear(config.hidden_size, (heads, heads))  # time steps first
+        self.conv1d = CausalConv(layer_index, (keys, keys, values), config.num_taps, activation="silu")
+        self.dt_bias = nn.Parameter(torch.empty(heads.size), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(heads.size), requires_grad=False)
+        self.norm = RMSNorm(config.value_size, config.rms_norm_epsilon)
+        self.out_proj = RowParallelLinear(values, config.hidden_size, group)
+        self.partitions = dict.fromkeys(("dt_bias", "A_log"), Partition(rows=(heads,)))
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]."""
+        qkv, z = self.in_proj_qkvz(x).split((sum(self.widths), self.widths[2]), dim=1)  # [T, 2KD + HV], [T, HV]
+        q, k, v = self.conv1d(qkv, batch).split(self.widths, dim=1)
+        key_size, value_size = self.sizes
+        found = recur(
+            q.view(-1, self.widths[0] // key_size, key_size), k.view(-1, self.widths[0] // key_size, key_size),
+            v.view(-1, self.widths[2] // value_size, value_size), batch, self.layer_index,
+            gates=self.in_proj_ba(x), log_rates=self.A_log, time_bias=self.dt_bias,
+            offset_bytes=self.conv1d.state_bytes, delta=True,
+        )  # [T, H, V]  # fmt: skip
+        return self.out_proj(self.norm(found).flatten(1) * silu(z))
+
+
+class DeltaNetForCausalLM(LlamaForCausalLM):
+    """Delta nets beside attention, with Llama's MLP."""
+
+    Config: ClassVar[type[DeltaNetConfig]] = DeltaNetConfig
+    layer_class = HybridLayer
+    convolutions = ("conv1d",)
+    offset_params: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        (*LlamaLayer.norm_names, "q_norm", "k_norm", "model.norm", "language_model.norm"), 1.0
+    )
+
+    def __init__(self, config: DeltaNetConfig, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        self.ignored_tensors = (*self.ignored_tensors, r"^mtp\.")
+        heads, size = config.num_heads, config.head_size
+        # Stored per head: a query, then its gate.
+        gates_first = np.arange(2 * heads * size).reshape(heads, 2, size).swapaxes(0, 1)[::-1]
+        self.row_orders = {"q_proj": gates_first.reshape(-1)}
+
+    def build_attention(self, config: DeltaNetConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The delta net or the attention of one layer."""
+        kind = GatedDeltaNet if config.recurrent_layers[layer_index] else GatedAttention
+        return kind(config, layer_index, self.group)
+
+
+class Qwen3NextForCausalLM(DeltaNetForCausalLM):
+    """Delta nets beside attention, with experts. Projections are stored in pieces, one per key head."""
+
+    Config = Qwen3NextConfig
+
+    def __init__(self, config: Qwen3NextConfig, group: Group = SINGLE) -> None:
+        super().__init__(config, group)
+        stacked = {**stacked_experts(config.num_experts), **type(self).stacked_params}
+        self.stacked_params = stacked  # type: ignore[misc]  # depends on the number of experts
+        keys, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
+        values = ratio * config.value_size
+        self.row_orders |= {
+            "in_proj_qkvz": _parts_first(keys, (config.key_size, config.key_size, values, values)),
+            "in_proj_ba": _parts_first(keys, (ratio, ratio), (1, 0)),
+        }
+
+    def build_mlp(self, config: Qwen3NextConfig, layer_index: int) -> nn.Module:  # type: ignore[override]
+        """The experts of one layer, or its MLP."""
+        if not config.sparse_layers[layer_index]:
+            return super().build_mlp(config, layer_index)
+        return SharedSparseMLP(config, self.group)  # type: ignore[arg-type]  # it reads fields of experts
+
+
+def _parts_first(num_pieces: int, sizes: tuple[int, ...], order: tuple[int, ...] | None = None) -> np.ndarray:
+    """Stored positions of rows, by part, of pieces that have rows of all parts. `order`: of the parts wanted."""
+    rows = np.arange(num_pieces * sum(sizes)).reshape(num_pieces, -1)
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return np.concatenate([parts[at].reshape(-1) for at in order or range(len(sizes))])
+
+
+ARCHITECTURES = {"Qwen3NextForCausalLM": Qwen3NextForCausalLM}
