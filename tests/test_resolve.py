@@ -423,7 +423,7 @@ AMX = replace(CPU, has_tiles=True)
     ("hardware", "options", "is_invariant", "why"),
     [
         (CPU, {}, True, "one arithmetic"),
-        (CPU, {"batch_invariant": True}, True, "one arithmetic"),
+        (CPU, {"batch_invariant": True}, True, "chosen"),
         (AMX, {}, False, "--batch-invariant"),
         (AMX, {"batch_invariant": True}, True, "chosen"),
         (AMX, {"dtype": "float32"}, True, "one arithmetic"),

@@ -63,7 +63,7 @@ SPECS: dict[str, tuple[StructuredOutputsParams, Any]] = {
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    llm = LLM("smollm2", max_num_seqs=8, max_model_len=512, num_blocks_override=128)
+    llm = LLM("smollm2", max_num_seqs=8, max_model_len=512, num_blocks_override=128, batch_invariant=True)
     yield llm
     llm.llm_engine.shutdown()
 
@@ -103,7 +103,7 @@ def test_batched_and_preempted_requests_have_the_same_tokens_as_alone(llm: LLM) 
     assert mixed[-1].outputs[0].token_ids == plain.token_ids
     assert all(is_person(item.text) for item in alone)
     few = {"block_size": 16, "num_blocks_override": 17, "max_model_len": 256, "enable_prefix_caching": False}
-    crowded = LLM("smollm2", max_num_seqs=8, **few)
+    crowded = LLM("smollm2", max_num_seqs=8, batch_invariant=True, **few)
     preempted = [output.outputs[0] for output in crowded.generate(prompts * 2, params * 2, use_tqdm=False)]
     assert crowded.llm_engine.events.of(EventKind.PREEMPT)
     crowded.llm_engine.shutdown()

@@ -27,8 +27,8 @@ class Plan {
   // of each op that ran, in the order in which they were added.
   void run(Step step, uint32_t parts, int64_t* nanoseconds);
 
-  // Steps (the head: rows of logits) of at least so many rows give products bf16 rows where the plan says q8: those of
-  // gemm_amx.h. 0: no step does. Only for instruction sets that have tiles.
+  // Steps with at least this number of rows (the head: rows of logits) give products bf16 rows where the plan says q8:
+  // those of gemm_amx.h. 0: no step does. Only for instruction sets that have tiles.
   void set_tile_rows(int64_t num_rows) { tile_rows_ = num_rows; }
 
   int num_threads() const { return pool_->num_threads(); }

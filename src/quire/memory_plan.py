@@ -9,8 +9,16 @@ from dataclasses import dataclass
 
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import PoolShape
-from quire.config import DEFAULT_MAX_NUM_SEQS, DTYPES, Decision, EngineOptions, Hardware, ModelConfig
-from quire.errors import MemoryCapacityError
+from quire.config import (
+    DEFAULT_MAX_MODEL_LEN_CAP,
+    DEFAULT_MAX_NUM_SEQS,
+    DTYPES,
+    Decision,
+    EngineOptions,
+    Hardware,
+    ModelConfig,
+)
+from quire.errors import ConfigError, MemoryCapacityError
 
 CPU_RESERVE_BYTES = 64 * 2**20
 """Tokenizers here and in the server, threads, and what libraries allocate with the first step; measured: 50 MiB."""
@@ -38,6 +46,22 @@ class WantedLen:
     value: int
     reason: str
     chosen_by_user: bool
+
+
+def wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
+    """The length that `max_model_len`, or the model's context, asks for. Raises: ConfigError if it is too long."""
+    context, chosen = model.context_len, options.max_model_len
+    if chosen is not None:
+        if chosen > context:
+            raise ConfigError(
+                f"max_model_len={chosen} is above the model's context of {context} tokens: --max-model-len {context}"
+                " fits"
+            )
+        return WantedLen(chosen, "chosen", True)
+    if context > DEFAULT_MAX_MODEL_LEN_CAP:
+        reason = f"the model's context is {context}; more than {DEFAULT_MAX_MODEL_LEN_CAP} must be asked for"
+        return WantedLen(DEFAULT_MAX_MODEL_LEN_CAP, reason, False)
+    return WantedLen(context, "the model's context", False)
 
 
 @dataclass(frozen=True, slots=True)

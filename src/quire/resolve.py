@@ -10,7 +10,6 @@ from dataclasses import replace
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import PoolShape, fit_block_size, make_groups
 from quire.config import (
-    DEFAULT_MAX_MODEL_LEN_CAP,
     DTYPES,
     KV_DTYPES,
     KV_SCALE_BYTES,
@@ -26,7 +25,7 @@ from quire.config import (
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.memory_plan import Memory, WantedLen, fit_model_len, plan_blocks, split_memory
+from quire.memory_plan import Memory, fit_model_len, plan_blocks, split_memory, wanted_model_len
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads the keys of this many tokens at once."""
@@ -53,7 +52,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         reason = "chosen; weights that are stored in 8 bit or less stay as they are"
         decisions.append(Decision("quantization", options.quantization, reason))
     kv_dtype = _resolve_kv_dtype(options, dtype, decisions)
-    wanted_len = _wanted_model_len(options, model)
+    wanted_len = wanted_model_len(options, model)
     specs = [spec.stored_as(KV_DTYPES[kv_dtype], KV_SCALE_BYTES[kv_dtype]) for spec in model.cache_specs]
     groups = make_groups([spec.on_rank(options.tensor_parallel_size) for spec in specs], block_size)
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
@@ -183,16 +182,12 @@ def _resolve_batch_invariance(
     options: EngineOptions, hardware: Hardware, dtype: str, uses_plan: bool, decisions: list[Decision]
 ) -> bool:
     """Return True if all numbers of rows are computed alike."""
-    if not hardware.has_tiles or not uses_plan or dtype == "float32":
-        reason = "one arithmetic is the fastest for any number of rows"
-    elif options.batch_invariant:
-        reason = "chosen; prompts and large batches are slower than in bf16 tiles"
-    else:
+    varies = hardware.has_tiles and uses_plan and dtype != "float32" and not options.batch_invariant
+    reason = "chosen" if options.batch_invariant else "one arithmetic is the fastest for any number of rows"
+    if varies:
         reason = f"prompts and steps of {TILE_ROWS} tokens or more use AMX's bf16 tiles; --batch-invariant prevents it"
-        decisions.append(Decision("batch_invariant", "off", reason))
-        return False
-    decisions.append(Decision("batch_invariant", "on", reason))
-    return True
+    decisions.append(Decision("batch_invariant", "off" if varies else "on", reason))
+    return not varies
 
 
 def _resolve_kv_dtype(options: EngineOptions, dtype: str, decisions: list[Decision]) -> str:
@@ -214,21 +209,6 @@ def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig,
         reason = f"blocks of {default} tokens would leave most of a page that holds recurrent state empty"
     decisions.append(Decision("block_size", str(block_size), reason))
     return block_size
-
-
-def _wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
-    context, chosen = model.context_len, options.max_model_len
-    if chosen is not None:
-        if chosen > context:
-            raise ConfigError(
-                f"max_model_len={chosen} is above the model's context of {context} tokens: --max-model-len {context}"
-                " fits"
-            )
-        return WantedLen(chosen, "chosen", True)
-    if context > DEFAULT_MAX_MODEL_LEN_CAP:
-        reason = f"the model's context is {context}; more than {DEFAULT_MAX_MODEL_LEN_CAP} must be asked for"
-        return WantedLen(DEFAULT_MAX_MODEL_LEN_CAP, reason, False)
-    return WantedLen(context, "the model's context", False)
 
 
 def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: list[Decision]) -> int:

@@ -149,7 +149,9 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_path), max_num_batched_tokens=16, max_num_seqs=8, num_blocks_override=100) as llm:
+    with LLM(
+        str(smollm2_path), max_num_batched_tokens=16, max_num_seqs=8, num_blocks_override=100, batch_invariant=True
+    ) as llm:
         yield llm
 
 

@@ -18,12 +18,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
+from quire import _native
 from quire.cli.main import cli
 
 FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -149,10 +152,26 @@ class Figure:
     is_measured: bool
 
 
+@contextlib.contextmanager
+def without_tiles() -> Iterator[None]:
+    """Use the kernels that machines without AMX have, on which each request has the same bits in any batch."""
+    before = _native.isa()
+    if not _native.has_tiles():
+        yield
+        return
+    _native.set_isa("avx512")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QUIRE_ISA", "avx512")
+            yield
+    finally:
+        _native.set_isa(before)
+
+
 def run_page(page: Page) -> tuple[list[tuple[Shown, str]], dict[str, Figure]]:
     """Run a page in an empty folder. Returns: what each command and block printed, and the figures by name."""
     printed, figures = [], dict[str, Figure]()
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+    with without_tiles(), tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         Path(FIGURES).mkdir()
         for shown in page.shown():
             printed.append((shown, page.run(shown)))

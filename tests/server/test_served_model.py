@@ -19,14 +19,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
 
 @pytest.fixture(scope="module")
 def client(smollm2_path: Path) -> Iterator[openai.OpenAI]:
-    with serving(smollm2_path) as server:
+    with serving(smollm2_path, "--batch-invariant") as server:
         server.wait_until("/health/ready", 200)
         yield openai.OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0, _strict_response_validation=True)
 
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> LLM:
-    return LLM(smollm2_path, max_model_len=1024)
+    return LLM(smollm2_path, max_model_len=1024, batch_invariant=True)
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("quire tour", 'quire tour smollm2 "Why is the sky blue?" --all', "quire tour --tp 3 --json")
 DEFAULT_PROMPT = "Why is the sky blue?"
-FIXED = frozenset({"seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size"})
+FIXED = frozenset({"seed", "enable_prefix_caching", "multi_step_decode", "tensor_parallel_size", "batch_invariant"})
 KEYS = "Enter: next line   w: why this line   n: next stop   q: quit"
 
 
@@ -71,7 +71,9 @@ def _stops(
     """Load the model, then yield each stop when it is asked for."""
     from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
 
-    options = EngineOptions(**{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1)
+    options = EngineOptions(
+        **{"device": "cpu", **engine_values}, enable_prefix_caching=False, multi_step_decode=1, batch_invariant=True
+    )
     # A missing model is reported before torch is imported, which takes seconds.
     checkpoint = open_model(options.model, options.revision, output)
     from quire.insight.compare.rig import load

@@ -75,7 +75,7 @@ class StepShape:
         requests: per request its first new position and its number of new tokens.
         num_logit_rows: S.
         kv_format: of the KV cache.
-        tile_rows: from so many tokens on, products with 4- and 8-bit weights are bf16's; 0: never.
+        tile_rows: products with 4- and 8-bit weights are in bf16 from this number of tokens on; 0: never.
     """
 
     requests: tuple[tuple[int, int], ...]

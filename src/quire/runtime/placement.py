@@ -30,13 +30,12 @@ class Placement:
 def fill(
     put: Callable[[str, WeightTensor, int], None], placements: list[Placement], progress: Progress | None = None
 ) -> None:
-    """Put each stored tensor at its parameter's first row, then release its pages of the file.
+    """Put each stored tensor at its parameter's first row.
 
     One after another: decoding is parallel inside, and a second tensor at a time only doubles the memory beside.
     """
     total, done = sum(placement.tensor.num_bytes for placement in placements), 0
     for placement in placements:
         put(placement.parameter_name, placement.tensor, placement.first_row)
-        placement.tensor.release()
         done += placement.tensor.num_bytes
         (progress or ignore_progress)("loading weights", done, total)

@@ -112,7 +112,7 @@ class Runner:
         half = shape.head_size // 2 if extras.frequencies is None else len(extras.frequencies)
         self.angles = torch.zeros(2, max_tokens, half)
         self.plan = _native.Plan(num_threads, max_tokens, len(pool.max_lengths))
-        if not extras.batch_invariant:
+        if not extras.batch_invariant and _native.has_tiles():
             self.plan.set_tile_rows(1)
         cos = sin = 0
         if extras.frequencies is not None:

@@ -183,7 +183,12 @@ class Rig:
         """
         self.progress = progress
         chosen = EngineOptions(
-            model=model, seed=settings.seed, enable_prefix_caching=False, multi_step_decode=1, **options
+            model=model,
+            seed=settings.seed,
+            enable_prefix_caching=False,
+            multi_step_decode=1,
+            batch_invariant=True,
+            **options,
         )
         self.is_fake = model == FAKE_MODEL
         self.unit = "steps" if self.is_fake else "seconds"

@@ -50,8 +50,8 @@ INDIFFERENT = frozenset((
     "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format", "device",
     "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
-    "max_num_partial_prefills",
-    "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode", "multi_step_decode",
+    "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
+    "multi_step_decode", "batch_invariant",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
 ))  # fmt: skip
 """Options that change no program, or are in the key as what they led to. All others are part of the key."""
@@ -69,7 +69,8 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
     """A `Placement` without its values: which rows of a checkpoint's tensor, and how they are read.
 
     Fields:
-        stored_rows: the first of the tensor's stored rows, and their number: of a stack they are one part.
+        stored_rows: the first of the tensor's stored rows, and their number: of a stack they are one part; None if all
+            are read as one (`WeightTensor.taps_first`).
         has_own_order: rows are in `row_order`, int64, or None for as stored; else in the order of the checkpoint's.
         rows: see `Placement`.
     """
@@ -78,7 +79,7 @@ class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
     first_row: int
     name: str
     shape: tuple[int, ...]
-    stored_rows: tuple[int, int]
+    stored_rows: tuple[int, int] | None
     is_transposed: bool
     offset: float
     has_own_order: bool
@@ -250,8 +251,10 @@ def _described(placement: Placement, tensors: Mapping[str, WeightTensor]) -> Sto
     first = (tensor.stored.ctypes.data - source.stored.ctypes.data) // source.stored.strides[0]
     has_own_order = tensor.row_order is not source.row_order
     order = None if tensor.row_order is None or not has_own_order else tensor.row_order.astype(np.int64).tobytes()
+    is_flat = tensor.stored.shape[1:] != source.stored.shape[1:]
     described = StoredPlacement(
-        placement.parameter_name, placement.first_row, tensor.name, tensor.shape, (first, len(tensor.stored)),
+        placement.parameter_name, placement.first_row, tensor.name, tensor.shape,
+        None if is_flat else (first, len(tensor.stored)),
         tensor.is_transposed, tensor.offset, has_own_order, order, placement.rows,
     )  # fmt: skip
     return described if _memory(_tensor_of(described, tensors)) == _memory(tensor) else None
@@ -264,8 +267,12 @@ def _restored(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> Pla
 
 
 def _tensor_of(item: StoredPlacement, tensors: Mapping[str, WeightTensor]) -> WeightTensor:
-    source, (first, count) = tensors[item.name], item.stored_rows
-    order, rows = source.row_order, slice(first, first + count)
+    source = tensors[item.name]
+    order, rows = source.row_order, slice(None)
+    if item.stored_rows is None:
+        source = replace(source, stored=source.stored.reshape(1, -1))
+    else:
+        rows = slice(item.stored_rows[0], sum(item.stored_rows))
     if item.has_own_order:
         order = None if item.row_order is None else np.frombuffer(item.row_order, np.int64)
     return replace(
