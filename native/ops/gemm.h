@@ -40,7 +40,7 @@ namespace {
 constexpr int64_t kPanelTiles = 2;  // 32 outputs: one int8 block
 constexpr int64_t kPanelWidth = kPanelTiles * kTile;
 constexpr int64_t kPanelRows = 64;  // at most, so that a panel's results stay in L1
-constexpr int64_t kMostPieceRows = 256;
+constexpr int64_t kMostPieceRows = 512;
 
 // Whether a product dequantises its weights (gemm_amx.h).
 inline bool dequantises(const Weight& weight, const Rows& x) {
@@ -109,6 +109,12 @@ inline void gemm_piece(const GemmOp& op, Range rows, int64_t column, int64_t cou
   const int64_t num_tiles = (count + kTile - 1) / kTile, num_rows = rows.end - rows.begin;
   float* factors = scratch + kMostPieceRows * kPanelWidth;
   fetch_to_write(op.out, rows, column, count);
+  const bool is_plain = !op.gated && !op.add && op.bias == nullptr && op.activation == Activation::none;
+  if (is_plain && op.out.type == RowType::f32 && count == kPanelWidth && op.out.stride_bytes % 4 == 0) {
+    float* out = row<float>(op.out, rows.begin) + column;
+    return multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, out,
+                    op.out.stride_bytes / 4);
+  }
   multiply(op.weight, op.x, rows.begin, num_rows, column / kTile, num_tiles, fetch, scratch, kPanelWidth);
   if (op.gated) {
     const int64_t tile = (num_outputs + column) / kTile;

@@ -174,7 +174,6 @@ inline void multiply_bf16_tiles(const Weight& weight, const Rows& x, int64_t fir
 // -----------------------------------------------------------------
 
 constexpr int64_t kFewTileRows = 64;    // up to here a weight is used once when it has been dequantised
-constexpr int64_t kMostTileRows = 256;  // of one call
 constexpr int64_t kCutBlocks = 18;      // of two tiles: 36 KiB of bf16, which L1 holds
 constexpr int64_t kBlockHalves = kTile * kBlock;
 constexpr float kCentred = 1.0028f;
@@ -361,7 +360,7 @@ void multiply_tiles_as(const Weight& weight, const Rows& x, int64_t first, int64
   }
 }
 
-// See gemm.h. At most kMostTileRows rows.
+// See gemm.h.
 inline void multiply_tiles(const Weight& weight, const Rows& x, int64_t first, int64_t num_rows, int64_t tile,
                            int64_t num_tiles, KvFetch& fetch, float* out, int64_t out_stride) {
   const auto multiply_as = weight.format == WeightFormat::q4    ? multiply_tiles_as<WeightFormat::q4>

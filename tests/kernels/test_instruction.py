@@ -17,15 +17,17 @@ from quire.kernels.paged_attention.instructions import Attend, WriteKv
 from quire.kernels.rms_norm import Norm
 from quire.kernels.rope import Rotary
 
+TILES = _native.has_tiles()
+
 
 @pytest.mark.parametrize(
     ("width", "row_type", "row_bytes"),
     [
         (16, "f32", 64), (17, "f32", 128), (1, "f32", 64),
         # Odd rows of bf16 have a zero behind them.
-        (32, "bf16", 64), (33, "bf16", 128), (31, "bf16", 64),
-        # 48 bytes per 32 values; 64 on AMX, where steps of many rows have bf16 in their place.
-        (32, "q8", 64), (64, "q8", 128), (128, "q8", 256 if _native.has_tiles() else 192),
+        (32, "bf16", 64), (33, "bf16", 192 if TILES else 128), (31, "bf16", 64),
+        # 48 bytes per 32 values. On AMX steps of many rows have bf16 in their place, an odd number of lines apart.
+        (32, "q8", 64), (64, "q8", 192 if TILES else 128), (128, "q8", 320 if TILES else 192),
     ],
 )  # fmt: skip
 def test_rows_are_whole_cache_lines(width: int, row_type: str, row_bytes: int) -> None:

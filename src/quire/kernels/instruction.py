@@ -27,12 +27,13 @@ class Buffer:
     @property
     def row_bytes(self) -> int:
         """Bytes per row; rows start at multiples of 64."""
-        if self.type == RowType.q8:
-            # On AMX, steps of many rows have bf16 in their place (native/plan/plan.h).
-            used = self.width // 32 * (64 if has_tiles() else 48)
-        else:
-            used = 4 * self.width if self.type == RowType.f32 else 2 * (self.width + self.width % 2)
-        return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        used = 4 * self.width if self.type == RowType.f32 else 2 * (self.width + self.width % 2)
+        if self.type == RowType.q8 and not has_tiles():
+            used = self.width // 32 * 48
+        aligned = -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        # In AMX's tiles q8 rows of long steps are bf16 (native/plan/plan.h). A tile's 16 rows lie in as many sets of L1
+        # if they are an odd number of lines apart.
+        return aligned | ROW_ALIGNMENT if has_tiles() and self.type != RowType.f32 else aligned
 
 
 @dataclass(frozen=True, slots=True)
