@@ -281,7 +281,7 @@ def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_
     if columns is None or not partition.cuts_columns:
         return
     for part in parts:
-        stored_block = BLOCK_FORMATS[part.format].block_len if part.format in BLOCK_FORMATS else 1
+        stored_block = BLOCK_FORMATS[part.format].block_len if part.format in BLOCK_FORMATS else QUANTIZATION_BLOCK
         block = max(stored_block, quantization_block)
         # A matrix whose columns are not whole blocks is not quantised.
         if columns.whole % block == 0 and columns.size % block:
