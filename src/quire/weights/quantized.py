@@ -40,14 +40,14 @@ class Quantized:
         zeros: rows `first` to `last` -> [rows, G], or the one zero of all.
         groups: the group of each column, int64 [I].
         expected_zero: what every zero must be, where the file says so; `zeros` is then read only to check it.
-        num_bytes: as stored.
+        bytes_per_value: as stored, with scales and zeros.
     """
 
     codes: Callable[[int, int], np.ndarray]
     scales: WeightTensor
     zeros: Callable[[int, int], np.ndarray] | float
     groups: np.ndarray
-    num_bytes: int
+    bytes_per_value: float
     rows_per_scale: int = 1
     expected_zero: int | None = None
 
@@ -77,8 +77,7 @@ class QuantizedTensor(WeightTensor):
     @property
     def num_bytes(self) -> int:
         """As stored."""
-        whole = len(self.quantized.groups) * self.quantized.scales.shape[0] * self.quantized.rows_per_scale
-        return self.quantized.num_bytes * self.shape[0] * self.shape[1] // whole
+        return round(self.shape[0] * self.shape[1] * self.quantized.bytes_per_value)
 
     @property
     def raw(self) -> np.ndarray:
@@ -106,8 +105,7 @@ class QuantizedTensor(WeightTensor):
         """Some rows and columns; nothing is read."""
         top, bottom, _ = rows.indices(self.shape[0])
         left, right, _ = columns.indices(self.shape[1])
-        is_ordered = self.row_order is None
-        corner = (self.corner[0] + (top if is_ordered else 0), self.corner[1] + left)
+        corner = (self.corner[0] + (top if self.row_order is None else 0), self.corner[1] + left)
         order = None if self.row_order is None else self.row_order[top:bottom]
         return replace(self, shape=(bottom - top, right - left), corner=corner, row_order=order)
 
@@ -127,7 +125,8 @@ class QuantizedTensor(WeightTensor):
 
     def _values(self) -> np.ndarray:
         codes, scales, zeros = self._read(1)
-        return (codes.astype(np.float32) - zeros) * scales
+        values: np.ndarray = (codes.astype(np.float32) - zeros) * scales
+        return values
 
     def _read(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Codes [rows, columns] of the part, and the scales and zeros of every `step`-th column."""

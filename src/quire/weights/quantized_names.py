@@ -115,7 +115,7 @@ def _groups(name: str, num_inputs: int, size: int) -> np.ndarray:
     size = num_inputs if size == -1 else size
     if num_inputs % size:
         raise ModelFileError(
-            f"'{printable(name)}' has {num_inputs} columns, not a multiple of group_size={size} of quantization_config; "
+            f"'{printable(name)}' has {num_inputs} columns, no multiple of group_size={size} of quantization_config; "
             "correct the field or fetch the model again"
         )
     return np.arange(num_inputs) // size
@@ -125,7 +125,7 @@ def _check(name: str, tensor: WeightTensor, shape: tuple[int, ...], *formats: st
     if tensor.shape != shape or tensor.format not in formats:
         raise ModelFileError(
             f"'{printable(tensor.name)}' is {tensor.format} {list(tensor.shape)}, but {' or '.join(formats)} "
-            f"{list(shape)} would fit '{printable(name)}' and quantization_config; correct bits and group size there or "
+            f"{list(shape)} would fit '{printable(name)}' and quantization_config; correct bits and groups there or "
             "fetch the model again"
         )
     return tensor
@@ -188,9 +188,14 @@ def _gptq(path: str, fields: Mapping[str, Any]) -> Make:
             return (stored + np.uint8(added)) & np.uint8((1 << bits) - 1)
 
         zero = middle if is_symmetric else None
-        num_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
+        size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
         quantized = Quantized(
-            partial(codes_down, words, bits), scales, read_zeros, groups, num_bytes, expected_zero=zero
+            partial(codes_down, words, bits),
+            scales,
+            read_zeros,
+            groups,
+            size_bytes / (num_outputs * num_inputs),
+            expected_zero=zero,
         )
         return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
 
@@ -215,24 +220,33 @@ def _awq(path: str, fields: Mapping[str, Any]) -> Make:
         num_groups = int(groups[-1]) + 1
         zeros = _check(name, parts.get("qzeros"), (num_groups, num_outputs // 8), "I32")
         scales = _check(name, parts.get("scales"), (num_groups, num_outputs), *FLOATS).transposed()
-        num_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
+        size_bytes = codes.num_bytes + zeros.num_bytes + scales.num_bytes
         quantized = Quantized(
-            partial(awq_codes, _words(codes)), scales, partial(awq_codes, _words(zeros)), groups, num_bytes
+            partial(awq_codes, _words(codes)),
+            scales,
+            partial(awq_codes, _words(zeros)),
+            groups,
+            size_bytes / (num_outputs * num_inputs),
         )
         return _integers(name, codes.stored, (num_outputs, num_inputs), 4, None, quantized)
 
     return make
 
 
+def _block_size(path: str, fields: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    size = fields.get(name)
+    if size is None:
+        return None
+    if not isinstance(size, list) or len(size) != 2 or not all(type(item) is int and item > 0 for item in size):
+        raise ModelFileError(
+            f"{path}: quantization_config has {name}={printable(str(size))}, not null or two numbers above 0"
+        )
+    return size[0], size[1]
+
+
 def _fp8(path: str, fields: Mapping[str, Any]) -> Make:
     """weight [N, I] in 8-bit floats; weight_scale_inv or weight_scale per block of N and I, per row, or one."""
-    size = fields.get("weight_block_size")
-    is_size = isinstance(size, list) and len(size) == 2 and all(type(item) is int and item > 0 for item in size)
-    if size is not None and not is_size:
-        raise ModelFileError(
-            f"{path}: quantization_config has weight_block_size={printable(str(size))}, not null or two numbers above 0"
-        )
-    block = (int(size[0]), int(size[1])) if is_size else None
+    block = _block_size(path, fields, "weight_block_size")
     return lambda name, codes, parts: _scaled(name, codes, parts, block)
 
 
@@ -255,16 +269,23 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
                         scales.stored.reshape(num_scales, -1))  # fmt: skip
     if flat.shape[1] != (num_inputs - 1) // columns_per_scale + 1:
         _check(name, scales, (num_outputs, 1), *FLOATS)
-    groups, num_bytes = np.arange(num_inputs) // columns_per_scale, codes.num_bytes + scales.num_bytes
+    groups, size_bytes = np.arange(num_inputs) // columns_per_scale, codes.num_bytes + scales.num_bytes
     if codes.format in FLOAT8:
         read = partial(float8_codes, codes.stored, FLOAT8[codes.format]())
-        quantized = Quantized(read, flat, 0.0, groups, num_bytes, rows_per_scale)
+        quantized = Quantized(read, flat, 0.0, groups, size_bytes / (num_outputs * num_inputs), rows_per_scale)
         return QuantizedTensor(name, (num_outputs, num_inputs), "FP8", codes.stored, quantized=quantized)
     stored = codes.stored.view(np.int8)
     zero_points = parts.find("weight_zero_point")
     if zero_points is not None and zero_points.stored.any():
         raise UnsupportedModelError(f"'{printable(zero_points.name)}' has zero points of 8-bit integers; {ADVICE}")
-    quantized = Quantized(lambda first, last: stored[first:last], flat, 0.0, groups, num_bytes, rows_per_scale)
+    quantized = Quantized(
+        lambda first, last: stored[first:last],
+        flat,
+        0.0,
+        groups,
+        size_bytes / (num_outputs * num_inputs),
+        rows_per_scale,
+    )
     return _integers(name, codes.stored, (num_outputs, num_inputs), 8, 0, quantized)
 
 
@@ -278,7 +299,7 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     schemes = fields.get("config_groups")
     if not isinstance(schemes, dict) or not schemes:
         raise ModelFileError(f"{path}: quantization_config lacks config_groups; fetch the model again")
-    blocks = set()
+    blocks: set[tuple[int, int] | None] = set()
     for scheme in schemes.values():
         weights = scheme.get("weights") if isinstance(scheme, dict) else None
         if not isinstance(weights, dict):
@@ -287,12 +308,10 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
         _choose(path, weights, "type", ["int", "float"])
         strategy = _choose(path, weights, "strategy", ["tensor", "channel", "group", "block"])
         if strategy == "block":
-            blocks.add(str(weights.get("block_structure")))
-            block_fields = {"weight_block_size": weights.get("block_structure")}
-            _fp8(path, block_fields)
+            blocks.add(_block_size(path, weights, "block_structure"))
     if len(blocks) > 1:
         raise UnsupportedModelError(f"{path}: quantization_config has different block_structures; {ADVICE}")
-    block = tuple(block_fields["weight_block_size"]) if blocks and block_fields["weight_block_size"] else None
+    block = next(iter(blocks), None)
 
     def make(name: str, codes: WeightTensor, parts: _Parts) -> WeightTensor:
         if codes.format != "I32":
@@ -313,14 +332,14 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
                     f"'{printable(order.name)}' names groups beyond {num_groups}; fetch the model again"
                 )
         zero_tensor, middle = parts.find("weight_zero_point"), 1 << (bits - 1)
-        words, num_bytes = _words(codes), codes.num_bytes + scales.num_bytes
+        words, size_bytes = _words(codes), codes.num_bytes + scales.num_bytes
         zeros: Any = middle
         if zero_tensor is not None:
             _check(name, zero_tensor, (-(-num_outputs // (32 // bits)), num_groups), "I32")
             zero_words = _words(zero_tensor)
             zeros = lambda first, last: codes_down(zero_words, bits, 0, num_groups).T[first:last]  # noqa: E731
         read = partial(codes_across, words, bits)
-        quantized = Quantized(read, scales, zeros, groups, num_bytes)
+        quantized = Quantized(read, scales, zeros, groups, size_bytes / (num_outputs * num_inputs))
         zero = middle if zero_tensor is None else None
         return _integers(name, codes.stored, (num_outputs, num_inputs), bits, zero, quantized)
 
