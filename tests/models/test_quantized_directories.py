@@ -144,7 +144,8 @@ CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
     "GPTQ 8, zeros and act-order": ("INT8", gptq_case(8, 64, False, has_order=True)),
     "AWQ": ("Q4_1", ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, awq)),
     "W4A16": ("Q4_0", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=True), **INT4)),
-    "W4A16 zeros": ("Q4_1", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=False), **INT4)),
+    "W4A16 zeros": ("Q4_1", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=False),
+                                            **INT4)),
     "W8A16": ("Q8_0", compressed_case("pack-quantized", with_options(compressed, bits=8, symmetric=True),
                                       **{**INT4, "num_bits": 8})),
     "W8A8 int8": ("Q8_0", compressed_case("int-quantized", int8_channels, num_bits=8, type="int", strategy="channel")),
@@ -166,7 +167,7 @@ def save(directory: Path, quantization: dict[str, Any], pack: Pack) -> Pair:
             values.copy_(decoded)
     plain = {name: values.clone() for name, values in pair.oracle.state_dict().items()}
     kept = {name: values for name, values in plain.items() if not _is_packed(name, tensors)}
-    # Biases that the model has take the place of the zeros that GPTQ's tools write.
+    # Biases of the model replace the zeros that GPTQ's tools write.
     save_file(tensors | kept, directory / "model.safetensors")
     config = {**pair.hf_config, "quantization_config": quantization}
     (directory / "config.json").write_text(json.dumps(config))
@@ -202,7 +203,6 @@ def test_logits_are_those_of_the_decoded_weights(case: tuple[Pair, Checkpoint, s
     quantized = {name: tensor for name, tensor in checkpoint.tensors.items() if isinstance(tensor, QuantizedTensor)}
     assert {tensor.format for tensor in quantized.values()} == {format_name}
     assert len(quantized) == 13
-    assert checkpoint.num_parameters == sum(values.numel() for values in pair.oracle.state_dict().values())
     # Four of five bits or more are codes.
     assert all(tensor.num_bytes < 1.3 * tensor.stored.size for tensor in quantized.values())
 
@@ -224,8 +224,11 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
             np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
 
 
-def test_ranks_hold_rows_and_columns_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
+def test_ranks_hold_rows_and_columns_of_the_whole(
+    case: tuple[Pair, Checkpoint, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, checkpoint, _ = case
+    monkeypatch.setattr("quire.runtime.loader.pack_weights", lambda model: None)
     config = make_config(checkpoint.hf_config)
     whole: Any = load_model(config, checkpoint).layers[0]
     for rank in range(2):
@@ -245,7 +248,9 @@ def test_8_bit_floats_are_those_of_torch(dtype: torch.dtype, values: np.ndarray)
 
 # --- Errors -----------------------------------------------------------------------------------------
 
-GPTQ, AWQ, W4 = (CASES[name][1][0] for name in ("GPTQ 4", "AWQ", "W4A16"))
+
+def load_all(path: Path) -> list[np.ndarray]:
+    return [tensor.to_numpy() for tensor in open_saved(path).tensors.values()]
 
 
 @pytest.mark.parametrize(
@@ -253,9 +258,9 @@ GPTQ, AWQ, W4 = (CASES[name][1][0] for name in ("GPTQ 4", "AWQ", "W4A16"))
     [
         ("GPTQ 4", {"quant_method": "bitsandbytes"}, UnsupportedModelError, "quant_method=bitsandbytes; supported are"),
         ("GPTQ 4", {"bits": 3}, UnsupportedModelError, "bits=3; supported are 4, 8: use a GGUF"),
-        ("GPTQ 4", {"bits": 8}, ModelFileError, "qzeros.* would fit .* correct bits"),
-        ("GPTQ 4", {"group_size": 48}, ModelFileError, "128 columns, no multiple of group_size=48"),
-        ("GPTQ 4", {"group_size": 32}, ModelFileError, r"g_proj|desc_act is not true"),
+        ("GPTQ 4", {"bits": 8}, ModelFileError, "g_idx.* would fit .* correct bits"),
+        ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
+        ("GPTQ 4", {"group_size": 32}, ModelFileError, "another order, but desc_act is not true"),
         ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
         ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
         ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),
@@ -278,8 +283,7 @@ def test_what_is_not_supported_names_the_field(
     config["quantization_config"] |= changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=message):
-        for tensor in open_saved(tmp_path).tensors.values():
-            tensor.to_numpy()
+        load_all(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])

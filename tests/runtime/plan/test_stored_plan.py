@@ -21,6 +21,8 @@ from quire.runtime.plan import stored_plan
 from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, load_plan, make_model_config, plan_key, read, write
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.oracle import make_oracle
+from tests.models.test_quantized_directories import CASES as QUANTIZED
+from tests.models.test_quantized_directories import save
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import make_checkpoint, make_config
 
@@ -42,11 +44,15 @@ def write_model(path: Path, model_type: str, fields: dict[str, Any]) -> Path:
         scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
         parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
     oracle.save_pretrained(path)
-    vocabulary = {str(index): index for index in range(50)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")).save(str(path / "tokenizer.json"))
+    write_tokenizer(path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **full_config(model_type, fields)}))
     return path
+
+
+def write_tokenizer(path: Path) -> None:
+    vocabulary = {str(index): index for index in range(50)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")).save(str(path / "tokenizer.json"))
 
 
 def child(cases: list[tuple[str, Path, dict[str, Any]]], *words: str) -> dict[str, Any]:
@@ -67,6 +73,11 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
         {"dtype": "float16", "block_size": 32}, {"max_model_len": 64}, {"enable_prefix_caching": False},
     ]  # fmt: skip
     cases += [(str(chosen), wide, chosen) for chosen in options]
+    for name in ("FP8 blocks", "GPTQ 4, zeros", "GPTQ 4, act-order"):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, *QUANTIZED[name][1])
+        write_tokenizer(tmp_path / name)
+        cases.append((name, tmp_path / name, {}))
     first = child(cases)
     assert first["has_torch"]
     num_files = len(list(plans.iterdir()))
