@@ -203,8 +203,8 @@ def test_logits_are_those_of_the_decoded_weights(case: tuple[Pair, Checkpoint, s
     quantized = {name: tensor for name, tensor in checkpoint.tensors.items() if isinstance(tensor, QuantizedTensor)}
     assert {tensor.format for tensor in quantized.values()} == {format_name}
     assert len(quantized) == 13
-    # Four of five bits or more are codes.
-    assert all(tensor.num_bytes < 1.3 * tensor.stored.size for tensor in quantized.values())
+    # Scales and zeros are less than half of the codes.
+    assert all(tensor.num_bytes < 1.5 * tensor.stored.size for tensor in quantized.values())
 
 
 def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
@@ -258,7 +258,7 @@ def load_all(path: Path) -> list[np.ndarray]:
     [
         ("GPTQ 4", {"quant_method": "bitsandbytes"}, UnsupportedModelError, "quant_method=bitsandbytes; supported are"),
         ("GPTQ 4", {"bits": 3}, UnsupportedModelError, "bits=3; supported are 4, 8: use a GGUF"),
-        ("GPTQ 4", {"bits": 8}, ModelFileError, "g_idx.* would fit .* correct bits"),
+        ("GPTQ 4", {"bits": 8}, ModelFileError, "96 columns, no multiple of group_size=64"),
         ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
         ("GPTQ 4", {"group_size": 32}, ModelFileError, "another order, but desc_act is not true"),
         ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
