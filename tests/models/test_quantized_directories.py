@@ -80,13 +80,15 @@ def awq(weight: torch.Tensor) -> Packed:
     }, decoded  # fmt: skip
 
 
-def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool) -> Packed:
+def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool, has_order: bool = False) -> Packed:
     group_of, order = torch.arange(weight.shape[1]) // 32, list(range(32 // bits))
+    group_of = group_of.flip(0).roll(7) if has_order else group_of
     codes, scales, zeros, decoded = integers(weight, bits, group_of, symmetric=symmetric, dtype=torch.bfloat16)
-    zero_points = {} if symmetric else {"weight_zero_point": pack_words(zeros, 0, bits, order)}
+    others = {} if symmetric else {"weight_zero_point": pack_words(zeros, 0, bits, order)}
+    others |= {"weight_g_idx": group_of.to(torch.int32)} if has_order else {}
     shape = torch.tensor(weight.shape)
     return {"weight_packed": pack_words(codes, 1, bits, order), "weight_scale": scales, "weight_shape": shape,
-            **zero_points}, decoded  # fmt: skip
+            **others}, decoded  # fmt: skip
 
 
 def int8_channels(weight: torch.Tensor) -> Packed:
@@ -146,6 +148,8 @@ CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
     "W4A16": ("Q4_0", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=True), **INT4)),
     "W4A16 zeros": ("Q4_1", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=False),
                                             **INT4)),
+    "W4A16 act-order": ("INT4", compressed_case(
+        "pack-quantized", with_options(compressed, bits=4, symmetric=True, has_order=True), **INT4)),
     "W8A16": ("Q8_0", compressed_case("pack-quantized", with_options(compressed, bits=8, symmetric=True),
                                       **{**INT4, "num_bits": 8})),
     "W8A8 int8": ("Q8_0", compressed_case("int-quantized", int8_channels, num_bits=8, type="int", strategy="channel")),
@@ -157,7 +161,7 @@ CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
 def save(directory: Path, quantization: dict[str, Any], pack: Pack) -> Pair:
     """Write a directory. Returns the oracle with the decoded weights."""
     pair = Pair("qwen2", FIELDS)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, values in pair.oracle.state_dict().items():
         layer, _, last = name.rpartition(".")
         if last == "weight" and layer.endswith("_proj") and layer != FLOAT_LAYER:
@@ -224,15 +228,19 @@ def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpo
             np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
 
 
+def layer_of(model: Any) -> Any:
+    return model.layers[0]
+
+
 def test_ranks_hold_rows_and_columns_of_the_whole(
     case: tuple[Pair, Checkpoint, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, checkpoint, _ = case
     monkeypatch.setattr("quire.runtime.loader.pack_weights", lambda model: None)
     config = make_config(checkpoint.hf_config)
-    whole: Any = load_model(config, checkpoint).layers[0]
+    whole = layer_of(load_model(config, checkpoint))
     for rank in range(2):
-        mine: Any = load_model(config, checkpoint, group=LocalGroup(rank, 2)).layers[0]
+        mine = layer_of(load_model(config, checkpoint, group=LocalGroup(rank, 2)))
         assert torch.equal(mine.mlp.down_proj.weight, whole.mlp.down_proj.weight.chunk(2, 1)[rank])
         gates_ups = whole.mlp.gate_up_proj.weight.view(2, 192, 128).chunk(2, 1)[rank]
         assert torch.equal(mine.mlp.gate_up_proj.weight, gates_ups.reshape(-1, 128))
@@ -271,7 +279,8 @@ def load_all(path: Path) -> list[np.ndarray]:
         ("FP8 blocks", {"weight_block_size": [64, 64]}, ModelFileError, "weight_scale_inv.* would fit"),
         ("W4A16", {"format": "marlin-24"}, UnsupportedModelError, "format=marlin-24"),
         ("W4A16", {"config_groups": {}}, ModelFileError, "lacks config_groups"),
-        ("W4A16", {"kv_cache_scheme": {"num_bits": 8}}, UnsupportedModelError, "kv_cache_scheme"),
+        ("W4A16", {"kv_cache_scheme": {"num_bits": 8}}, UnsupportedModelError, "has kv_cache_scheme, which is not"),
+        ("W4A16", {"sparsity_config": {"format": "sparse-24"}}, UnsupportedModelError, "format=sparse-24"),
     ],
 )
 def test_what_is_not_supported_names_the_field(

@@ -293,9 +293,11 @@ def _compressed(path: str, fields: Mapping[str, Any]) -> Make:
     """weight_packed [N, I / 8] int32 of values plus 8, weight_scale [N, G], zero points packed down; or `_scaled`."""
     known = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"]
     _choose(path, fields, "format", known)
-    for other in ("sparsity_config", "transform_config", "kv_cache_scheme"):
-        if value := fields.get(other):
-            _choose(path, {other: value.get("format") if isinstance(value, dict) else value}, other, ["dense"])
+    sparsity = fields.get("sparsity_config")
+    _choose(path, sparsity if isinstance(sparsity, dict) else {}, "format", ["dense"], "dense")
+    for other in ("transform_config", "kv_cache_scheme"):
+        if fields.get(other):
+            raise UnsupportedModelError(f"{path}: quantization_config has {other}, which is not supported: {ADVICE}")
     schemes = fields.get("config_groups")
     if not isinstance(schemes, dict) or not schemes:
         raise ModelFileError(f"{path}: quantization_config lacks config_groups; fetch the model again")
