@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 32
-AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Nibble of a word that has column 0, 1, … of eight (AutoAWQ, `gemm`)."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,20 @@ class Quantized:
     rows_per_scale: int = 1
     expected_zero: int | None = None
 
-    def scales_zeros(self, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """fp32 [rows, G] each. Raises: ModelFileError for zeros that are not the expected."""
-        rows = np.arange(first, last) // self.rows_per_scale
-        scales = self.scales.to_numpy()[rows]
-        zeros = self.zeros(first, last) if callable(self.zeros) else np.float32(self.zeros)
-        if self.expected_zero is not None and (zeros != self.expected_zero).any():
+    def scales_zeros(self, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray | np.float32]:
+        """fp32 [rows, G] each, or the zero of all. Raises: ModelFileError for zeros that are not the expected."""
+        scales = self.scales.to_numpy()[np.arange(first, last) // self.rows_per_scale]
+        if not callable(self.zeros):
+            return scales, np.float32(self.zeros)
+        zeros = self.zeros(first, last)
+        if self.expected_zero is None:
+            return scales, zeros.astype(np.float32)
+        if (zeros != self.expected_zero).any():
             raise ModelFileError(
                 f"'{name}' has zero points beside {self.expected_zero}, but quantization_config has sym=true; set it "
                 "to false"
             )
-        return scales, np.broadcast_to(zeros, scales.shape).astype(np.float32)
+        return scales, np.float32(self.expected_zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,19 +128,24 @@ class QuantizedTensor(WeightTensor):
 
     def _values(self) -> np.ndarray:
         codes, scales, zeros = self._read(1)
-        values: np.ndarray = (codes.astype(np.float32) - zeros) * scales
+        values: np.ndarray = codes.astype(np.float32)
+        values -= zeros
+        values *= scales
         return values
 
-    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes [rows, columns] of the part, and the scales and zeros of every `step`-th column."""
+    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | np.float32]:
+        """Codes [rows, columns] of the part; scales and zeros (or their one value) of every `step`-th column."""
         first, left = self.corner
         order = np.arange(self.shape[0]) if self.row_order is None else self.row_order
         first, last, order = first + int(order.min()), first + int(order.max()) + 1, order - order.min()
         columns = slice(left, left + self.shape[1])
         groups = self.quantized.groups[columns][::step]
         scales, zeros = self.quantized.scales_zeros(self.name, first, last)
-        codes = self.quantized.codes(first, last)[order, columns]
-        return codes, scales[order[:, None], groups], zeros[order[:, None], groups]
+        codes = self.quantized.codes(first, last)[:, columns]
+        if self.row_order is not None:
+            codes, scales = codes[order], scales[order]
+            zeros = zeros[order] if isinstance(zeros, np.ndarray) else zeros
+        return codes, scales[:, groups], zeros[:, groups] if isinstance(zeros, np.ndarray) else zeros
 
 
 def codes_down(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:
@@ -155,10 +163,13 @@ def codes_across(words: np.ndarray, bits: int, first: int, last: int) -> np.ndar
 
 def awq_codes(words: np.ndarray, first: int, last: int) -> np.ndarray:
     """Columns of int32 words [I, N / 8] in AWQ's order of nibbles -> uint8 [last - first, I]."""
-    low = first // 8
-    codes = codes_across(words[:, low : -(-last // 8)], 4, 0, len(words)).reshape(len(words), -1, 8)
-    ordered = codes[:, :, AWQ_ORDER].reshape(len(words), -1)
-    return np.ascontiguousarray(ordered[:, first - 8 * low : last - 8 * low].T)
+    low, high = first // 8, -(-last // 8)
+    octets = np.ascontiguousarray(np.ascontiguousarray(words[:, low:high]).view(np.uint8).T)
+    octets = octets.reshape(high - low, 4, len(words))
+    codes = np.empty((high - low, 8, len(words)), np.uint8)
+    for index, column in enumerate(AWQ_ORDER):
+        codes[:, column] = octets[:, index // 2] >> 4 if index % 2 else octets[:, index // 2] & 15
+    return codes.reshape(-1, len(words))[first - 8 * low : last - 8 * low]
 
 
 def float8_codes(stored: np.ndarray, table: np.ndarray, first: int, last: int) -> np.ndarray:
