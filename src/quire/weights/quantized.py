@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 32
+WEIGHTS_PER_PIECE = 1 << 16
+"""Temporaries stay in the cache."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble of a word, lowest bits first (AutoAWQ, `gemm`)."""
 
@@ -35,7 +37,8 @@ class Quantized:
     """Values of a matrix [N, I] in groups of columns, as stored.
 
     Fields:
-        codes: rows `first` to `last` -> [rows, I], uint8, int8 or, for FP8, fp32.
+        codes: rows `first` to `last` -> [rows, I], uint8 or int8.
+        table: the fp32 values of uint8 codes, [256]; None: codes are integers.
         scales: any float format [N or fewer, G], as stored or transposed; `rows_per_scale` rows share one.
         zeros: rows `first` to `last` -> [rows, G], or the one zero of all.
         groups: the group of each column, int64 [I].
@@ -50,6 +53,7 @@ class Quantized:
     bytes_per_value: float
     rows_per_scale: int = 1
     expected_zero: int | None = None
+    table: np.ndarray | None = None
 
     def scales_zeros(self, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray | np.float32]:
         """fp32 [rows, G] each, or the zero of all. Raises: ModelFileError for zeros that are not the expected."""
@@ -87,7 +91,9 @@ class QuantizedTensor(WeightTensor):
         """Blocks of `format`, or fp32 values. Shapes: uint8 `[rows, row_bytes]`."""
         if self.format not in BLOCK_FORMATS:
             return np.ascontiguousarray(self._values()).view(np.uint8)
-        codes, scales, zeros = self._read(BLOCK)
+        codes, scales, zeros, groups = self._read()
+        scales = scales[:, groups[::BLOCK]]
+        zeros = zeros[:, groups[::BLOCK]] if isinstance(zeros, np.ndarray) else zeros
         with np.errstate(over="ignore"):
             heads = (
                 [scales.astype("<f2")]
@@ -127,25 +133,33 @@ class QuantizedTensor(WeightTensor):
         return self._values() + np.float32(self.offset) if self.offset else self._values()
 
     def _values(self) -> np.ndarray:
-        codes, scales, zeros = self._read(1)
-        values: np.ndarray = codes.astype(np.float32)
-        values -= zeros
-        values *= scales
-        return values
+        codes, scales, zeros, groups = self._read()
+        out = np.empty(codes.shape, np.float32)
+        num_rows = max(1, WEIGHTS_PER_PIECE // codes.shape[1])
+        for first in range(0, len(codes), num_rows):
+            piece = slice(first, first + num_rows)
+            table = self.quantized.table
+            out[piece] = codes[piece] if table is None else np.take(table, codes[piece])
+            if isinstance(zeros, np.ndarray):
+                out[piece] -= np.take(zeros[piece], groups, axis=1)
+            elif zeros:
+                out[piece] -= zeros
+            out[piece] *= scales[piece] if scales.shape[1] == 1 else np.take(scales[piece], groups, axis=1)
+        return out
 
-    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | np.float32]:
-        """Codes [rows, columns] of the part; scales and zeros (or their one value) of every `step`-th column."""
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | np.float32, np.ndarray]:
+        """Codes [rows, columns] of the part, scales and zeros [rows, G] (or their one value), the columns' groups."""
         first, left = self.corner
         order = np.arange(self.shape[0]) if self.row_order is None else self.row_order
         first, last, order = first + int(order.min()), first + int(order.max()) + 1, order - order.min()
         columns = slice(left, left + self.shape[1])
-        groups = self.quantized.groups[columns][::step]
+        groups = self.quantized.groups[columns]
         scales, zeros = self.quantized.scales_zeros(self.name, first, last)
         codes = self.quantized.codes(first, last)[:, columns]
         if self.row_order is not None:
             codes, scales = codes[order], scales[order]
             zeros = zeros[order] if isinstance(zeros, np.ndarray) else zeros
-        return codes, scales[:, groups], zeros[:, groups] if isinstance(zeros, np.ndarray) else zeros
+        return codes, scales, zeros, groups
 
 
 def codes_down(words: np.ndarray, bits: int, first: int, last: int) -> np.ndarray:
@@ -170,12 +184,6 @@ def awq_codes(words: np.ndarray, first: int, last: int) -> np.ndarray:
     for index, column in enumerate(AWQ_ORDER):
         codes[:, column] = octets[:, index // 2] >> 4 if index % 2 else octets[:, index // 2] & 15
     return codes.reshape(-1, len(words))[first - 8 * low : last - 8 * low]
-
-
-def float8_codes(stored: np.ndarray, table: np.ndarray, first: int, last: int) -> np.ndarray:
-    """uint8 [N, I] -> the fp32 values of a table of 256."""
-    values: np.ndarray = table[stored[first:last]]
-    return values
 
 
 def e4m3_values() -> np.ndarray:

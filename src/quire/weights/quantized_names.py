@@ -22,7 +22,6 @@ from quire.weights.quantized import (
     codes_down,
     e4m3_values,
     e5m2_values,
-    float8_codes,
 )
 from quire.weights.weight_tensor import WeightTensor
 
@@ -271,15 +270,18 @@ def _scaled(name: str, codes: WeightTensor, parts: _Parts, block: tuple[int, int
         _check(name, scales, (num_outputs, 1), *FLOATS)
     groups, size_bytes = np.arange(num_inputs) // columns_per_scale, codes.num_bytes + scales.num_bytes
     if codes.format in FLOAT8:
-        read = partial(float8_codes, codes.stored, FLOAT8[codes.format]())
-        quantized = Quantized(read, flat, 0.0, groups, size_bytes / (num_outputs * num_inputs), rows_per_scale)
+        stored, table = codes.stored, FLOAT8[codes.format]()
+        quantized = Quantized(
+            lambda first, last: stored[first:last], flat, 0.0, groups, size_bytes / (num_outputs * num_inputs),
+            rows_per_scale, table=table,
+        )  # fmt: skip
         return QuantizedTensor(name, (num_outputs, num_inputs), "FP8", codes.stored, quantized=quantized)
-    stored = codes.stored.view(np.int8)
+    integers = codes.stored.view(np.int8)
     zero_points = parts.find("weight_zero_point")
     if zero_points is not None and zero_points.stored.any():
         raise UnsupportedModelError(f"'{printable(zero_points.name)}' has zero points of 8-bit integers; {ADVICE}")
     quantized = Quantized(
-        lambda first, last: stored[first:last],
+        lambda first, last: integers[first:last],
         flat,
         0.0,
         groups,
