@@ -4,7 +4,7 @@ Packers and decoders here follow the formats' definitions value by value and sha
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from quire.weights.sources import ModelFiles
 from tests.models.harness import random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
-from tests.models.tiny_configs import LLAMA
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
 from tests.runtime.plan.harness import PlanRunner, make_config
 
 FIELDS = {**LLAMA, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
@@ -158,24 +158,38 @@ CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
 }  # fmt: skip
 
 
-def save(directory: Path, quantization: dict[str, Any], pack: Pack) -> Pair:
-    """Write a directory. Returns the oracle with the decoded weights."""
-    pair = Pair("qwen2", FIELDS)
+def save(
+    directory: Path, quantization: dict[str, Any], pack: Pack, model_type: str = "qwen2", fields: Any = FIELDS
+) -> Pair:
+    """Write a directory, each expert's matrices apart. Returns the oracle with the decoded weights."""
+    pair = Pair(model_type, fields)
     tensors: dict[str, torch.Tensor] = {}
-    for name, values in pair.oracle.state_dict().items():
-        layer, _, last = name.rpartition(".")
-        if last == "weight" and layer.endswith("_proj") and layer != FLOAT_LAYER:
+    for name, values in matrices(pair.oracle.state_dict()):
+        layer = name.removesuffix(".weight")
+        if layer.endswith(("_proj", "kv_proj_with_mqa")) and layer != FLOAT_LAYER:
             parts, decoded = pack(values.clone())
             tensors |= {f"{layer}.{part}": stored.clone() for part, stored in parts.items()}
             assert (decoded - values).abs().mean() < 0.2 * values.abs().mean()
             values.copy_(decoded)
-    plain = {name: values.clone() for name, values in pair.oracle.state_dict().items()}
+    plain = {name: values.clone() for name, values in matrices(pair.oracle.state_dict())}
     kept = {name: values for name, values in plain.items() if not _is_packed(name, tensors)}
     # Biases of the model replace the zeros that GPTQ's tools write.
     save_file(tensors | kept, directory / "model.safetensors")
     config = {**pair.hf_config, "quantization_config": quantization}
     (directory / "config.json").write_text(json.dumps(config))
     return pair
+
+
+def matrices(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights by name; of stacked experts, views of each one's."""
+    for name, values in state.items():
+        stack, _, kind = name.rpartition(".")
+        for index, matrix in enumerate(values if kind in ("gate_up_proj", "down_proj") else []):
+            parts = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+            for part, view in parts if kind == "gate_up_proj" else [(kind, matrix)]:
+                yield f"{stack}.{index}.{part}.weight", view
+        if kind not in ("gate_up_proj", "down_proj"):
+            yield name, values
 
 
 def _is_packed(name: str, tensors: dict[str, Any]) -> bool:
@@ -209,6 +223,23 @@ def test_logits_are_those_of_the_decoded_weights(case: tuple[Pair, Checkpoint, s
     assert len(quantized) == 13
     # Scales and zeros are less than half of the codes.
     assert all(tensor.num_bytes < 1.5 * tensor.stored.size for tensor in quantized.values())
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["FP8 blocks", "W4A16 zeros"])
+def test_experts_and_latents_are_those_of_the_decoded_weights(tmp_path: Path, model_type: str, name: str) -> None:
+    fields = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 96}
+    if name != "FP8 blocks":
+        fields |= {"q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
+    written = next(iter(TINY_CONFIGS[model_type].values()))
+    pair = save(tmp_path, *CASES[name][1], model_type, {**written, **{k: v for k, v in fields.items() if k in written}})
+    checkpoint, token_ids = open_saved(tmp_path), random_tokens(9, 53)
+    for dtype in ("float32", "bfloat16"):
+        runner = PlanRunner(make_config(checkpoint.hf_config, dtype=dtype), checkpoint)
+        found, expected = runner.run(runner.add(token_ids)), pair.expected(token_ids)
+        if dtype == "float32":
+            assert_close(found, expected)
+        assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
 
 
 def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
