@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
-from quire.errors import ModelFileError, QuireError, UnsupportedModelError
+from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
 from quire.layers.group import LocalGroup
 from quire.runtime.loader import load_model
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
@@ -275,6 +275,8 @@ def test_ranks_hold_rows_and_columns_of_the_whole(
         assert torch.equal(mine.mlp.down_proj.weight, whole.mlp.down_proj.weight.chunk(2, 1)[rank])
         gates_ups = whole.mlp.gate_up_proj.weight.view(2, 192, 128).chunk(2, 1)[rank]
         assert torch.equal(mine.mlp.gate_up_proj.weight, gates_ups.reshape(-1, 128))
+    with pytest.raises(ConfigError, match=r"48 of the 192 columns of .* quantised in blocks of 32; .* 2"):
+        load_model(config, checkpoint, group=LocalGroup(0, 4))
 
 
 @pytest.mark.parametrize(
