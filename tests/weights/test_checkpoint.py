@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from quire.errors import ModelError, ModelFileError, UnsupportedModelError
+from quire.errors import ModelError, ModelFileError
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.sources import ModelFiles
 from tests.weights.gguf_builder import NUM_HEADS, NUM_KV_HEADS, TinyModel
@@ -133,9 +133,6 @@ def test_bad_directory_is_a_typed_error(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(f'{{"architectures": {architectures}}}')
         with pytest.raises(ModelFileError, match="architectures"):
             open_directory(tmp_path)
-    hugging_face_directory(tmp_path, quantization_config={"quant_method": "awq"})
-    with pytest.raises(UnsupportedModelError, match="awq"):
-        open_directory(tmp_path)
     hugging_face_directory(tmp_path)
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(ModelFileError, match="generation_config"):

@@ -157,7 +157,9 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
         elif target in parts_of:
             parts_of[target][part] = in_model_order(model, name, tensor)
         elif target not in aliases and not any(pattern.search(name) for pattern in ignored):
-            unexpected.append(name)
+            # GPTQ's tools give every layer a bias, zeros where the model has none.
+            is_harmless = name.endswith(".bias") and not tensor.raw.any()
+            unexpected.extend([] if is_harmless else [name])
     missing: list[str] = []
     placements: list[Placement] = []
     for target, found in parts_of.items():
@@ -281,7 +283,7 @@ def _check_blocks(parts: list[WeightTensor], partition: Partition, quantization_
     if columns is None or not partition.cuts_columns:
         return
     for part in parts:
-        stored_block = BLOCK_FORMATS[part.format].block_len if part.format in BLOCK_FORMATS else 1
+        stored_block = BLOCK_FORMATS[part.format].block_len if part.format in BLOCK_FORMATS else QUANTIZATION_BLOCK
         block = max(stored_block, quantization_block)
         # A matrix whose columns are not whole blocks is not quantised.
         if columns.whole % block == 0 and columns.size % block:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.errors import ModelFileError, UnsupportedModelError, printable
+from quire.errors import ModelFileError, printable
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.model_cache import list_cached
 from quire.weights.model_files import read_json_object
+from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
@@ -96,16 +97,15 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(f"{config_path}: 'architectures' is missing; it names the model class to run")
-    quantization = config.get("quantization_config")
-    method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-    if quantization and method != "mxfp4":
-        raise UnsupportedModelError(
-            f"{config_path}: weights quantised with {printable(str(method), limit=80)} are not supported yet; use a "
-            "GGUF file or the original model"
-        )
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     generation_path = files.path / "generation_config.json"
     generation_config = read_json_object(generation_path) if generation_path.is_file() else {}
     tensors: Mapping[str, WeightTensor] = joined(read_directory(files.path)) if with_tensors else {}
+    if quantization and method != "mxfp4":
+        tensors = joined_quantized(str(config_path), quantization, tensors)
+        # The tensors' formats tell the rest.
+        config = {name: value for name, value in config.items() if value is not quantization}
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
 
 

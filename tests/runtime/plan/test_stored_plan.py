@@ -21,6 +21,8 @@ from quire.runtime.plan import stored_plan
 from quire.runtime.plan.stored_plan import INDIFFERENT, MAX_FILES, load_plan, make_model_config, plan_key, read, write
 from tests.cli.tiny_directory import make_tiny_directory
 from tests.models.oracle import make_oracle
+from tests.models.test_quantized_directories import CASES as QUANTIZED
+from tests.models.test_quantized_directories import save
 from tests.models.tiny_configs import LLAMA, TINY_CONFIGS, full_config
 from tests.runtime.plan.harness import make_checkpoint, make_config
 
@@ -42,11 +44,15 @@ def write_model(path: Path, model_type: str, fields: dict[str, Any]) -> Path:
         scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
         parameter.data.normal_(float(parameter.ndim == 1), scale, generator=generator)
     oracle.save_pretrained(path)
-    vocabulary = {str(index): index for index in range(50)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")).save(str(path / "tokenizer.json"))
+    write_tokenizer(path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **full_config(model_type, fields)}))
     return path
+
+
+def write_tokenizer(path: Path) -> None:
+    vocabulary = {str(index): index for index in range(50)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")).save(str(path / "tokenizer.json"))
 
 
 def child(cases: list[tuple[str, Path, dict[str, Any]]], *words: str) -> dict[str, Any]:
@@ -67,6 +73,18 @@ def test_every_family_answers_the_same_without_torch(tmp_path: Path, plans: Path
         {"dtype": "float16", "block_size": 32}, {"max_model_len": 64}, {"enable_prefix_caching": False},
     ]  # fmt: skip
     cases += [(str(chosen), wide, chosen) for chosen in options]
+    check_second_start(cases, plans)
+
+
+def test_every_quantised_format_answers_the_same_without_torch(tmp_path: Path, plans: Path) -> None:
+    for name, (_, written) in QUANTIZED.items():
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, *written)
+        write_tokenizer(tmp_path / name)
+    check_second_start([(name, tmp_path / name, {}) for name in QUANTIZED], plans)
+
+
+def check_second_start(cases: list[tuple[str, Path, dict[str, Any]]], plans: Path) -> None:
     first = child(cases)
     assert first["has_torch"]
     num_files = len(list(plans.iterdir()))

@@ -5,9 +5,10 @@ What a stored format becomes (layouts: `native/plan/types.h`):
     Q4_0, Q4_1, Q8_0   the same values, in another order
     Q4_K, Q5_K, Q6_K   the same values, in another order, of at most 1.03 times the file's bytes
     MXFP4              8 bit: the same values, where a block's scale is 2^-24 to 2^15
-    other GGUF formats 8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
+    all others         8 bit per 32, from the decoded values: within 0.45 % of the largest of the 32
     F32, F16, BF16     the compute dtype
 
+GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these can hold them (`weights/quantized.py`).
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
 """
 

@@ -163,7 +163,7 @@ def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[i
     if config.options.load_format == "dummy" or os.environ.get("QUIRE_KERNELS"):
         return None
     options = {name: value for name, value in asdict(config.options).items() if name not in INDIFFERENT}
-    tensors = [(name, item.shape, item.format) for name, item in checkpoint.tensors.items()]
+    tensors = [(name, item.shape, item.format, len(item.stored)) for name, item in checkpoint.tensors.items()]
     scheduler = config.scheduler
     return _key(
         config.model.hf_config, options, tensors, config.dtype, config.kv_dtype, config.keeps_stored_weights,

@@ -1,0 +1,340 @@
+"""Hugging Face directories with quantised weights: the logits of Transformers' model of the decoded weights.
+
+Packers and decoders here follow the formats' definitions value by value and share nothing with the package.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+from quire.errors import ConfigError, ModelFileError, QuireError, UnsupportedModelError
+from quire.layers.group import LocalGroup
+from quire.runtime.loader import load_model
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.dequantize import decode
+from quire.weights.quantized import QuantizedTensor, e4m3_values, e5m2_values
+from quire.weights.sources import ModelFiles
+from tests.models.harness import random_tokens
+from tests.models.oracle import Pair
+from tests.models.test_conformance import assert_close
+from tests.models.tiny_configs import LLAMA, TINY_CONFIGS
+from tests.runtime.plan.harness import PlanRunner, make_config
+
+FIELDS = {**LLAMA, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
+Pack = Callable[[torch.Tensor], Packed]
+FLOAT_LAYER = "model.layers.1.mlp.up_proj"
+"""Stored as floats, as `modules_to_not_convert` and `ignore` say."""
+
+
+def pack_words(codes: torch.Tensor, axis: int, bits: int, order: list[int]) -> torch.Tensor:
+    """int32 words of `32 / bits` neighbours along an axis; `order[i]`: which of them has the i-th lowest bits."""
+    codes = codes.movedim(axis, -1).to(torch.int64)
+    words = torch.zeros(*codes.shape[:-1], codes.shape[-1] * bits // 32, dtype=torch.int64)
+    for position, index in enumerate(order):
+        words |= codes[..., index :: len(order)] << (bits * position)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).movedim(-1, axis).contiguous()
+
+
+def integers(weight: torch.Tensor, bits: int, group_of: torch.Tensor, *, symmetric: bool, dtype: Any) -> Any:
+    """Codes [N, I], scales and zeros [N, G], and the decoded values. `group_of`: of each column."""
+    num_groups = int(group_of.max()) + 1
+    members = [weight[:, group_of == index] for index in range(num_groups)]
+    low, high = (torch.stack([pick(group, dim=1) for group in members], 1) for pick in (torch.amin, torch.amax))
+    middle, top = 1 << (bits - 1), (1 << bits) - 1
+    span = torch.maximum(-low, high) / (middle - 1) if symmetric else (high - low) / top
+    scales = span.to(dtype).float()
+    zeros = torch.full_like(scales, middle) if symmetric else (-low / scales).round().clamp(1, top)
+    codes = (weight / scales[:, group_of] + zeros[:, group_of]).round().clamp(0, top)
+    return codes, scales.to(dtype), zeros, (codes - zeros[:, group_of]) * scales[:, group_of]
+
+
+def gptq(weight: torch.Tensor, *, bits: int, size: int, symmetric: bool, has_order: bool, added: int = 1) -> Packed:
+    num_inputs = weight.shape[1]
+    group_of = torch.arange(num_inputs) // (num_inputs if size == -1 else size)
+    if has_order:
+        group_of = group_of[torch.randperm(num_inputs, generator=torch.Generator().manual_seed(5))]
+    codes, scales, zeros, decoded = integers(weight, bits, group_of, symmetric=symmetric, dtype=torch.float16)
+    order = list(range(32 // bits))
+    return {
+        "qweight": pack_words(codes.T, 0, bits, order), "scales": scales.T.contiguous(),
+        "qzeros": pack_words(zeros.T - added, 1, bits, order), "g_idx": group_of.to(torch.int32),
+        "bias": torch.zeros(len(weight)),
+    }, decoded  # fmt: skip
+
+
+def awq(weight: torch.Tensor) -> Packed:
+    group_of, order = torch.arange(weight.shape[1]) // 64, [0, 2, 4, 6, 1, 3, 5, 7]
+    codes, scales, zeros, decoded = integers(weight, 4, group_of, symmetric=False, dtype=torch.float16)
+    return {
+        "qweight": pack_words(codes.T, 1, 4, order), "scales": scales.T.contiguous(),
+        "qzeros": pack_words(zeros.T, 1, 4, order),
+    }, decoded  # fmt: skip
+
+
+def compressed(weight: torch.Tensor, *, bits: int, symmetric: bool, has_order: bool = False) -> Packed:
+    group_of, order = torch.arange(weight.shape[1]) // 32, list(range(32 // bits))
+    group_of = group_of.flip(0).roll(7) if has_order else group_of
+    codes, scales, zeros, decoded = integers(weight, bits, group_of, symmetric=symmetric, dtype=torch.bfloat16)
+    others = {} if symmetric else {"weight_zero_point": pack_words(zeros, 0, bits, order)}
+    others |= {"weight_g_idx": group_of.to(torch.int32)} if has_order else {}
+    shape = torch.tensor(weight.shape)
+    return {"weight_packed": pack_words(codes, 1, bits, order), "weight_scale": scales, "weight_shape": shape,
+            **others}, decoded  # fmt: skip
+
+
+def int8_channels(weight: torch.Tensor) -> Packed:
+    group_of = torch.zeros(weight.shape[1], dtype=torch.int64)
+    codes, scales, _, decoded = integers(weight, 8, group_of, symmetric=True, dtype=torch.bfloat16)
+    return {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}, decoded
+
+
+def float8(weight: torch.Tensor, *, scales: str, name: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Packed:
+    if scales == "block":
+        rows, columns = (-(-size // 128) for size in weight.shape)
+        parts = [
+            [weight[128 * r : 128 * r + 128, 128 * c : 128 * c + 128] for c in range(columns)] for r in range(rows)
+        ]
+        scale = torch.stack([torch.stack([part.abs().max() for part in row]) for row in parts]) / 448
+        codes = torch.cat([
+            torch.cat([(part / scale[r, c]).to(dtype) for c, part in enumerate(row)], 1) for r, row in enumerate(parts)
+        ])  # fmt: skip
+        return {"weight": codes, name: scale}, _dequantize_fp8_weight(codes, scale, [128, 128], torch.float32)
+    scale = weight.abs().amax(1, keepdim=True) / 448 if scales == "channel" else weight.abs().max() / 448
+    codes = (weight / scale).to(dtype)
+    return {"weight": codes, name: scale}, codes.float() * scale
+
+
+def with_options(pack: Callable[..., Packed], **options: Any) -> Pack:
+    return lambda weight: pack(weight, **options)
+
+
+def gptq_case(bits: int, size: int, symmetric: bool, has_order: bool = False, version: str | None = None) -> Any:
+    fields = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": symmetric, "desc_act": has_order}
+    fields |= {"checkpoint_format": version} if version else {}
+    added = 0 if version == "gptq_v2" else 1
+    return fields, with_options(gptq, bits=bits, size=size, symmetric=symmetric, has_order=has_order, added=added)
+
+
+def compressed_case(layout: str, pack: Pack, **weights: Any) -> Any:
+    fields = {"quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head", FLOAT_LAYER]}
+    return {**fields, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}, pack
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "modules_to_not_convert": [FLOAT_LAYER]}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+CASES: dict[str, tuple[str, tuple[dict[str, Any], Pack]]] = {
+    "FP8 blocks": ("FP8", ({**FP8, "weight_block_size": [128, 128]},
+                           with_options(float8, scales="block", name="weight_scale_inv"))),
+    "FP8 tensor": ("FP8", (FP8, with_options(float8, scales="tensor", name="weight_scale"))),
+    "FP8 e5m2": ("FP8", (FP8, with_options(float8, scales="channel", name="weight_scale", dtype=torch.float8_e5m2))),
+    "GPTQ 4": ("Q4_0", gptq_case(4, 64, True)),
+    "GPTQ 4, one group": ("Q4_0", gptq_case(4, -1, True)),
+    "GPTQ 4, zeros": ("Q4_1", gptq_case(4, 32, False)),
+    "GPTQ 4, version 2": ("Q4_1", gptq_case(4, 32, False, version="gptq_v2")),
+    "GPTQ 4, groups of 16": ("INT4", gptq_case(4, 16, False)),
+    "GPTQ 4, act-order": ("INT4", gptq_case(4, 64, True, has_order=True)),
+    "GPTQ 8": ("Q8_0", gptq_case(8, 64, True)),
+    "GPTQ 8, zeros and act-order": ("INT8", gptq_case(8, 64, False, has_order=True)),
+    "AWQ": ("Q4_1", ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, awq)),
+    "W4A16": ("Q4_0", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=True), **INT4)),
+    "W4A16 zeros": ("Q4_1", compressed_case("pack-quantized", with_options(compressed, bits=4, symmetric=False),
+                                            **INT4)),
+    "W4A16 act-order": ("INT4", compressed_case(
+        "pack-quantized", with_options(compressed, bits=4, symmetric=True, has_order=True), **INT4)),
+    "W8A16": ("Q8_0", compressed_case("pack-quantized", with_options(compressed, bits=8, symmetric=True),
+                                      **{**INT4, "num_bits": 8})),
+    "W8A8 int8": ("Q8_0", compressed_case("int-quantized", int8_channels, num_bits=8, type="int", strategy="channel")),
+    "W8A8 fp8": ("FP8", compressed_case("float-quantized", with_options(float8, scales="channel", name="weight_scale"),
+                                        num_bits=8, type="float", strategy="channel")),
+}  # fmt: skip
+
+
+def save(
+    directory: Path, quantization: dict[str, Any], pack: Pack, model_type: str = "qwen2", fields: Any = FIELDS
+) -> Pair:
+    """Write a directory, each expert's matrices apart. Returns the oracle with the decoded weights."""
+    pair = Pair(model_type, fields)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, values in matrices(pair.oracle.state_dict()):
+        layer = name.removesuffix(".weight")
+        if layer.endswith(("_proj", "kv_proj_with_mqa")) and layer != FLOAT_LAYER:
+            parts, decoded = pack(values.clone())
+            tensors |= {f"{layer}.{part}": stored.clone() for part, stored in parts.items()}
+            assert (decoded - values).abs().mean() < 0.2 * values.abs().mean()
+            values.copy_(decoded)
+    plain = {name: values.clone() for name, values in matrices(pair.oracle.state_dict())}
+    kept = {name: values for name, values in plain.items() if not _is_packed(name, tensors)}
+    # Biases of the model replace the zeros that GPTQ's tools write.
+    save_file(tensors | kept, directory / "model.safetensors")
+    config = {**pair.hf_config, "quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config))
+    return pair
+
+
+def matrices(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights by name; of stacked experts, views of each one's."""
+    for name, values in state.items():
+        stack, _, kind = name.rpartition(".")
+        for index, matrix in enumerate(values if kind in ("gate_up_proj", "down_proj") else []):
+            parts = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+            for part, view in parts if kind == "gate_up_proj" else [(kind, matrix)]:
+                yield f"{stack}.{index}.{part}.weight", view
+        if kind not in ("gate_up_proj", "down_proj"):
+            yield name, values
+
+
+def _is_packed(name: str, tensors: dict[str, Any]) -> bool:
+    layer = name.rpartition(".")[0]
+    return name.endswith(".weight") and any(
+        f"{layer}.{part}" in tensors for part in ("weight", "qweight", "weight_packed")
+    )
+
+
+def open_saved(path: Path) -> Checkpoint:
+    return open_checkpoint(ModelFiles(name="tiny", path=path, kind="hf", origin="test"))
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Pair, Checkpoint, str]:
+    format_name, (quantization, pack) = CASES[request.param]
+    return save(tmp_path, quantization, pack), open_saved(tmp_path), format_name
+
+
+def test_logits_are_those_of_the_decoded_weights(case: tuple[Pair, Checkpoint, str]) -> None:
+    pair, checkpoint, format_name = case
+    token_ids = random_tokens(9, 53)
+    expected = pair.expected(token_ids)
+    exact = PlanRunner(make_config(checkpoint.hf_config), checkpoint)
+    assert_close(exact.run(exact.add(token_ids)), expected)
+    packed = PlanRunner(make_config(checkpoint.hf_config, dtype="bfloat16"), checkpoint)
+    found = packed.run(packed.add(token_ids))
+    assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.999
+    quantized = {name: tensor for name, tensor in checkpoint.tensors.items() if isinstance(tensor, QuantizedTensor)}
+    assert {tensor.format for tensor in quantized.values()} == {format_name}
+    assert len(quantized) == 13
+    # Scales and zeros are less than half of the codes.
+    assert all(tensor.num_bytes < 1.5 * tensor.stored.size for tensor in quantized.values())
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["FP8 blocks", "W4A16 zeros"])
+def test_experts_and_latents_are_those_of_the_decoded_weights(tmp_path: Path, model_type: str, name: str) -> None:
+    fields = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 96}
+    if name != "FP8 blocks":
+        fields |= {"q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
+    written = next(iter(TINY_CONFIGS[model_type].values()))
+    pair = save(tmp_path, *CASES[name][1], model_type, {**written, **{k: v for k, v in fields.items() if k in written}})
+    checkpoint, token_ids = open_saved(tmp_path), random_tokens(9, 53)
+    for dtype in ("float32", "bfloat16"):
+        runner = PlanRunner(make_config(checkpoint.hf_config, dtype=dtype), checkpoint)
+        found, expected = runner.run(runner.add(token_ids)), pair.expected(token_ids)
+        if dtype == "float32":
+            assert_close(found, expected)
+        assert functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+def test_parts_and_blocks_have_the_values_of_the_whole(case: tuple[Pair, Checkpoint, str]) -> None:
+    _, checkpoint, format_name = case
+    tensor = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
+    whole = tensor.to_numpy()
+    order = np.random.default_rng(0).permutation(128)
+    for part, expected in (
+        (tensor.part(slice(37, 90), slice(96, 192)), whole[37:90, 96:]),
+        (tensor.with_rows(order).part(slice(5, 9), slice(32, 160)).plus(0.5), whole[order][5:9, 32:160] + 0.5),
+        (tensor.part(slice(64, 128), slice(None)).with_rows(order[:4] // 2), whole[64:][order[:4] // 2]),
+    ):
+        np.testing.assert_array_equal(part.to_numpy(), expected)
+        if format_name.startswith("Q"):
+            step = np.abs(whole).max() / (7 if format_name.startswith("Q4") else 127)
+            blocks = decode(part.raw, format_name) + np.float32(part.offset)
+            np.testing.assert_allclose(blocks, expected, rtol=0, atol=step / 135 if format_name == "Q4_1" else 1e-7)
+
+
+def layer_of(model: Any) -> Any:
+    return model.layers[0]
+
+
+def test_ranks_hold_rows_and_columns_of_the_whole(
+    case: tuple[Pair, Checkpoint, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, checkpoint, _ = case
+    monkeypatch.setattr("quire.runtime.loader.pack_weights", lambda model: None)
+    config = make_config(checkpoint.hf_config)
+    whole = layer_of(load_model(config, checkpoint))
+    for rank in range(2):
+        mine = layer_of(load_model(config, checkpoint, group=LocalGroup(rank, 2)))
+        assert torch.equal(mine.mlp.down_proj.weight, whole.mlp.down_proj.weight.chunk(2, 1)[rank])
+        gates_ups = whole.mlp.gate_up_proj.weight.view(2, 192, 128).chunk(2, 1)[rank]
+        assert torch.equal(mine.mlp.gate_up_proj.weight, gates_ups.reshape(-1, 128))
+    with pytest.raises(ConfigError, match=r"48 of the 192 columns of .* quantised in blocks of 32; .* 2"):
+        load_model(config, checkpoint, group=LocalGroup(0, 4))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"), [(torch.float8_e4m3fn, e4m3_values()), (torch.float8_e5m2, e5m2_values())]
+)
+def test_8_bit_floats_are_those_of_torch(dtype: torch.dtype, values: np.ndarray) -> None:
+    expected = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    np.testing.assert_array_equal(values, expected)
+
+
+# --- Errors -----------------------------------------------------------------------------------------
+
+
+def load_all(path: Path) -> list[np.ndarray]:
+    return [tensor.to_numpy() for tensor in open_saved(path).tensors.values()]
+
+
+@pytest.mark.parametrize(
+    ("case_name", "changes", "error", "message"),
+    [
+        ("GPTQ 4", {"quant_method": "bitsandbytes"}, UnsupportedModelError, "quant_method=bitsandbytes; supported are"),
+        ("GPTQ 4", {"bits": 3}, UnsupportedModelError, "bits=3; supported are 4, 8: use a GGUF"),
+        ("GPTQ 4", {"bits": 8}, ModelFileError, "96 columns, no multiple of group_size=64"),
+        ("GPTQ 4", {"group_size": 40}, ModelFileError, "columns, no multiple of group_size=40"),
+        ("GPTQ 4", {"group_size": 32}, ModelFileError, "another order, but desc_act is not true"),
+        ("GPTQ 4", {"group_size": 0}, ModelFileError, "group_size=0, not -1 or a number above 0"),
+        ("GPTQ 4", {"checkpoint_format": "marlin"}, UnsupportedModelError, "checkpoint_format=marlin"),
+        ("GPTQ 4, act-order", {"desc_act": False}, ModelFileError, "another order, but desc_act is not true"),
+        ("GPTQ 4, zeros", {"sym": True}, ModelFileError, "zero points beside 8, but .* sym=true; set it"),
+        ("AWQ", {"version": "gemv"}, UnsupportedModelError, "version=gemv; supported are gemm"),
+        ("AWQ", {"bits": 8}, UnsupportedModelError, "bits=8; supported are 4"),
+        ("FP8 blocks", {"weight_block_size": [128]}, ModelFileError, r"weight_block_size=\[128\], not null or two"),
+        ("FP8 blocks", {"weight_block_size": [64, 64]}, ModelFileError, "weight_scale_inv.* would fit"),
+        ("W4A16", {"format": "marlin-24"}, UnsupportedModelError, "format=marlin-24"),
+        ("W4A16", {"config_groups": {}}, ModelFileError, "lacks config_groups"),
+        ("W4A16", {"kv_cache_scheme": {"num_bits": 8}}, UnsupportedModelError, "has kv_cache_scheme, which is not"),
+        ("W4A16", {"sparsity_config": {"format": "sparse-24"}}, UnsupportedModelError, "format=sparse-24"),
+    ],
+)
+def test_what_is_not_supported_names_the_field(
+    tmp_path: Path, case_name: str, changes: dict[str, Any], error: type[QuireError], message: str
+) -> None:
+    quantization, pack = CASES[case_name][1]
+    save(tmp_path, quantization, pack)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(error, match=message):
+        load_all(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["scales", "qzeros", "g_idx"])
+def test_a_missing_tensor_of_a_layer_is_named(tmp_path: Path, missing: str) -> None:
+    quantization, pack = CASES["GPTQ 4, act-order"][1]
+    save(
+        tmp_path,
+        quantization,
+        lambda weight: ({k: v for k, v in pack(weight)[0].items() if k != missing}, pack(weight)[1]),
+    )
+    with pytest.raises(ModelFileError, match=f"_proj' is quantised but lacks {missing}; fetch"):
+        open_saved(tmp_path)
