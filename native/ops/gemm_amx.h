@@ -173,8 +173,8 @@ inline void multiply_bf16_tiles(const Weight& weight, const Rows& x, int64_t fir
 // --- 4- and 8-bit weights: see pack.h for their order
 // -----------------------------------------------------------------
 
-constexpr int64_t kFewTileRows = 64;    // up to here a weight is used once when it has been dequantised
-constexpr int64_t kCutBlocks = 18;      // of two tiles: 36 KiB of bf16, which L1 holds
+constexpr int64_t kFewTileRows = 64;  // up to here a weight is used once when it has been dequantised
+constexpr int64_t kCutBlocks = 18;    // of two tiles: 36 KiB of bf16, which L1 holds
 constexpr int64_t kBlockHalves = kTile * kBlock;
 constexpr float kCentred = 1.0028f;
 
