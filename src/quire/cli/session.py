@@ -88,6 +88,8 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
         loaded = format_seconds(time.perf_counter() - start)
         threads = f"{num_threads} thread{'s' * (num_threads != 1)}"
         where = f"TP {num_ranks}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
+        if not config.batch_invariant:
+            where += " · batch_invariant off"
         output.note(
             f"{options.model} · {config.model.architecture} · {config.dtype} · {config.device} · "
             f"{where} · ready in {loaded}"
