@@ -94,6 +94,7 @@ class FakeEngine:
             kv_dtype="float32",
             weight_bytes=6_000_000,
             uses_plan=True,
+            batch_invariant=False,
             device="cpu",
             hardware=SimpleNamespace(num_threads=2, name="a CPU"),
             model=SimpleNamespace(
