@@ -20,6 +20,7 @@ ROUNDS = 200_000
 """Of a native measurement: some milliseconds."""
 READ_BYTES = 256 * 2**20
 """More than any cache of a small machine holds: weights are read from memory, too."""
+MIN_READ_BYTES = 2**20
 NATIVE_KINDS = ("fp32", "bf16", "int8", "read")
 """In the order of `PeakOp::kind`."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,12 +34,16 @@ class MachineLimits:
     flops_per_s: Mapping[str, float]
 
 
-def measure_limits(device: str, arithmetics: Collection[str]) -> MachineLimits:
-    """Measure on a device: the best of a few repetitions each, about a second."""
-    data = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
+def measure_limits(device: str, arithmetics: Collection[str], working_set: int = READ_BYTES) -> MachineLimits:
+    """Measure on a device: the best of a few repetitions each, about a second.
+
+    `working_set`: bytes that are read again and again, as the weights of a model, which a cache may hold.
+    """
+    num_bytes = min(max(working_set, MIN_READ_BYTES), READ_BYTES)
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     if device != "cpu":
         read_s = _best_time(lambda: data.sum(), device)
-        return MachineLimits(READ_BYTES / read_s, {name: _product_rate(device, name) for name in arithmetics})
+        return MachineLimits(data.nbytes / read_s, {name: _product_rate(device, name) for name in arithmetics})
     rates = {name: 2 * _native_rate(name, data) for name in arithmetics if name in NATIVE_KINDS}
     rates |= {name: _product_rate(device, name) for name in arithmetics if name not in NATIVE_KINDS}
     return MachineLimits(_native_rate("read", data), rates)

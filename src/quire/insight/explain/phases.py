@@ -196,7 +196,8 @@ def measured_floors(
         for requests in steps:
             step = StepShape(requests, len(requests), KV_FORMATS[config.kv_dtype], config.tile_rows)
             phases.append(Phase("", step, config, rank, unmeasured))
-    limits = measure_limits(config.device, {"fp32"}.union(*(phase.flops_by_arithmetic for phase in phases)))
+    kinds = {"fp32"}.union(*(phase.flops_by_arithmetic for phase in phases))
+    limits = measure_limits(config.device, kinds, config.weight_bytes)
     device = replace(unmeasured, limits=limits)
     return limits, [replace(phase, device=device).floor_s for phase in phases]
 
