@@ -49,7 +49,7 @@ def test_quantization_of_a_quantised_file_warns(smollm2_path: Path) -> None:
 
 def test_bench_of_a_real_engine(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = MachineLimits(1e9, dict.fromkeys(("bf16", "fp32", "int8"), 1e12))
-    monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names: limits)
+    monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names, working_set: limits)
     value = parsed(call("bench", tiny, "-p", "8,16", "-n", "4", "-c", "1,3", "-r", "1", "--json"))
     assert [row["test"] for row in value["results"]] == ["pp8", "pp16", "tg4", "tg4@3"]
     assert all(row["mean_tokens_per_s"] > 0 for row in value["results"])

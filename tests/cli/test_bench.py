@@ -28,7 +28,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limit_of_a_case_is_the_work_that_explain_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = MachineLimits(1e9, {"fp32": 1e9})
-    monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names: machine)
+    monkeypatch.setattr("quire.insight.explain.phases.measure_limits", lambda device, names, working_set: machine)
     options = EngineOptions(model=str(make_tiny_directory(tmp_path)), dtype="float32")
     checkpoint = open_checkpoint(resolve_source(options.model))
     config = resolve_config(options, checkpoint)
