@@ -34,6 +34,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the files; they are kept."""
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("QUIRE_PLAN_CACHE")
+    monkeypatch.setattr(ModelRegistry, "_registered", {})  # what other tests of this process may have registered
     return tmp_path / "cache" / "plans"
 
 
