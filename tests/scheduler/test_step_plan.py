@@ -24,8 +24,20 @@ def test_prompts_get_a_share_of_a_step_with_decodes(num_decodes: int, expected: 
 @pytest.mark.parametrize(("num_decodes", "expected"), [(0, 500), (1, 59), (20, 60), (50, 150)])
 def test_step_tokens_are_the_smallest_budget_of_a_throttled_step(num_decodes: int, expected: int) -> None:
     plan = StepPlan(make_config(max_num_batched_tokens=512, prefill_tokens_per_decode=3))
-    plan.limit_prefill([running(1)] * num_decodes + [running(70)], step_tokens=60)
+    plan.limit_prefill([running(1)] * num_decodes, step_tokens=60)
     assert plan.chunk_len(500) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "num_startable", "expected"),
+    [(1, 0, 100), (0, 6, 100), (1, 10, 200), (10, 11, 400), (20, 100, 800)],
+)
+def test_budget_grows_with_the_requests_that_wait_per_decode(
+    num_prompts: int, num_startable: int, expected: int
+) -> None:
+    plan = StepPlan(make_config(max_num_batched_tokens=1024, prefill_tokens_per_decode=3))
+    plan.limit_prefill([running(1)] * 20 + [running(70)] * num_prompts, 100, num_startable)
+    assert plan.chunk_len(1000) == expected - 20
 
 
 def test_all_prompts_share_the_prefill_budget_and_decodes_do_not() -> None:

@@ -7,7 +7,7 @@ Next to read: `request_table.py` (order of requests), `blocks.py` (block tables)
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.config import STEP_S, SchedulerConfig
@@ -24,6 +24,10 @@ MIN_STEP_TOKENS = 12
 longer than one row."""
 MAX_DECODES = 3.0
 """If decoding one token takes longer than a third of `STEP_S`, a step with prompts may take this many times as long."""
+WAITING_WEIGHT = 4.0
+"""Weight of a request that waits for its first token, beside one that decodes, in the length of steps with prompts."""
+MAX_WAITING = 8.0
+"""While many requests wait for their first token, a step with prompts may take this many times as long."""
 _NEWEST = 0.2
 """Weight of the newest step in averages."""
 
@@ -79,12 +83,19 @@ class StepPlan:
         self.num_lookahead_tokens = 0
         self.is_blocked = False
 
-    def limit_prefill(self, running: Iterable[Request], step_tokens: int = 0) -> None:
-        """Throttle prefill if requests decode in this step; `step_tokens` is a budget known to be short enough."""
+    def limit_prefill(self, running: Sequence[Request], step_tokens: int = 0, num_startable: int = 0) -> None:
+        """Throttle prefill if requests decode in this step; `step_tokens` is a budget known to be short enough.
+
+        A longer step delays the next token of those that decode, a shorter one the first token of the others. So the
+        budget grows with the others (prompts that run, and `num_startable` waiting requests) per decode. For one of
+        them it does not grow: a single long prompt would delay decodes for many steps.
+        """
         per_decode = self._config.prefill_tokens_per_decode
         if per_decode is not None:
             num_decodes = sum(request.num_uncomputed_tokens == 1 for request in running)
             if num_decodes:
+                num_others = len(running) - num_decodes + num_startable - 1
+                step_tokens = int(step_tokens * min(max(WAITING_WEIGHT * num_others / num_decodes, 1), MAX_WAITING))
                 self._prefill_budget = max(max(MIN_STEP_TOKENS, step_tokens) - num_decodes, per_decode * num_decodes)
 
     def allow_lookahead(self, running: Sequence[Request], num_free_blocks: int) -> None:
@@ -181,8 +192,9 @@ class StepPlanner:
     def plan(self, step_tokens: int, *, is_first: bool) -> StepPlan:
         """Decide a step of all requests that can run. `is_first`: no step is in flight."""
         plan, requests = StepPlan(self._config), self._requests
-        plan.limit_prefill(requests.running, step_tokens)
-        if not requests.waiting or not requests.num_free_places():
+        num_startable = min(len(requests.waiting), requests.num_free_places())
+        plan.limit_prefill(requests.running, step_tokens, num_startable)
+        if not num_startable:
             plan.allow_lookahead(requests.running, self._blocks.num_free)
         self._continue_running(tuple(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
