@@ -18,8 +18,8 @@ from quire.errors import EngineDeadError, EngineError, PromptError
 from quire.events import EventKind, EventLog
 from quire.grammar.compiler import GrammarCompiler
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.scheduler.pace import Pace
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.step_plan import Pace
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestStatus, SchedulerOutput, SequenceUpdate, StepResult
 

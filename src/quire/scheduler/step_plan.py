@@ -10,26 +10,16 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.config import STEP_S, SchedulerConfig
+from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager
+from quire.scheduler.pace import prefill_budget
 from quire.scheduler.request_table import RequestTable, is_idle
 from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput, Transfer
 
 _MAX_OVERTAKEN = 32
 """Long prompts looked past in one step: bounds the step's cost when thousands wait."""
-MIN_STEP_TOKENS = 12
-"""Smallest token budget of a step while prefill is throttled: two groups of rows of a CPU's products, which take little
-longer than one row."""
-MAX_DECODES = 3.0
-"""If decoding one token takes longer than a third of `STEP_S`, a step with prompts may take this many times as long."""
-WAITING_WEIGHT = 4.0
-"""Weight of a request that waits for its first token, beside one that decodes, in the length of steps with prompts."""
-MAX_WAITING = 8.0
-"""While many requests wait for their first token, a step with prompts may take this many times as long."""
-_NEWEST = 0.2
-"""Weight of the newest step in averages."""
 
 
 class Admission(enum.Enum):
@@ -84,19 +74,12 @@ class StepPlan:
         self.is_blocked = False
 
     def limit_prefill(self, running: Sequence[Request], step_tokens: int = 0, num_startable: int = 0) -> None:
-        """Throttle prefill if requests decode in this step; `step_tokens` is a budget known to be short enough.
-
-        A longer step delays the next token of those that decode, a shorter one the first token of the others. So the
-        budget grows with the others (prompts that run, and `num_startable` waiting requests) per decode. For one of
-        them it does not grow: a single long prompt would delay decodes for many steps.
-        """
+        """Throttle prefill if requests decode in this step: `pace.prefill_budget`."""
         per_decode = self._config.prefill_tokens_per_decode
-        if per_decode is not None:
-            num_decodes = sum(request.num_uncomputed_tokens == 1 for request in running)
-            if num_decodes:
-                num_others = len(running) - num_decodes + num_startable - 1
-                step_tokens = int(step_tokens * min(max(WAITING_WEIGHT * num_others / num_decodes, 1), MAX_WAITING))
-                self._prefill_budget = max(max(MIN_STEP_TOKENS, step_tokens) - num_decodes, per_decode * num_decodes)
+        num_decodes = sum(request.num_uncomputed_tokens == 1 for request in running)
+        if per_decode is not None and num_decodes:
+            num_prompts = len(running) - num_decodes + num_startable
+            self._prefill_budget = max(prefill_budget(step_tokens, num_decodes, num_prompts), per_decode * num_decodes)
 
     def allow_lookahead(self, running: Sequence[Request], num_free_blocks: int) -> None:
         """Enable multi-step decode if every running request decodes and enough blocks are free.
@@ -418,34 +401,3 @@ def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRe
     if max_new_tokens == 1 and not request.awaits_external_token and num_output < request.max_tokens:
         request.num_pending_tokens += 1
     return item
-
-
-class Pace:
-    """Measures how many tokens a step may compute while requests decode in it, so that their next tokens come in time.
-
-    A step of the same size takes a hundred times longer with one model than with another. The scheduler, which knows no
-    time, is told the number. Keeps averages over the last steps.
-    """
-
-    def __init__(self) -> None:
-        self._tokens_per_s = 0.0
-        self._iteration_s = 0.0
-
-    def note(self, num_tokens: int, duration_s: float, *, num_iterations: int = 1, has_prompts: bool) -> None:
-        """Take note of a step. `num_tokens`: of all iterations."""
-        if has_prompts:
-            self._tokens_per_s = _average(self._tokens_per_s, num_tokens / max(duration_s, 1e-6))
-        else:
-            self._iteration_s = _average(self._iteration_s, duration_s / num_iterations)
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of a step that is not too long; 0 as long as no step with prompts was seen."""
-        return int(self._tokens_per_s * max(STEP_S, MAX_DECODES * self._iteration_s))
-
-
-def _average(before: float, newest: float) -> float:
-    if before == 0:
-        return newest
-    # One step during which the machine stood still must not count as if all were so.
-    return before + _NEWEST * (min(newest, 2 * before) - before)
