@@ -1,10 +1,11 @@
 """Host time of one decode step, everything but the model: schedule, update, outputs, the event log, and its reader.
 
-    python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--json]
+    python benchmarks/host_step.py [--streams 1,32,256] [--steps 300] [--model smollm2] [--json]
 
 An executor that computes nothing answers at once, so what is left is Quire's own Python: the scheduler, the block
 manager, detokenisation and the cumulative `RequestOutput` of every stream. All streams decode; every step is timed,
-and medians are shown. Next to read: `src/quire/engine/llm_engine.py`.
+and medians are shown. With `--model` the model is computed too, and its native calls are taken off: then the batch's
+layout, the results, and the messages to the server's process are counted as well. Next to read: `src/quire/engine/llm_engine.py`.
 """
 
 import argparse
@@ -20,8 +21,12 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire.cache_spec import CacheGroup, PagedKV
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig, SchedulerConfig
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.process.deltas import DeltaEncoder
+from quire.engine.process.messages import Updates
+from quire.engine.process.statistics import Meter
 from quire.engine.recorder import Recorder
 from quire.events import EventLog
+from quire.parallel.frames import frame
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.text.tokenizer import Tokenizer
@@ -143,12 +148,45 @@ def measure(num_streams: int, num_steps: int, *, with_events: bool, is_watched: 
     return medians | {"events_per_step": (events.num_recorded - num_before) / num_steps}
 
 
+def measure_with_model(model: str, num_streams: int, num_steps: int) -> dict[str, float]:
+    """Median µs of a server's step: of what is around the native calls, and of these."""
+    engine = LLMEngine.from_options(
+        model, max_model_len=1024, multi_step_decode=1, enable_prefix_caching=False, max_num_seqs=num_streams
+    )
+    watch, meter, deltas = Stopwatch(), Meter(engine), DeltaEncoder()
+    planned = engine._executor._worker.runner.forward._planned  # type: ignore[attr-defined]
+    planned.run = watch.wrap("native", planned.run)
+    for stream in range(num_streams):
+        prompt = [100 + (stream + 7 * position) % 2000 for position in range(PROMPT_LEN)]
+        engine.add_request(str(stream), prompt, SamplingParams(temperature=0, max_tokens=800, ignore_eos=True))
+    samples: dict[str, list[float]] = {"native": [], "messages": [], "host": []}
+    while len(samples["host"]) < NUM_WARM_STEPS + num_steps:
+        watch.take()
+        started = time.perf_counter()
+        outputs = engine.step()
+        stepped = time.perf_counter()
+        updates = [deltas.encode(output) for output in outputs]
+        frame(Updates(updates, meter.take(updates)))
+        ended = time.perf_counter()
+        native = watch.take()["native"]
+        for name, seconds in (("native", native), ("messages", ended - stepped), ("host", ended - started - native)):
+            samples[name].append(1e6 * seconds)
+    engine.shutdown()
+    return {name: statistics.median(values[NUM_WARM_STEPS:]) for name, values in samples.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", default="1,32,256", help="numbers of streams")
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed")
+    parser.add_argument("--model", help="compute this model too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
+    if arguments.model:
+        for num_streams in map(int, arguments.streams.split(",")):
+            found = measure_with_model(arguments.model, num_streams, arguments.steps)
+            print(json.dumps({"streams": num_streams, **{f"{name}_us": round(us, 1) for name, us in found.items()}}))
+        return
     results = []
     for num_streams in map(int, arguments.streams.split(",")):
         on = measure(num_streams, arguments.steps, with_events=True)
