@@ -5,7 +5,8 @@
 An executor that computes nothing answers at once, so what is left is Quire's own Python: the scheduler, the block
 manager, detokenisation and the cumulative `RequestOutput` of every stream. All streams decode; every step is timed,
 and medians are shown. With `--model` the model is computed too, and its native calls are taken off: then the batch's
-layout, the results, and the messages to the server's process are counted as well. Next to read: `src/quire/engine/llm_engine.py`.
+layout, the results, and the messages to the server's process are counted as well.
+Next to read: `src/quire/engine/llm_engine.py`.
 """
 
 import argparse
