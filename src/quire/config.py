@@ -147,6 +147,10 @@ class Hardware:
     """Limit below the memory of the machine, for messages: "cgroup", "RLIMIT_AS, ulimit -v"."""
     has_tiles: bool = False
     """True if the kernels in use multiply bf16 in AMX's tile registers."""
+    tile_rows: int = TILE_ROWS
+    """Tokens of a step from which on tiles are the faster."""
+    tuned: str = ""
+    """The findings of `quire tune`, if threads or tile rows come from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +233,12 @@ class EngineConfig:
     keeps_stored_weights: bool = False
     """True: a plan computes with quantised weights as they are stored; False: they become the compute dtype."""
     batch_invariant: bool = True
-    """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `TILE_ROWS`."""
+    """True: one arithmetic for any number of rows; False: AMX's bf16 tiles where a step has at least `tile_rows`."""
 
     @property
     def tile_rows(self) -> int:
         """Rows from which on steps are computed in bf16 tiles; 0: never."""
-        return 0 if self.batch_invariant else TILE_ROWS
+        return 0 if self.batch_invariant else self.hardware.tile_rows
 
     @property
     def threads_per_rank(self) -> int:

@@ -14,7 +14,6 @@ from quire.config import (
     KV_DTYPES,
     KV_SCALE_BYTES,
     QUANTIZED_BITS,
-    TILE_ROWS,
     Decision,
     EngineConfig,
     EngineOptions,
@@ -43,6 +42,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     _check_options(options)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
+    if hardware.tuned:
+        decisions.append(Decision("num_threads", str(hardware.num_threads), f"quire tune: {hardware.tuned}"))
     block_size = _resolve_block_size(options, device, model, decisions)
     uses_plan = _resolve_execution(options, device, block_size, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
@@ -185,7 +186,8 @@ def _resolve_batch_invariance(
     varies = hardware.has_tiles and uses_plan and dtype != "float32" and not options.batch_invariant
     reason = "chosen" if options.batch_invariant else "one arithmetic is the fastest for any number of rows"
     if varies:
-        reason = f"prompts and steps of {TILE_ROWS} tokens or more use AMX's bf16 tiles; --batch-invariant prevents it"
+        rows = hardware.tile_rows
+        reason = f"prompts and steps of {rows} tokens or more use AMX's bf16 tiles; --batch-invariant prevents it"
     decisions.append(Decision("batch_invariant", "off" if varies else "on", reason))
     return not varies
 

@@ -33,6 +33,7 @@ FENCE = re.compile(r"^```(\w+)( measured)?\n(.*?)^```$", re.MULTILINE | re.DOTAL
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FIGURES = "figures"
 TIME_UNITS = re.compile(r"# ?(?:ns|µs|ms|s)\b")
+PREFIXES = re.compile(r"# [kMGT](?=FLOP|B/s)")
 
 
 @dataclass
@@ -57,7 +58,7 @@ def _plain_lines(text: str, is_measured: bool) -> list[str]:
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     if is_measured:
         lines = [re.sub(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", line) for line in lines]
-        lines = [re.sub(r"\s+", " ", TIME_UNITS.sub("# t", line)) for line in lines]
+        lines = [re.sub(r"\s+", " ", PREFIXES.sub("# ", TIME_UNITS.sub("# t", line))) for line in lines]
     return lines
 
 

@@ -50,6 +50,7 @@ VERBS: dict[str, Verb] = {
     "diff": Verb("See inside", "quire.cli.diff", "Compare a model with Transformers, tensor by tensor."),
     "bench": Verb("Measure", "quire.cli.bench", "Measure prompt processing and generation speed."),
     "bench serve": Verb("Measure", "quire.cli.bench_serve", "Put load on a server and measure its clients' latency."),
+    "tune": Verb("Measure", "quire.cli.tune", "Find the fastest settings of a model on this machine."),
     "top": Verb("Measure", "quire.cli.top", "Watch a server."),
     "ps": Verb("Operate", "quire.cli.ps", "List the servers of this machine."),
     "doctor": Verb("Operate", "quire.cli.doctor", "Check this machine and installation."),

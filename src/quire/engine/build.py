@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from quire.config import DTYPES, EngineConfig, EngineOptions
+from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
@@ -23,6 +23,7 @@ from quire.resolve import resolve
 from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.plan.stored_plan import make_model_config
+from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
@@ -44,8 +45,10 @@ class StartupTimes(dict[str, float]):
             self[name] = time.perf_counter() - started
 
 
-def build_engine(options: EngineOptions, *, progress: Progress | None = None) -> LLMEngine:
-    """Load a model and make an engine for it. `progress` is told of downloads.
+def build_engine(
+    options: EngineOptions, *, progress: Progress | None = None, hardware: Hardware | None = None
+) -> LLMEngine:
+    """Load a model and make an engine for it. `progress` is told of downloads; `hardware`: instead of what is found.
 
     Raises: ConfigError, ModelError, CapacityError.
     """
@@ -57,7 +60,7 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     with times.phase("checkpoint"):
         checkpoint = open_checkpoint(files, with_tensors=options.load_format != "dummy")
     with times.phase("decisions"):
-        config = resolve_config(options, checkpoint)
+        config = resolve_config(options, checkpoint, hardware)
     _log_decisions(config)
     with ThreadPoolExecutor(1, "quire-tokenizer") as pool:
         tokenizer_loading = pool.submit(_timed_tokenizer, options.tokenizer, checkpoint, config.model.vocab_size)
@@ -72,12 +75,15 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     return engine
 
 
-def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
-    """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
+def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Hardware | None = None) -> EngineConfig:
+    """Decide how to run a checkpoint on this machine, or another, with what `quire tune` found.
+
+    Raises: ConfigError, UnsupportedModelError, CapacityError.
+    """
     model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides)
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
-    return resolve(options, detect_hardware(options.device), model)
+    return resolve(options, hardware or tuned(detect_hardware(options.device), options, checkpoint), model)
 
 
 def _log_decisions(config: EngineConfig) -> None:

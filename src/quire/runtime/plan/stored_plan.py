@@ -148,7 +148,7 @@ def make_model_config(
 ) -> ModelConfig:
     """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
     merged = {**hf_config, **(overrides or {})}
-    key = _key(merged, dict(generation_config))
+    key = make_key(merged, dict(generation_config))
     found = None if key is None else read("model", key, ModelConfig)
     if found is not None:
         return replace(found, hf_config=merged)
@@ -165,7 +165,7 @@ def plan_key(config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[i
     options = {name: value for name, value in asdict(config.options).items() if name not in INDIFFERENT}
     tensors = [(name, item.shape, item.format, len(item.stored)) for name, item in checkpoint.tensors.items()]
     scheduler = config.scheduler
-    return _key(
+    return make_key(
         config.model.hf_config, options, tensors, config.dtype, config.kv_dtype, config.keeps_stored_weights,
         scheduler.max_model_len, scheduler.block_size, layer_groups,
     )  # fmt: skip
@@ -207,11 +207,17 @@ def write(kind: str, key: str, value: Any) -> None:
         logger.debug("the plan is not kept in %s: %s", path, error)
 
 
+def forget(kind: str, key: str) -> None:
+    """Delete a value, if it is kept."""
+    with suppress(OSError):
+        _path(kind, key).unlink(missing_ok=True)
+
+
 def _path(kind: str, key: str) -> Path:
     return cache_directory() / "plans" / f"{kind}-{key[:32]}.json"
 
 
-def _key(*parts: Any) -> str | None:
+def make_key(*parts: Any) -> str | None:
     """Return the digest of parts, and of what every file depends on; None where nothing is kept."""
     if os.environ.get("QUIRE_PLAN_CACHE") == "0" or ModelRegistry.has_registered():
         return None

@@ -1,0 +1,194 @@
+"""`tune`: settings that are faster on this machine for a model, measured beside the defaults by turns.
+
+A setting is kept only if the median of the ratios is above 1 by more than their spread: a busy machine keeps the
+defaults. Next to read: `../runtime/tuning.py`, which keeps the result; `bench_cases.py` has what is measured.
+"""
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from quire.cli.bench_cases import BenchCase, measure, random_prompts
+from quire.config import EngineConfig, EngineOptions, Hardware
+from quire.engine.build import build_engine
+from quire.engine.llm_engine import LLMEngine
+from quire.errors import ConfigError
+from quire.runtime.hardware import detect_hardware
+from quire.runtime.tuning import Tuning
+
+MIN_GAIN = 0.02
+"""Smallest gain that is kept, as a share."""
+THREAD_CASES = (BenchCase(512, 0), BenchCase(64, 32), BenchCase(64, 32, 8))
+TILE_ROWS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
+BLOCK_SIZES = (16, 64)
+BLOCK_CASES = (BenchCase(512, 0), BenchCase(1024, 32, 8))
+STREAMS = (1, 2, 4, 8, 16, 32, 64, 128)
+ENOUGH = 0.95
+"""Share of the highest throughput at which more streams are not worth their latency."""
+MODEL_LEN = 2048
+"""Longest context that the advice on memory counts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Speed of a setting as a share of the default's: the median of paired measurements, and their spread.
+
+    spread: the median absolute deviation, times 1.5 as an estimate of the standard deviation, over √n.
+    """
+
+    setting: str
+    median: float
+    spread: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Return True if the gain is above the noise."""
+        return self.median - 1 > max(MIN_GAIN, 2 * self.spread)
+
+    @classmethod
+    def of(cls, setting: str, values: Sequence[float]) -> "Ratio":
+        """Summarise paired measurements."""
+        median = statistics.median(values)
+        deviation = statistics.median(abs(value - median) for value in values)
+        return cls(setting, median, 1.5 * deviation / len(values) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Measurements that set nothing, because the best value depends on the load.
+
+    curve: streams → tokens per second of all.
+    """
+
+    block_sizes: tuple[Ratio, ...]
+    curve: tuple[tuple[int, float], ...]
+    num_streams: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The result. tuning: None if the defaults are the fastest."""
+
+    tuning: Tuning | None
+    ratios: tuple[Ratio, ...]
+    advice: Advice
+
+
+class Tuner:
+    """Measures one model. `note` is told what is measured; `rounds`: repetitions of each case."""
+
+    def __init__(self, options: EngineOptions, note: Callable[[str], None], rounds: int = 5) -> None:
+        self._options = replace(options, enable_prefix_caching=False)
+        self._note = note
+        self._rounds = rounds
+        self.hardware = detect_hardware("cpu")
+
+    def run(self) -> Tuned:
+        """Measure all settings; the next ones are measured with those that were found before."""
+        best, ratios, found = self.hardware, [], []
+        for number in thread_counts(best.num_threads):
+            ratio = self._compare(f"{number} threads", THREAD_CASES, best, replace(best, num_threads=number))
+            ratios.append(ratio)
+            if ratio.is_faster:
+                best = replace(best, num_threads=number)
+                found.append(f"{number} threads {ratio.median:.2f} × as fast as {self.hardware.num_threads}")
+        of_tiles = list(self._compare_tiles(best))
+        ratios += of_tiles
+        rows = first_faster(dict(zip(TILE_ROWS, of_tiles, strict=False)), best.tile_rows)
+        if rows != best.tile_rows:
+            best = replace(best, tile_rows=rows)
+            found.append(f"bf16 tiles from {rows} tokens on, not {self.hardware.tile_rows}")
+        tuning = Tuning(best.num_threads, best.tile_rows, "; ".join(found)) if found else None
+        return Tuned(tuning, tuple(ratios), self._advise(best))
+
+    @contextmanager
+    def _engine(self, hardware: Hardware, **changes: int) -> Iterator[LLMEngine]:
+        engine = build_engine(replace(self._options, **changes), hardware=hardware)  # type: ignore[arg-type]
+        try:
+            yield engine
+        finally:
+            engine.shutdown()
+
+    def _compare(
+        self, setting: str, cases: Sequence[BenchCase], default: Hardware, candidate: Hardware, **changes: int
+    ) -> Ratio:
+        """Measure a setting beside the default, by turns: a round's value is the geometric mean over the cases."""
+        self._note(setting)
+        with self._engine(default) as first, self._engine(candidate, **changes) as second:
+            return Ratio.of(setting, self._turns(first, second, cases))
+
+    def _turns(self, first: LLMEngine, second: LLMEngine, cases: Sequence[BenchCase]) -> list[float]:
+        values, limit = [], first.config.scheduler.max_model_len
+        fitting = [case for case in cases if case.len_needed <= limit]
+        if not fitting:
+            raise ConfigError(f"a context of {limit} tokens is too short to measure in: give a larger --max-model-len")
+        for turn in range(self._rounds + 1):
+            ratios = [self._speed(second, case, turn) / self._speed(first, case, turn) for case in fitting]
+            values.append(statistics.geometric_mean(ratios))
+        return values[1:]  # the first warms up
+
+    def _speed(self, engine: LLMEngine, case: BenchCase, seed: int) -> float:
+        prompts = random_prompts(case, engine.config.model.vocab_size, frozenset(), random.Random(seed))
+        return measure(engine, case, prompts)
+
+    def _compare_tiles(self, hardware: Hardware) -> Iterator[Ratio]:
+        """Measure decode steps of `TILE_ROWS` streams in tiles, beside the kernels of few rows."""
+        always, never = replace(hardware, tile_rows=1), replace(hardware, tile_rows=1 << 30)
+        with self._engine(never) as first, self._engine(always) as second:
+            if first.config.tile_rows == 0:
+                return
+            for rows in TILE_ROWS:
+                setting = f"tiles in steps of {rows} tokens"
+                self._note(setting)
+                yield Ratio.of(setting, self._turns(first, second, (BenchCase(64, 16, rows),)))
+
+    def _advise(self, hardware: Hardware) -> Advice:
+        sizes = [
+            self._compare(f"blocks of {size} tokens", BLOCK_CASES, hardware, hardware, block_size=size)
+            for size in BLOCK_SIZES
+            if self._options.block_size is None
+        ]
+        with self._engine(hardware, max_num_seqs=max(STREAMS)) as engine:
+            curve = []
+            for number in STREAMS:
+                self._note(f"{number} streams")
+                case = BenchCase(min(128, engine.config.scheduler.max_model_len // 2), 16, number)
+                curve.append((number, statistics.median(self._speed(engine, case, turn) for turn in range(3))))
+            number = enough_streams(curve)
+            return Advice(tuple(sizes), tuple(curve), number, _kv_bytes(engine.config, number))
+
+
+def thread_counts(most: int) -> list[int]:
+    """Return numbers of threads to try beside `most`, the larger ones first."""
+    return sorted({most - 1, most * 3 // 4, most // 2} - {0, most}, reverse=True)
+
+
+def first_faster(ratios: dict[int, Ratio], default: int) -> int:
+    """Return the number of rows from which on tiles are faster at every measured number; `default` if within the noise.
+
+    ratios: by rows, speed with tiles as a share of that without.
+    """
+    slower = [rows for rows, ratio in ratios.items() if ratio.median <= 1]
+    faster = [rows for rows in ratios if not slower or rows > max(slower)]
+    if not faster:
+        return default
+    between = [ratio for rows, ratio in ratios.items() if min(faster[0], default) <= rows < max(faster[0], default)]
+    decided = [abs(ratio.median - 1) > max(MIN_GAIN, 2 * ratio.spread) for ratio in between]
+    return faster[0] if any(decided) else default
+
+
+def enough_streams(curve: Sequence[tuple[int, float]]) -> int:
+    """Return the smallest number of streams with `ENOUGH` of the highest throughput."""
+    best = max(speed for _, speed in curve)
+    return min(number for number, speed in curve if speed >= ENOUGH * best)
+
+
+def _kv_bytes(config: EngineConfig, num_streams: int) -> int:
+    """Return the bytes of KV of `num_streams` full contexts."""
+    scheduler = config.scheduler
+    size, length = scheduler.block_size, min(scheduler.max_model_len, MODEL_LEN)
+    groups = scheduler.kv_cache_groups
+    return num_streams * sum(group.spec.table_len(length, size) * group.page_bytes(size) for group in groups)

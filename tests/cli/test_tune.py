@@ -1,0 +1,109 @@
+"""`quire tune`: what it keeps, where later starts find it, and what it advises."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.cli import tuner
+from quire.cli.bench_cases import BenchCase
+from quire.cli.tuner import Ratio, enough_streams, first_faster, thread_counts
+from quire.config import EngineOptions
+from quire.engine.build import resolve_config
+from quire.models.registry import ModelRegistry
+from quire.runtime.hardware import detect_hardware
+from quire.runtime.tuning import Tuning, keep_tuning
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.sources import resolve_source
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import make_tiny_directory
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tiny model; what is found for it is kept."""
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("QUIRE_PLAN_CACHE", raising=False)
+    monkeypatch.setattr(ModelRegistry, "_registered", {})
+    return str(make_tiny_directory(tmp_path / "model"))
+
+
+def opened(model: str) -> tuple[EngineOptions, Checkpoint]:
+    return EngineOptions(model=model), open_checkpoint(resolve_source(model))
+
+
+def test_later_starts_use_what_was_kept_and_say_so(model: str) -> None:
+    options, checkpoint = opened(model)
+    hardware = detect_hardware("cpu")
+    tuning = Tuning(1, 20, "1 threads 1.10 × as fast as 2")
+    assert keep_tuning(tuning, hardware, options, checkpoint)
+    config = resolve_config(options, checkpoint)
+    assert (config.hardware.num_threads, config.hardware.tile_rows) == (1, 20)
+    assert config.tile_rows == (0 if config.batch_invariant else 20)
+    (decision,) = [item for item in config.decisions if item.name == "num_threads"]
+    assert decision.reason == "quire tune: 1 threads 1.10 × as fast as 2"
+    other = resolve_config(replace(options, dtype="float32"), checkpoint)
+    assert not other.hardware.tuned  # measured with other products
+    result = call("tune", model, "--clear")
+    assert (result.exit_code, "the defaults hold again" in result.output) == (0, True)
+    assert not resolve_config(options, checkpoint).hardware.tuned
+
+
+def test_tuning_of_more_threads_than_there_are_is_not_used(model: str) -> None:
+    options, checkpoint = opened(model)
+    hardware = detect_hardware("cpu")
+    assert keep_tuning(Tuning(hardware.num_threads + 1, 8, ""), hardware, options, checkpoint)
+    assert resolve_config(options, checkpoint).hardware.num_threads == hardware.num_threads
+
+
+def test_nothing_is_kept_where_the_cache_is_switched_off(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_PLAN_CACHE", "0")
+    options, checkpoint = opened(model)
+    assert not keep_tuning(Tuning(1, 8, "found"), detect_hardware("cpu"), options, checkpoint)
+
+
+def test_verb_measures_a_model_and_prints_what_it_found(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "THREAD_CASES", (BenchCase(8, 0), BenchCase(4, 3), BenchCase(512, 0)))
+    monkeypatch.setattr(tuner, "BLOCK_CASES", (BenchCase(8, 0),))
+    monkeypatch.setattr(tuner, "TILE_ROWS", (2, 4))
+    monkeypatch.setattr(tuner, "STREAMS", (1, 2))
+    found = parsed(call("tune", model, "--rounds", "3", "--json"))
+    settings = [ratio["setting"] for ratio in found["ratios"]]
+    assert [name for name in settings if "threads" in name] == [
+        f"{number} threads" for number in thread_counts(detect_hardware("cpu").num_threads)
+    ]
+    assert all(ratio["median"] > 0 for ratio in found["ratios"])
+    assert [number for number, _ in found["advice"]["curve"]] == [1, 2]
+    assert found["advice"]["num_streams"] in (1, 2)
+    assert found["is_kept"]
+
+
+@pytest.mark.parametrize(
+    ("median", "spread", "expected"), [(1.10, 0.01, True), (1.10, 0.06, False), (1.01, 0.0, False), (0.9, 0.0, False)]
+)
+def test_gain_counts_only_above_the_noise(median: float, spread: float, expected: bool) -> None:
+    assert Ratio("", median, spread).is_faster is expected
+
+
+@pytest.mark.parametrize(
+    ("medians", "expected"),
+    [
+        ({4: 0.7, 8: 0.9, 12: 1.1, 16: 1.2}, 12),
+        ({4: 0.7, 8: 1.1, 12: 1.2, 16: 1.2}, 8),
+        ({4: 0.7, 8: 0.8, 12: 0.9, 16: 1.2}, 16),
+        ({4: 0.7, 8: 1.005, 12: 1.2, 16: 1.2}, 12),  # within the noise: the default stays
+        ({4: 0.7, 8: 0.8, 12: 0.8, 16: 0.9}, 12),  # never faster: nothing to start from
+        ({}, 12),
+    ],
+)
+def test_tiles_start_where_all_longer_steps_are_faster(medians: dict[int, float], expected: int) -> None:
+    assert first_faster({rows: Ratio("", median, 0.002) for rows, median in medians.items()}, 12) == expected
+
+
+def test_ratio_is_the_median_with_its_spread() -> None:
+    found = Ratio.of("x", [1.0, 1.1, 1.2, 1.3, 9.0])
+    assert (found.median, found.spread) == (1.2, pytest.approx(1.5 * 0.1 / 5**0.5))
+
+
+def test_streams_are_enough_near_the_highest_throughput() -> None:
+    assert enough_streams([(1, 10.0), (2, 19.0), (4, 38.5), (8, 40.0)]) == 4
