@@ -160,20 +160,6 @@ def test_sinks_take_their_share_of_the_weights(kv_format: str, tolerance: float,
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_one_score_that_dwarfs_all_others(kv_format: str) -> None:
-    """Weights that vanish, and a first position whose weight is nearly one: an attention sink."""
-    shape = Shape(2, 1, 64, 16, kv_format)
-    (tokens,) = random_tokens(shape, [300])
-    q, k, _ = (part.unflatten(1, (-1, 64)) for part in tokens.split(shape.widths, 1))
-    k[0] = 40 * q[:, :1].mean(0)
-    q[200:] = k[0] / 4
-    (output,) = floats(run_steps(Pool(shape, [300]), [tokens], whole([300])))
-    expected = oracle(tokens, shape)
-    allowed = (plain(tokens, shape).double() - expected).abs().max()
-    assert (output.double() - expected).abs().max() <= 2 * allowed
-
-
-@pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("rising", [1, -1], ids=["rising", "falling"])
 def test_scores_that_rise_or_fall_from_tile_to_tile(kv_format: str, rising: int) -> None:
     """Each tile's highest score is another, to which all results before it are brought."""
