@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
-from quire.server.tools import closed_tools, messages_with_tools
+from quire.server.tools import messages_with_tools
 from tests.engine.builders import CHAT_TEMPLATE, saying
 from tests.server.fake_engine import CHAT, chunks, in_loop, make_server, requests_to
 
@@ -99,36 +99,6 @@ async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choi
     whole, streamed, _ = await ask(text, tool_choice=choice, max_tokens=max_tokens)
     assert (whole["message"]["content"], whole["finish_reason"]) == ("", "length")
     assert joined(streamed) == ("", [])
-
-
-OBJECT = {"type": "object"}
-NUMBER = {"type": "number"}
-SHUT = {"additionalProperties": False}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "closed"),
-    [
-        (None, {**OBJECT, **SHUT}),
-        ({}, {**OBJECT, **SHUT}),
-        ({**OBJECT, "properties": {}}, {**OBJECT, "properties": {}, **SHUT}),
-        ({"properties": {"a": NUMBER}}, {**OBJECT, "properties": {"a": NUMBER}, **SHUT}),
-        (
-            {**OBJECT, "properties": {"a": {"items": {**OBJECT, "properties": {"b": NUMBER}}}, "map": OBJECT}},
-            {**OBJECT, **SHUT, "properties": {
-                "a": {"items": {**OBJECT, "properties": {"b": NUMBER}, **SHUT}}, "map": OBJECT,
-            }},
-        ),
-        *(({**OBJECT, **kept}, {**OBJECT, **kept}) for kept in (
-            {"additionalProperties": NUMBER}, {"minProperties": 1}, {"patternProperties": {"a": NUMBER}},
-            {"allOf": [{"properties": {"a": NUMBER}}, {"properties": {"b": NUMBER}}]},
-        )),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, closed: Any) -> None:
-    ((tool),) = closed_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
-    assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
 
 
 @in_loop
