@@ -81,8 +81,9 @@ def test_python_says_it_plainly() -> None:
         source = path.read_text()
         tree = ast.parse(source)
         texts = docstrings(tree)
+        said = texts + help_texts(tree) + comments(source) if WORDS.search(source) else []
         is_test = "tests" in path.relative_to(ROOT).parts
-        found += riddles(path, texts + help_texts(tree) + comments(source), [] if is_test else texts)
+        found += riddles(path, said, [] if is_test else texts)
     assert not found, "\n".join(found)
 
 

@@ -5,7 +5,7 @@ pool that was not written is NaN.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -28,15 +28,10 @@ from tests.kernels.native.kv_steps import (
 )
 from tests.kernels.native.packed_weights import ACT_BLOCK, ISAS
 
+pytestmark = pytest.mark.usefixtures("chosen_isa")
+
 VECTOR_ISAS = [isa for isa in ISAS if isa != "scalar"] or ISAS
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture(autouse=True)
-def chosen_isa() -> Iterator[None]:
-    before = _native.isa()
-    yield
-    _native.set_isa(before)
 
 
 def oracle(tokens: torch.Tensor, shape: Shape, window: int = 0) -> torch.Tensor:

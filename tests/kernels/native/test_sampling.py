@@ -1,7 +1,7 @@
 """The native sampler against exact arithmetic, and against itself on every instruction set and number of threads."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,10 @@ from quire import _native
 from quire.sampling.random import uniforms
 from tests.kernels.native.packed_weights import ISAS
 
+pytestmark = pytest.mark.usefixtures("chosen_isa")
+
 MINUS_INFINITY = float("-inf")
 REACHED = 1 - 1e-6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def chosen_isa() -> Iterator[None]:
-    before = _native.isa()
-    yield
-    _native.set_isa(before)
 
 
 class Options:
