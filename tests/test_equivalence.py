@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from quire import _native
-from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.events import EventKind
-from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.sampling_params import SamplingParams
 from tests.scheduler.integrity import check_integrity
 from tests.tiny_engine import build, engine_with, prompt, write_tiny_llama
 
@@ -43,13 +42,6 @@ def base(request: pytest.FixtureRequest, directory: Path) -> LLMEngine:
 def blocks(engine: LLMEngine, num_tokens: int) -> int:
     """Return the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // engine.config.scheduler.block_size)
-
-
-def llm_with(base: LLMEngine, **settings: Any) -> LLM:
-    """The same as an `LLM`."""
-    llm = LLM.from_engine(engine_with(base, **settings))
-    llm._ids = itertools.count(1000 * next(RUNS))
-    return llm
 
 
 def tokens_of(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams, *, every: int = 1) -> list[Any]:
@@ -92,28 +84,6 @@ def test_forked_equals_separate_runs(base: LLMEngine, is_crowded: bool) -> None:
     ]
     assert together == separate
     assert len({tuple(tokens) for tokens in together}) > 1
-
-
-@pytest.mark.parametrize("num_blocks", [96, 10])
-def test_beam_search_equals_search_without_an_engine(base: LLMEngine, num_blocks: int) -> None:
-    """Beams in shared blocks, also when preempted, give the texts of a search that recomputes every beam."""
-    width, steps = 3, 6
-    llm = llm_with(base, num_blocks=num_blocks, max_num_seqs=8)
-    output = llm.beam_search(
-        {"prompt_token_ids": PROMPTS[3]}, BeamSearchParams(beam_width=width, max_tokens=steps, ignore_eos=True)
-    )[0]
-    scorer = llm_with(base)
-    beams: list[tuple[float, list[int]]] = [(0.0, [])]
-    for _ in range(steps):
-        grown = []
-        for score, tokens in beams:
-            params = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width, ignore_eos=True)
-            found = scorer.generate({"prompt_token_ids": PROMPTS[3] + tokens}, params, use_tqdm=False)[0].outputs[0]
-            grown += [(score + item.logprob, [*tokens, token]) for token, item in found.logprobs[0].items()]
-        beams = sorted(grown, key=lambda beam: -beam[0])[:width]
-    assert [beam.token_ids for beam in output.sequences] == [tokens for _, tokens in beams]
-    for ours, (score, _) in zip(output.sequences, beams, strict=True):
-        assert ours.cumulative_logprob == pytest.approx(score, rel=1e-4)
 
 
 # --- Formats of a plan: equal to the last bit ---------------------------------------------------

@@ -2,14 +2,12 @@
 
 import json
 import sys
-import threading
 from typing import Any
 
 import pytest
 
-from quire.cli.chat_client import ask_server, request_body
+from quire.cli.chat_client import request_body
 from quire.cli.main import cli
-from quire.cli.server_client import ServedModel, ServerClient
 from quire.structured_outputs import StructuredOutputsParams
 from tests.cli.command_line import Terminal, call, parsed
 from tests.cli.stub_server import Handler, StubServer, chunks, stub_server
@@ -99,21 +97,3 @@ def test_body_has_openai_names_and_the_structure_as_it_was_given() -> None:
         "model": "m", "messages": [], "temperature": 0.5, "logprobs": True, "top_logprobs": 3,
         "structured_outputs": {"choice": ["a", "b"]},
     }  # fmt: skip
-
-
-def test_ctrl_c_keeps_the_text_and_closes_the_connection() -> None:
-    hung_up = threading.Event()
-
-    def endless(handler: Handler, body: dict[str, Any]) -> None:
-        try:
-            handler.send_events(chunks(*["a"] * 5000), gap_s=0.002)
-        except OSError:
-            hung_up.set()
-
-    def stop(text: str) -> None:
-        raise KeyboardInterrupt
-
-    with stub_server(endless) as server, ServerClient(server.url) as client:
-        reply = ask_server(client, ServedModel("m"), [], {}, stop)
-        assert (reply.text, reply.interrupted) == ("a", True)
-        assert hung_up.wait(30)

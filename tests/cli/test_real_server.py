@@ -21,17 +21,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_question_to_the_first_model(server: Server) -> None:
-    arguments = ("chat", "hi", "--url", server.url, "--max-tokens", "20", "--ignore-eos", "--temperature", "0")
-    value = parsed(call(*arguments, "--json"))
-    assert (value["model"], value["finish_reason"], value["usage"]["completion_tokens"]) == ("soak", "length", 20)
-    assert value["timings"]["predicted_n"] == 20
-    streamed = call(*arguments)
-    assert streamed.stdout.rstrip("\n") == value["text"].rstrip("\n")
-    assert "· 20 new · TTFT" in streamed.stderr
-    assert "/2048 (" in streamed.stderr
-
-
 def test_ctrl_c_ends_the_work_on_the_server_too(server: Server) -> None:
     command = [sys.executable, "-m", "quire", "chat", "hi", "--url", server.url, "--max-tokens", "1900", "--ignore-eos"]
     process = subprocess.Popen(

@@ -1,9 +1,5 @@
 """`quire tokenize` with a real tokenizer."""
 
-from pathlib import Path
-
-import pytest
-
 from quire.cli.output import Output
 from quire.cli.show import open_model
 from quire.cli.tokenize import token_text
@@ -36,10 +32,3 @@ def test_text_of_every_token_is_printable(tiny: str) -> None:
     texts = [token_text(tokenizer, token_id) for token_id in range(tokenizer.vocab_size)]
     assert len(set(texts)) == tokenizer.vocab_size
     assert "".join(texts).encode().decode() == "".join(texts)
-
-
-@pytest.mark.model
-def test_default_model(smollm2_path: Path) -> None:
-    value = parsed(call("tokenize", str(smollm2_path), "Hello wörld 😀", "--json"))
-    assert value["ids"] == [19556, 267, 29989, 400, 40303, 218]
-    assert value["tokens"][4]["text"] == " <F0><9F><98>"

@@ -103,11 +103,6 @@ def test_the_largest_seed_wraps_for_siblings() -> None:
     assert leader.siblings[0].seed == 0
 
 
-def test_greedy_needs_n_1() -> None:
-    with pytest.raises(InvalidParameterError, match="n must be 1 with temperature 0"):
-        request(make(), n=2, temperature=0)
-
-
 def test_n_beyond_max_num_seqs_is_refused_before_siblings_are_made() -> None:
     with pytest.raises(InvalidParameterError, match=r"max_num_seqs \(16\)"):
         request(make(), n=16384)

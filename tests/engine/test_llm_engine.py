@@ -45,31 +45,6 @@ def test_one_request_from_prompt_to_end() -> None:
     assert_all_home(engine)
 
 
-def test_n_completions_in_one_output() -> None:
-    engine, _ = make_engine()
-    engine.add_request("a", "prompt", SamplingParams(n=4, seed=3, max_tokens=6))
-    output = finals(run(engine))["a"]
-    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
-    assert len({completion.text for completion in output.outputs}) == 4
-    for i, completion in enumerate(output.outputs):
-        engine.add_request(f"alone {i}", "prompt", SamplingParams(seed=3 + i, max_tokens=6))
-        assert finals(run(engine))[f"alone {i}"].outputs[0].text == completion.text
-    assert_all_home(engine)
-
-
-def test_siblings_may_end_at_different_times() -> None:
-    def next_token(known: list[int], num_prompt_tokens: int, seed: int) -> int:
-        return EOS if len(known) - num_prompt_tokens >= seed else 97
-
-    engine, _ = make_engine(next_token)
-    engine.add_request("a", "prompt", SamplingParams(n=3, seed=1, max_tokens=10))
-    outputs = run(engine)
-    assert [completion.text for completion in finals(outputs)["a"].outputs] == ["a", "aa", "aaa"]
-    reasons = [[completion.finish_reason for completion in output.outputs] for output in outputs]
-    assert reasons[1] == ["stop", None, None]
-    assert reasons[2] == ["stop", "stop", None]
-
-
 def test_outputs_given_away_do_not_change() -> None:
     engine, _ = make_engine()
     engine.add_request("a", "p", SamplingParams(max_tokens=5, logprobs=1))

@@ -2,12 +2,10 @@
 
 from quire.engine.beam_search import BeamSearch
 from quire.engine.llm import LLM
-from quire.events import EventKind
-from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.builders import (
     ScriptedExecutor,
     assert_all_home,
-    assert_forgotten,
     finals,
     make_engine,
     run,
@@ -26,28 +24,6 @@ def fail_at(executor: ScriptedExecutor, step: int, request_id: str) -> None:
     executor.in_step = in_step
 
 
-def test_others_go_on_as_if_alone() -> None:
-    alone, _ = make_engine()
-    alone.add_request("good", "hello", TEN)
-    expected = finals(run(alone))["good"].outputs[0]
-
-    engine, executor = make_engine()
-    fail_at(executor, 4, "bad")
-    for request_id in ("good", "bad"):
-        engine.add_request(request_id, "hello", TEN)
-    ended = finals(run(engine))
-    assert not engine.errored
-    assert ended["good"].outputs[0] == expected
-    bad = ended["bad"].outputs[0]
-    assert (bad.finish_reason, bad.stop_reason, bad.error) == ("error", None, "no token")
-    assert bad.token_ids == expected.token_ids[:3]
-    assert bad.text == expected.text[:3]
-    assert [event.data["reason"] for event in engine.events.of(EventKind.FINISH)] == ["error", "length"]
-    executor.errors.clear()
-    assert_all_home(engine)
-    assert_forgotten(engine, executor)
-
-
 def test_one_of_several_completions() -> None:
     engine, executor = make_engine()
     fail_at(executor, 3, "many/1")
@@ -55,18 +31,6 @@ def test_one_of_several_completions() -> None:
     output = finals(run(engine))["many"]
     assert [completion.finish_reason for completion in output.outputs] == ["length", "error", "length"]
     assert [len(completion.token_ids) for completion in output.outputs] == [6, 2, 6]
-    assert_all_home(engine)
-
-
-def test_pooling() -> None:
-    engine, executor = make_engine()
-    executor.errors["bad"] = "no vector"
-    engine.add_request("bad", "hello", PoolingParams())
-    engine.add_request("good", "hello", PoolingParams())
-    ended = finals(run(engine))
-    assert (ended["bad"].finish_reason, ended["bad"].error) == ("error", "no vector")
-    assert ended["bad"].outputs.embedding == []
-    assert (ended["good"].finish_reason, ended["good"].error) == ("stop", None)
     assert_all_home(engine)
 
 

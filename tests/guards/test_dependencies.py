@@ -31,8 +31,9 @@ def imported_by_the_package() -> set[str]:
 
 
 def test_declared_is_imported_and_imported_is_declared() -> None:
-    optional = {name for name in imported_by_the_package() if any(item.startswith(name) for item in OPTIONAL)}
-    assert imported_by_the_package() - optional == names(PROJECT["dependencies"])
+    imported = imported_by_the_package()
+    optional = {name for name in imported if any(item.startswith(name) for item in OPTIONAL)}
+    assert imported - optional == names(PROJECT["dependencies"])
 
 
 def test_each_dependency_has_its_reason() -> None:

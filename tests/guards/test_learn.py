@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.shown_commands import FIGURES, Page, Shown, run_page
+from tests.guards.shown_commands import FIGURES, Page, run_page
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
 PAGES = sorted(LEARN.glob("*.md"))
@@ -39,19 +39,3 @@ def test_translation_has_the_blocks_and_figures_of_its_page(path: Path) -> None:
 
 def test_every_page_has_a_translation() -> None:
     assert [path.name for path in TRANSLATIONS] == [path.name for path in PAGES]
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed", "is_measured", "is_equal"),
-    [
-        ("a 1\nb\n", "a 1\nb\n", False, True),
-        ("a 1\n", "a 2\n", False, False),
-        ("a   1.5 ms  b\n", "a 20 µs b\n", True, True),
-        ("a 1 ms\n", "c 1 ms\n", True, False),
-        ("a\n...\nd\n", "a\nb\nc\nd\n", False, True),
-        ("a\n...\nd\n", "a\nb\nc\n", False, False),
-        ("", "a\n", False, False),
-    ],
-)
-def test_output_is_compared_with_what_is_shown(shown: str, printed: str, is_measured: bool, is_equal: bool) -> None:
-    assert Shown("", False, is_measured, shown, 0, 0).equals(printed) is is_equal

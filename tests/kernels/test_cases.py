@@ -163,16 +163,3 @@ def test_documented_shapes_are_those_of_every_case(check: Check) -> None:
         assert (returned is None) == (shapes.result is None)
         if returned is not None:
             shapes.check("the result", tuple(returned.shape), shapes.result)
-
-
-def test_a_wrong_shape_in_a_docstring_is_noticed() -> None:
-    shapes = documented_shapes(_example)
-    shapes.check("x", (3, 4), shapes.arguments["x"])
-    for shape in ((2, 4), (3, 4, 1)):
-        with pytest.raises(AssertionError):
-            shapes.check("the result", shape, shapes.result)
-    shapes.check("the result", (3, 8), shapes.result)
-
-
-def _example() -> None:
-    """Shapes: x [T, E] -> [T, 2E]. Dtypes: any."""

@@ -92,11 +92,3 @@ def test_trace_accepts_only_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_TRACE", "yes")
     with pytest.raises(ConfigError, match="QUIRE_TRACE='yes' is not 0, 1 or events"):
         registry.check_environment()
-
-
-def test_packed_weights_give_the_same_values() -> None:
-    generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(5, 64, generator=generator), torch.randn(48, 64, generator=generator)
-    packed = pack_weight(weight)
-    assert pack_weight(packed) is packed
-    torch.testing.assert_close(linear(x, packed, None), x @ weight.T)

@@ -3,21 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from quire import _native
 
+pytestmark = pytest.mark.usefixtures("chosen_isa")
+
 ALL_ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 ISAS = [isa for isa in ALL_ISAS if _native.isa_supported(isa)]
-
-
-@pytest.fixture(autouse=True)
-def chosen_isa() -> Iterator[None]:
-    before = _native.isa()
-    yield
-    _native.set_isa(before)
 
 
 def test_unknown_instruction_set_is_refused() -> None:

@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from quire.kernels.activations import gelu, relu, silu_and_mul
-from quire.kernels.elementwise import soft_cap
+from quire.kernels.activations import silu_and_mul
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.linear import linear
-from quire.kernels.paged_attention import paged_attention
 from quire.kernels.rms_norm import rms_norm
-from quire.kernels.rope import rope
 from quire.kernels.tracing import NotTraceableError, NumTokens, Symbol, Trace
-from quire.kernels.write_kv import write_kv
-from quire.layers.rotary import RotaryEmbedding
 
 
 def symbol(*sizes: int) -> Symbol:
@@ -34,48 +29,6 @@ def spans(*symbols: Symbol) -> list[tuple[int, int]]:
     return [(part.start, part.start + part.num_columns) for part in symbols]
 
 
-def test_kernels_record_themselves_and_compute_nothing() -> None:
-    x = symbol(8)
-    up, norm = weight(24, 8), weight(8)
-    y = linear(rms_norm(x, norm, 1e-5), up, None)
-    assert [call.operation for call in x.trace.calls] == ["hidden", "rms_norm", "linear"]
-    assert [call.index for call in x.trace.calls] == [0, 1, 2]
-    assert y.call.arguments[1] is up
-    assert [part.call for part in y.call.inputs] == [x.trace.calls[1]]
-    assert y.sizes == (24,)
-    assert y.is_whole
-
-
-@pytest.mark.parametrize(
-    ("result", "sizes"),
-    [
-        (lambda: linear(symbol(8), weight(5, 8), weight(5)), (5,)),
-        (lambda: layer_norm(symbol(8), None, None, 1e-5), (8,)),
-        (lambda: rms_norm(symbol(3, 4), weight(4), 1e-5), (3, 4)),
-        (lambda: silu_and_mul(symbol(10)), (5,)),
-        (lambda: gelu(symbol(3)), (3,)),
-        (lambda: relu(symbol(2, 3)), (2, 3)),
-        (lambda: symbol(3) + symbol(3), (3,)),
-        (lambda: symbol(3) * symbol(3), (3,)),
-        (lambda: 2 * symbol(3) / 3, (3,)),
-        (lambda: soft_cap(symbol(2, 3), 5.0), (2, 3)),
-        (lambda: functional.gelu(symbol(3), approximate="tanh"), (3,)),
-        (lambda: functional.embedding(symbol(), weight(50, 7)), (7,)),
-        (lambda: symbol() + 2, ()),
-        (lambda: rope(symbol(3, 4), *RotaryEmbedding(torch.ones(2))(symbol())), (3, 4)),
-        (lambda: paged_attention(symbol(3, 4), None, None, 0, 0.5, None), (3, 4)),
-    ],
-)
-def test_sizes_of_results(result: Any, sizes: tuple[int, ...]) -> None:
-    assert result().sizes == sizes
-
-
-def test_a_write_to_the_cache_is_recorded() -> None:
-    k = symbol(2, 4)
-    write_kv(k, k, None, None)
-    assert [call.operation for call in k.trace.calls] == ["hidden", "write_kv"]
-
-
 def test_an_activation_times_the_other_half_is_a_gate() -> None:
     gate, up = symbol(10).chunk(2, 1)
     for product in (functional.gelu(gate) * up, up * functional.gelu(gate)):
@@ -83,14 +36,6 @@ def test_an_activation_times_the_other_half_is_a_gate() -> None:
         assert spans(product.call.arguments[0]) == [(0, 10)]
     for product in (functional.gelu(up) * gate, gate * up, functional.gelu(gate) * gate):
         assert product.call.operation == "multiply"
-
-
-def test_rotation_is_one_call_with_cosines_then_sines() -> None:
-    positions = symbol()
-    cos, sin = RotaryEmbedding(torch.ones(3))(positions)
-    assert cos.call is sin.call
-    assert spans(cos, sin) == [(0, 6), (6, 12)]
-    assert cos.call.arguments[0] is positions
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 4))

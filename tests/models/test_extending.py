@@ -16,7 +16,7 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.activations import gelu_tanh_and_mul, relu, relu2_and_mul, silu
 from quire.kernels.elementwise import soft_cap
 from quire.layers.group import Group
-from quire.layers.linear import Linear, pack_weights
+from quire.layers.linear import Linear
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.hf_llama import LlamaConfig
 from quire.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
@@ -296,15 +296,3 @@ def test_debugging_variables_run_op_by_op(directory: Path, monkeypatch: pytest.M
 
 
 # --- Versions of kernels ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_weights_give_the_same_logits(state: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    model = build_model(full_config("llama", LLAMA), state).to(dtype)
-    before = Runner(model)
-    expected = before.run(before.add(TOKENS))
-    pack_weights(model)
-    after = Runner(model)
-    found = after.run(after.add(TOKENS))
-    assert expected.dtype == dtype
-    assert (found - expected).abs().max() <= 8 * torch.finfo(dtype).eps * expected.abs().max()

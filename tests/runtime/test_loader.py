@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from quire.config import EngineOptions
-from quire.errors import ConfigError, ModelFileError
+from quire.errors import ModelFileError
 from quire.runtime import loader
-from quire.runtime.loader import load_model, part_names, plan_placements, target_of
+from quire.runtime.loader import load_model, part_names, target_of
 from tests.runtime.builders import make_config
 from tests.runtime.tiny_model import ONE_GROUP
 
@@ -206,25 +206,3 @@ def test_names() -> None:
     assert target_of("model.k_proj_norm.weight", {}, STACKED) == ("model.k_proj_norm.weight", 0)
     assert part_names("a.qkv_proj.bias", STACKED) == ["a.q_proj.bias", "a.k_proj.bias", "a.v_proj.bias"]
     assert part_names("a.o_proj.bias", STACKED) == ["a.o_proj.bias"]
-
-
-def test_plan_covers_each_row_once() -> None:
-    model = Stored()
-    placements = plan_placements(model, tensors().tensors)
-    rows: dict[str, list[tuple[int, int]]] = {}
-    for placement in placements:
-        first = placement.first_row
-        rows.setdefault(placement.parameter_name, []).append((first, first + placement.tensor.shape[0]))
-    assert rows["model.qkv_proj.weight"] == [(0, 4), (4, 6), (6, 8)]
-    assert rows["model.norm.weight"] == [(0, 4)]
-
-
-@pytest.mark.parametrize(("variable", "value"), [("QUIRE_KERNELS", "rms_norm:referenec"), ("QUIRE_TRACE", "yes")])
-def test_a_wrong_debugging_variable_is_named_before_anything_is_loaded(
-    load: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    files = tensors()
-    with pytest.raises(ConfigError, match=variable):
-        load(files)
-    assert all(tensor.decoded == [] for tensor in files.tensors.values())

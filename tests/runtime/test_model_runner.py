@@ -1,8 +1,6 @@
 """Steps end to end through the real scheduler: chunked, batched, forked and preempted equal alone, bit for bit."""
 
 import dataclasses
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -105,32 +103,6 @@ def test_chunked_and_batched_equal_no_engine(chunk: int, groups: tuple[CacheGrou
     assert found == {f"r{i}": greedy(prompt(i, length), 8) for i, length in enumerate(LENGTHS)}
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_block_sizes_and_cached_prefixes(block_size: int) -> None:
-    runtime = Runtime(block_size=block_size, num_blocks=256)
-    long = prompt(3, 40)
-    first = tokens(runtime.run(make_request("first", long)))["first"]
-    again = make_request("again", long)
-    assert tokens(runtime.run(again))["again"] == first == greedy(long, 8)
-    assert again.num_cached_tokens > 0
-
-
-def with_siblings(n: int, seed: int, token_ids: list[int]) -> Request:
-    leader, *siblings = (
-        make_request(f"s{i}", token_ids, 10, seed + i, temperature=1.0, n=n, logprobs=2) for i in range(n)
-    )
-    leader.siblings = siblings
-    return leader
-
-
-def test_siblings_survive_preemption() -> None:
-    token_ids = prompt(2, 13)
-    free = tokens(Runtime().run(with_siblings(3, 7, token_ids)))
-    tight = Runtime(num_blocks=10)
-    assert tokens(tight.run(with_siblings(3, 7, token_ids))) == free
-    assert any(output.preempted_ids for output in tight.outputs)
-
-
 def test_beams_forked_between_steps() -> None:
     runtime = Runtime()
     token_ids = prompt(4, 6)
@@ -216,25 +188,6 @@ def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     (result,) = Runtime().run(make_request("a", [3], 1, prompt_logprobs=1))["a"]
     assert result.prompt_logprobs == ()
     assert len(result.token_ids) == 1
-
-
-def test_replay_gives_the_same_results() -> None:
-    runtime = Runtime(num_blocks=20)
-    requests = [make_request(f"r{i}", prompt(i, 14), 20, seed=i, temperature=0.9) for i in range(4)]
-    recorded: list[StepResult] = []
-    execute = runtime.execute
-    runtime.execute = lambda output: recorded.append(execute(output)) or recorded[-1]  # type: ignore[method-assign, func-returns-value]
-    runtime.run(*requests)
-    second = Runtime(num_blocks=20)
-    assert [second.execute(output) for output in runtime.outputs] == recorded
-
-
-def test_nothing_is_remembered_of_requests_that_ended() -> None:
-    runtime = Runtime()
-    runtime.run(make_request("a", prompt(1, 5)), pooling_request("p", prompt(2, 5), pooling="mean"))
-    runtime.run(make_request("b", prompt(1, 5), 1))
-    assert len(runtime.runner.states.by_id) == 1
-    assert "b" in runtime.runner.states.by_id
 
 
 def test_empty_step_and_unknown_request() -> None:
@@ -353,23 +306,6 @@ def run_multi_step(most: int, *requests: Request, limit_s: float = 60, **config:
     return runtime.run(*requests), iterations
 
 
-def requests_of_all_kinds() -> list[Request]:
-    return [
-        make_request("greedy", prompt(1, 9), 20),
-        make_request("drawn", prompt(2, 5), 17, seed=4, temperature=1.0, repetition_penalty=1.3, logprobs=2),
-        make_request("late end", prompt(3, 4), 20, seed=5, temperature=1.0, min_tokens=6),
-        make_request("banned", prompt(4, 6), 15, seed=6, temperature=0.8, presence_penalty=1.0, top_k=9),
-    ]
-
-
-def test_several_iterations_equal_as_many_steps() -> None:
-    expected, steps = run_multi_step(1, *requests_of_all_kinds())
-    found, iterations = run_multi_step(5, *requests_of_all_kinds())
-    assert found == expected
-    assert sum(iterations) == sum(steps)
-    assert max(iterations) == 5
-
-
 def test_step_ends_with_the_iteration_in_which_a_request_ends() -> None:
     drawn = tokens(Runtime().run(make_request("a", prompt(1, 9), 20, seed=3, temperature=1.0)))["a"]
     ended_after = next(i for i in range(4, 20) if drawn[i] not in drawn[:i]) + 1
@@ -417,48 +353,6 @@ def test_request_that_fails_in_a_later_iteration_fails_alone() -> None:
 
 
 # --- Drafts -------------------------------------------------------------------------------------
-
-
-def run_drafted(
-    expected: dict[str, list[int]], rng: random.Random, groups: tuple[CacheGroup, ...] = ONE_GROUP, **config: Any
-) -> tuple[dict[str, list[RequestResult]], Counter[str]]:
-    """Run `requests_of_all_kinds` with random drafts: right ones, wrong ones, right ones with a wrong end."""
-    runtime = Runtime(groups, **config)
-    counts: Counter[str] = Counter()
-    schedule = runtime.scheduler.schedule
-
-    def drafting() -> SchedulerOutput:
-        for name, known in expected.items():
-            request = runtime.scheduler.get(name)
-            if request is not None and rng.random() < 0.8:
-                start = len(request.output_token_ids)
-                right = known[start : start + rng.randint(0, 6)]
-                request.draft_token_ids = tuple(right + rng.choices(range(VOCAB_SIZE), k=rng.randint(0, 2)))
-        output = schedule()
-        counts["drafts"] += sum(len(item.draft_token_ids) for item in output.scheduled)
-        return output
-
-    runtime.scheduler.schedule = drafting  # type: ignore[method-assign, assignment]
-    found = runtime.run(*requests_of_all_kinds())
-    counts["steps"] = len(runtime.outputs)
-    assert runtime.scheduler.reset_prefix_cache(), "all blocks came home"
-    return found, counts
-
-
-@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS])
-def test_drafts_right_and_wrong_change_no_bit(groups: tuple[CacheGroup, ...]) -> None:
-    plain, steps = run_multi_step(1, *requests_of_all_kinds())
-    expected = tokens(plain)
-    num_drafts = 0
-    for seed in range(12):
-        rng = random.Random(seed)
-        config: dict[str, Any] = {"num_blocks": rng.choice([15, 64]), "max_num_batched_tokens": rng.choice([7, 20, 64])}
-        found, counts = run_drafted(expected, rng, groups, max_num_seqs=6, **config)
-        assert found == plain, seed
-        num_drafts += counts["drafts"]
-        if config == {"num_blocks": 64, "max_num_batched_tokens": 64}:
-            assert counts["steps"] < len(steps) * 0.8
-    assert num_drafts > 150
 
 
 def test_right_drafts_take_one_step_for_all_their_tokens() -> None:

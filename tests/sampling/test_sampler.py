@@ -106,16 +106,6 @@ def test_options_change_the_greedy_choice(
     assert sample_one(logits, new) == expected
 
 
-def test_all_edits_together_in_the_documented_order() -> None:
-    # allowed {0, 1, 2}; 0 is a bad word; bias lifts 2 to 4 (and 3, without effect); repetition halves it to 2;
-    # frequency 2 x 0.5 and presence 0.5 leave 0.5, below the 0.75 of token 1.
-    fields = {"repetition_penalty": 2.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}
-    wanted = params(**GREEDY, **fields, logit_bias={2: 3.0, 3: 100.0}, allowed_token_ids=[0, 1, 2])
-    new = new_request(sampling=wanted, prompt=[3], output=[2, 2], bad_words=[[0]])
-    assert sample_one([9.0, 0.75, 1.0, 0.0], new) == 1
-    assert sample_one([9.0, 0.25, 1.0, 0.0], new) == 2
-
-
 def test_masks_that_leave_nothing_give_way_but_allowed_tokens_hold() -> None:
     wanted = params(**GREEDY, allowed_token_ids=[1, 2], min_tokens=5, stop_token_ids=[1])
     assert sample_one(LOGITS, new_request(sampling=wanted)) == 2
@@ -152,24 +142,6 @@ def test_only_rows_that_ask_get_logprobs() -> None:
 
 def test_an_empty_batch() -> None:
     assert Sampler(5, CPU).sample(torch.zeros(0, 5), []) == []
-
-
-# --- Logits that are no numbers ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "logprobs": 1}], ids=str)
-@pytest.mark.parametrize("bad", ["nan", "inf", "all -inf"])
-def test_bad_logits_cost_only_their_own_row(temperature: float, fields: dict[str, Any], bad: str) -> None:
-    logits = gaussian(3, 50)
-    healthy = logits.clone()
-    if bad == "all -inf":
-        logits[1] = -torch.inf
-    else:
-        logits[1, 20] = float(bad)
-    batch = [new_request(name, params(temperature=temperature, **fields)) for name in ("first", "second", "third")]
-    found, expected = sample_all(logits, batch), sample_all(healthy, batch)
-    assert found == [expected[0], (None, None), expected[2]]
 
 
 @pytest.mark.parametrize(

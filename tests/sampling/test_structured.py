@@ -77,24 +77,6 @@ def test_only_rows_with_a_grammar_are_masked(make: Callable[[], ById]) -> None:
     assert [sampler.states[name].is_plain_greedy for name in ("plain", "form")] == [True, False]
 
 
-def test_both_samplers_draw_the_same() -> None:
-    torch.manual_seed(0)
-    for fields in ({}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1}, {"logit_bias": {ord("7"): 2.0}}):
-        found = []
-        for rows in (None, ReferenceRowSampler()):
-            sampler = Sampler(VOCAB_SIZE, CPU)
-            sampler.grammars = COMPILER
-            sampler.rows = rows or sampler.rows
-            sampling = params(structured_outputs=form(regex="[0-9]{20}"), **fields)
-            torch.manual_seed(1)
-            found.append(
-                generate(ById(sampler), new_request(sampling=sampling, seed=5), 20, torch.randn(1, VOCAB_SIZE))
-            )
-        assert found[0] == found[1], fields
-        assert all(TOKENS[token_id or 0].isdigit() or token_id == EOS for token_id in found[0])
-        assert len(set(found[0])) > 1
-
-
 def test_min_tokens_hold_the_end_back_while_there_is_anything_else(make: Callable[[], ById]) -> None:
     values = logits({EOS: 9, ord("a"): 1})
     long = params(structured_outputs=form(regex="a+"), min_tokens=4, **GREEDY)

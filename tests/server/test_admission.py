@@ -200,17 +200,6 @@ async def test_request_over_its_deadline_frees_its_blocks() -> None:
         assert served.supervisor.the_client.engine.scheduler.num_running == 0
 
 
-def test_refusals_are_counted_by_reason() -> None:
-    admission, _, _ = make(max_num_seqs=1, max_queued_requests=1, requests_per_minute=2)
-    with admission.enter(ANONYMOUS, 1, 2):
-        refused(admission)
-        with pytest.raises(ApiError):
-            admission.check_room(ANONYMOUS, 1)
-    with admission.enter(ANONYMOUS, 1, 1):
-        refused(admission)
-    assert admission.num_refused == {"queue_full": 2, "rate_limit_exceeded": 1}
-
-
 # --- Rate limits --------------------------------------------------------------------------------
 
 

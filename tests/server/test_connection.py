@@ -137,13 +137,6 @@ async def test_stray_bytes_after_a_request_do_not_prevent_its_answer() -> None:
         assert answer.status == 200
 
 
-@in_loop
-async def test_connection_serves_several_requests() -> None:
-    async with serving() as served:
-        data = await served.raw((HEAD + b"\r\n") * 3 + HEAD + b"Connection: close\r\n\r\n")
-        assert data.count(b"HTTP/1.1 200 OK") == 4
-
-
 @pytest.mark.parametrize(
     "tail", [b"POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"GET /version HT"]
 )

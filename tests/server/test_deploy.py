@@ -68,21 +68,6 @@ def test_queries_name_metrics_and_labels_that_exist(query: str) -> None:
     assert labels_in(query) <= labels
 
 
-def test_counters_are_rated_and_gauges_are_not() -> None:
-    for query in queries():
-        for name in names_in(query):
-            is_rated = bool(re.search(rf"(rate|increase)\({name}[\[{{]", query))
-            if name.endswith("_bucket"):
-                assert is_rated, query
-            if not name.endswith(("_total", "_bucket")):
-                assert not is_rated, query
-
-
-def test_panels_use_the_provisioned_source() -> None:
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
-    assert {panel["datasource"]["uid"] for panel in DASHBOARD["panels"]} == {source["uid"]}
-
-
 def test_every_mounted_file_is_there() -> None:
     for service in COMPOSE["services"].values():
         for volume in service["volumes"]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.soak.client import Manners, Seen, ask, chat_body
-from benchmarks.soak.faults import cut_links
-from benchmarks.soak.loads import HELLO, gathered
+from benchmarks.soak.loads import HELLO
 from benchmarks.soak.server import Server, serving
 from tests.cli.tiny_directory import make_tiny_directory
 
@@ -62,16 +61,6 @@ def test_faulty_request_fails_alone(server: Server, fault: str) -> None:
     assert asyncio.run(server.metrics()).value("quire_engine_deaths_total") == 0
 
 
-def test_broken_connections_leave_nothing_behind(server: Server) -> None:
-    num_files = server.num_files()
-    row = asyncio.run(cut_links(server, count=40, num_tokens=200))
-    measured = {name: value for name, value, _ in row.checks}
-    assert measured["healthy"] is True
-    assert max(value for value in measured.values() if isinstance(value, float)) < math.inf
-    assert asyncio.run(server.metrics()).value("quire_requests_total", finish_reason="abort") > 0
-    assert server.num_files() <= num_files + 2
-
-
 def test_disconnects_of_all_clients_free_everything(server: Server) -> None:
     async def storm() -> None:
         await ask(server.url, HELLO)
@@ -86,12 +75,3 @@ def test_disconnects_of_all_clients_free_everything(server: Server) -> None:
         assert server.num_files() <= num_files + 2
 
     asyncio.run(storm())
-
-
-def test_requests_beyond_the_queue_get_429_with_retry_after(server: Server) -> None:
-    seen = asyncio.run(gathered(server, 2 * (MAX_NUM_SEQS + QUEUE), 10))
-    refused = [item for item in seen if item.status == 429]
-    assert {item.status for item in seen} == {200, 429}
-    assert all(item.is_good and item.num_tokens == 10 for item in seen if item.status == 200)
-    assert all(item.retry_after_s is not None and item.retry_after_s >= 1 for item in refused)
-    assert asyncio.run(ask(server.url, HELLO)).is_good

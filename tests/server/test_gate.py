@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from quire.errors import ConfigError
 from quire.server.gate import MAX_TOKEN_BYTES, OPEN_PATHS, Gate, is_page_file
 from quire.server.keys import KeyRing
-from quire.server.request_record import ANONYMOUS, RECORD_KEY, Caller
+from quire.server.request_record import ANONYMOUS, RECORD_KEY
 from quire.server.routes import make_app
 from tests.server.fake_engine import in_loop
 from tests.server.served import CHAT, ThreadedEngineClient, make_state, serving
@@ -214,10 +214,6 @@ def test_each_key_is_a_caller_with_its_own_salt() -> None:
     assert caller((b"authorization", b"Bearer key-one"), path="/ping")[0] == "ann"
 
 
-def test_without_keys_every_caller_is_anonymous() -> None:
-    assert asyncio.run(ask(gate(), "GET", "/", [(b"authorization", b"Bearer any")]))[1]["caller"] == "anonymous"
-
-
 # --- Hosts and origins --------------------------------------------------------------------------
 
 
@@ -395,9 +391,3 @@ async def test_draining_server_refuses_work_and_answers_probes() -> None:
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("30", "close")
         for path, expected in (("/health/live", 200), ("/health/ready", 503), ("/ping", 503), ("/metrics", 200)):
             assert (await served.answer("GET", path)).status == expected
-
-
-def test_salt_of_a_request_is_added_to_that_of_its_key() -> None:
-    caller = Caller("ann", "key's ")
-    assert caller.identity(None) == {"priority": 0, "client_id": "ann", "cache_salt": "key's "}
-    assert caller.identity(-3, "own") == {"priority": -3, "client_id": "ann", "cache_salt": "key's own"}

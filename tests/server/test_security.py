@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text()
 SOURCES = sorted((ROOT / "src" / "quire").rglob("*.py"))
@@ -62,14 +60,6 @@ def test_every_row_names_a_test() -> None:
 
 def test_no_source_turns_bytes_into_code() -> None:
     assert {str(path): found for path in SOURCES if (found := offences(path.read_text()))} == {}
-
-
-@pytest.mark.parametrize(
-    "source", ["import pickle", "from marshal import loads", "eval('1')", "import torch\ntorch.load('a')",
-               "import subprocess\nsubprocess.run('a', shell=True)"],
-)  # fmt: skip
-def test_check_finds_each_way_to_turn_bytes_into_code(source: str) -> None:
-    assert offences(source)
 
 
 def test_server_imports_no_http_client() -> None:

@@ -13,7 +13,6 @@ from tests.server.serving import serving
 pytestmark = pytest.mark.model
 MODEL = "tiny"
 QUESTIONS = ["Why is the sky blue?", "Name three colours.", "Écris une phrase en français. 🙂"]
-PROMPTS = ["Once upon a time", "The capital of France is"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
 
 
@@ -49,22 +48,6 @@ def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:
             model=MODEL, messages=messages, temperature=0, max_tokens=24, stream=True
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected.outputs[0].text
-
-
-def test_completions_of_several_prompts(client: openai.OpenAI, llm: LLM) -> None:
-    expected = llm.generate(PROMPTS, GREEDY)
-    answer = client.completions.create(model=MODEL, prompt=PROMPTS, temperature=0, max_tokens=24)
-    assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in expected]
-    ids = [output.prompt_token_ids for output in expected]
-    answer = client.completions.create(model=MODEL, prompt=ids, temperature=0, max_tokens=24)
-    assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in expected]
-
-
-def test_embeddings(client: openai.OpenAI, llm: LLM) -> None:
-    expected = llm.embed(PROMPTS)
-    answer = client.embeddings.create(model=MODEL, input=PROMPTS, encoding_format="float")
-    for item, output in zip(answer.data, expected, strict=True):
-        assert item.embedding == pytest.approx(output.outputs.embedding)
 
 
 def test_responses_and_a_schema(client: openai.OpenAI, llm: LLM) -> None:

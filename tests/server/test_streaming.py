@@ -60,14 +60,6 @@ def test_text_event_equals_the_event_with_this_text(text: str) -> None:
     assert TextEvent(event_with).encode(text) == event_with(text)
 
 
-def test_event_is_one_line_of_json() -> None:
-    data = event({"a": "line\nbreak\r\u2028"})
-    assert data.startswith(b"data: ")
-    assert data.endswith(b"\n\n")
-    assert data.count(b"\n") == 2
-    assert json.loads(data[6:]) == {"a": "line\nbreak\r\u2028"}
-
-
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("moment", ["before the first step", "while it generates", "while send waits"])
 @pytest.mark.parametrize(

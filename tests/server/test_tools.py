@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk
-from quire.server.tools import closed_tools, messages_with_tools
+from quire.server.tools import messages_with_tools
 from tests.engine.builders import CHAT_TEMPLATE, saying
-from tests.server.fake_engine import CHAT, assert_error, chunks, in_loop, make_server, requests_to
+from tests.server.fake_engine import CHAT, chunks, in_loop, make_server, requests_to
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -92,21 +92,6 @@ async def test_call_that_is_cut_off_ends_with_length() -> None:
     assert whole["message"]["tool_calls"][0]["function"]["arguments"] == joined(streamed)[1][0][1]
 
 
-@in_loop
-async def test_wrong_choices_are_refused() -> None:
-    app, engine = make_server(**LONG)
-    async with requests_to(app) as client:
-        other = {"type": "function", "function": {"name": "other"}}
-        response = await client.post(PATH, json={**CHAT, "tools": TOOLS, "tool_choice": other})
-        assert_error(response, 400, "invalid_parameter", "tool_choice")
-        response = await client.post(PATH, json={**CHAT, "tools": [*TOOLS, TOOLS[0]]})
-        assert response.status_code == 400
-        broken = {"type": "function", "function": {"name": "a", "parameters": {"type": "no such type"}}}
-        response = await client.post(PATH, json={**CHAT, "tools": [broken], "tool_choice": "required"})
-        assert_error(response, 400, "invalid_parameter", "tools")
-    assert engine.submitted == []
-
-
 @pytest.mark.parametrize(("choice", "max_tokens"), [("required", 3), (NAMED, 5)])
 @in_loop
 async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choice: Any, max_tokens: int) -> None:
@@ -114,36 +99,6 @@ async def test_demanded_call_that_is_cut_off_before_its_name_leaves_no_text(choi
     whole, streamed, _ = await ask(text, tool_choice=choice, max_tokens=max_tokens)
     assert (whole["message"]["content"], whole["finish_reason"]) == ("", "length")
     assert joined(streamed) == ("", [])
-
-
-OBJECT = {"type": "object"}
-NUMBER = {"type": "number"}
-SHUT = {"additionalProperties": False}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "closed"),
-    [
-        (None, {**OBJECT, **SHUT}),
-        ({}, {**OBJECT, **SHUT}),
-        ({**OBJECT, "properties": {}}, {**OBJECT, "properties": {}, **SHUT}),
-        ({"properties": {"a": NUMBER}}, {**OBJECT, "properties": {"a": NUMBER}, **SHUT}),
-        (
-            {**OBJECT, "properties": {"a": {"items": {**OBJECT, "properties": {"b": NUMBER}}}, "map": OBJECT}},
-            {**OBJECT, **SHUT, "properties": {
-                "a": {"items": {**OBJECT, "properties": {"b": NUMBER}, **SHUT}}, "map": OBJECT,
-            }},
-        ),
-        *(({**OBJECT, **kept}, {**OBJECT, **kept}) for kept in (
-            {"additionalProperties": NUMBER}, {"minProperties": 1}, {"patternProperties": {"a": NUMBER}},
-            {"allOf": [{"properties": {"a": NUMBER}}, {"properties": {"b": NUMBER}}]},
-        )),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_arguments_of_demanded_calls_have_declared_keys_only(parameters: Any, closed: Any) -> None:
-    ((tool),) = closed_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
-    assert tool == {"type": "function", "function": {"name": "f", "parameters": closed}}
 
 
 @in_loop

@@ -236,15 +236,7 @@ def _write_formula(
         kv_cache[slot // kv_cache.shape[1], slot % kv_cache.shape[1]] = torch.cat((latent[token], rotary[token, 0]))
 
 
-def _formula(
-    q: torch.Tensor,
-    up: torch.Tensor,
-    kv_cache: torch.Tensor,
-    step: AttentionStep,
-    group_index: int,
-    rotary_size: int,
-    scale: float,
-) -> torch.Tensor:
+def _formula(q: Any, up: Any, kv_cache: Any, step: Any, group_index: int, rotary_size: int, scale: float) -> Any:
     """The plain form, token by token and head by head."""
     num_heads, rank = q.shape[1], up.shape[1]
     rows = up.view(num_heads, -1, rank)

@@ -296,15 +296,7 @@ def _recurrence_sizes(q: Symbol, k: Symbol, v: Symbol, gates: Any, *arguments: A
 SIZES.update(causal_conv=_conv_sizes, linear_recurrence=_recurrence_sizes)
 
 
-def _conv_formula(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    cache: torch.Tensor,
-    step: StateStep,
-    group_index: int,
-) -> torch.Tensor:
+def _conv_formula(x: Any, weight: Any, bias: Any, activation: Any, cache: Any, step: Any, group_index: int) -> Any:
     """Sums of shifted inputs."""
     taps = weight.view(-1, x.shape[1])
     outs = [x[:0]]
@@ -319,22 +311,11 @@ def _conv_formula(
 
 
 def _formula(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: torch.Tensor | None,
-    log_rates: torch.Tensor | None,
-    time_bias: torch.Tensor | None,
-    skip: torch.Tensor | None,
-    cache: torch.Tensor,
-    step: StateStep,
-    group_index: int,
-    offset_bytes: int,
-    delta: bool,
-) -> torch.Tensor:
+    q: Any, k: Any, v: Any, gates: Any, log_rates: Any, time_bias: Any, skip: Any, delta: bool, **place: Any
+) -> Any:
     """Per head a product of transition matrices: S_t = decay (I - s k kᵀ) S_{t-1} + s k vᵀ, s being the strength."""
     out, (_, num_heads, value_size), size = torch.empty_like(v), v.shape, q.shape[2]
-    for rows, state, is_fresh in _states(cache, step, group_index, offset_bytes, (num_heads, size, value_size)):
+    for rows, state, is_fresh in _states(shape=(num_heads, size, value_size), **place):
         for head in range(num_heads):
             now = torch.zeros_like(state[head]).to(v.dtype) if is_fresh else state[head].to(v.dtype)
             key_head = head * q.shape[1] // num_heads

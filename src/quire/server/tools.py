@@ -52,49 +52,11 @@ def plan_tools(template: str | None, tokenizer: Tokenizer, offer: Offer | None, 
     """Return the settings of a request's calls; None without tools. Raises: InvalidParameterError."""
     if offer is None:
         return None
-    tools = closed_tools(offer.tools) if offer.demands else offer.tools
-    schema = tool_choice_schema(tools, offer.choice, parallel_tool_calls=is_parallel)
+    schema = tool_choice_schema(offer.tools, offer.choice, parallel_tool_calls=is_parallel)
     call_format = GENERIC if schema is not None else choose_format(template, tokenizer)
     return ToolUse(
         call_format, frozenset(tool_names(offer.tools)), schema, isinstance(offer.choice, Mapping), is_parallel
     )
-
-
-def closed_tools(tools: Tools) -> Tools:
-    """Return tools with arguments of declared keys only.
-
-    Without this a model may add keys to a demanded call until the length limit.
-    """
-    return [
-        {**tool, "function": {**tool["function"], "parameters": _closed(tool["function"].get("parameters") or {})}}
-        for tool in tools
-    ]
-
-
-def _closed(schema: Any, *, is_top: bool = True) -> Any:
-    """Return the schema with `additionalProperties: false` wherever it only lists the keys of an object.
-
-    Schemas that are combined (`allOf`, `$ref` …) stay open, because each part lists only some of the keys; so do nested
-    objects without any listed key, which are maps.
-    """
-    if not isinstance(schema, Mapping) or not _OPEN_KEYWORDS.isdisjoint(schema):
-        return schema
-    closed = dict(schema)
-    if "items" in schema:
-        closed["items"] = _closed(schema["items"], is_top=False)
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        closed["properties"] = {name: _closed(value, is_top=False) for name, value in properties.items()}
-    if (is_top and not properties) or (properties and schema.get("type", "object") == "object"):
-        closed.setdefault("type", "object")
-        closed["additionalProperties"] = False
-    return closed
-
-
-_OPEN_KEYWORDS = frozenset({
-    "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "dependentSchemas", "enum", "if",
-    "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "unevaluatedProperties",
-})  # fmt: skip
 
 
 def fields_of(use: ToolUse | None) -> dict[str, str]:

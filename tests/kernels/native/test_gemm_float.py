@@ -4,8 +4,6 @@ The oracle adds in the order of native/ops/gemm.h with 64-bit significands, roun
 of two fp32 is exact in it, so that this is a fused multiply-add (but for ties that 40 further bits hide).
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,14 +11,9 @@ import torch
 from quire import _native
 from tests.kernels.native.packed_weights import FORMATS, ISAS, aligned, run
 
+pytestmark = pytest.mark.usefixtures("chosen_isa")
+
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture(autouse=True)
-def chosen_isa() -> Iterator[None]:
-    before = _native.isa()
-    yield
-    _native.set_isa(before)
 
 
 def packed(weight: torch.Tensor, weight_format: str) -> np.ndarray:

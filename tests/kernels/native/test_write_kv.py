@@ -1,7 +1,5 @@
 """What `write_kv` leaves in queries, keys and the pool, which is read by the layout of native/ops/kv_cache.h."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +8,10 @@ from quire import _native
 from tests.kernels.native.kv_steps import FORMATS, Extras, Pool, Requests, Runner, Shape, as_stored, random_tokens
 from tests.kernels.native.packed_weights import ISAS, run
 
+pytestmark = pytest.mark.usefixtures("chosen_isa")
+
 MIXED = [(2, 5, 1), (0, 0, 40), (1, 31, 9), (3, 16, 2), (4, 15, 1)]
 LENGTHS = [40, 40, 6, 18, 64]
-
-
-@pytest.fixture(autouse=True)
-def chosen_isa() -> Iterator[None]:
-    before = _native.isa()
-    yield
-    _native.set_isa(before)
 
 
 def new_tokens(shape: Shape, requests: Requests, seed: int = 0) -> torch.Tensor:

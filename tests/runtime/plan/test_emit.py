@@ -16,10 +16,9 @@ from quire.kernels.paged_attention.instructions import Attend
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, place_buffers
 from quire.runtime.plan.record import plan_ahead
 from tests.kernels.native.packed_weights import ISAS, each_isa
-from tests.runtime.plan.graphs import WIDTH, Format, GraphModel, Op, logits_of, planned, run_prompt
+from tests.runtime.plan.graphs import Format, GraphModel, Op, logits_of, planned, run_prompt
 
 TOKENS = [7, 1, 18, 4, 4, 0, 11, 3, 9]
-NONE = np.zeros(0, np.int32)
 MODEL = [Op("rms_norm", (0,)), Op("attention", (1,)), Op("linear", (2,)), Op("add", (0, 3)), Op("gated", (4,))]
 
 
@@ -83,47 +82,6 @@ def test_a_chain_needs_two_places() -> None:
     buffers = [Buffer(64) for _ in range(30)]
     body = [convert(a, b) for a, b in itertools.pairwise(buffers)]
     assert len(place_buffers(body, buffers[-1]).row_bytes) == 2
-
-
-def test_the_smallest_place_that_fits_is_taken() -> None:
-    large, small, other, tiny = Buffer(64), Buffer(16), Buffer(64), Buffer(16)
-    body = [convert(large, small), convert(other, other), convert(tiny, tiny)]
-    placement = place_buffers(body, other)
-    assert placement.places[other] == placement.places[large]
-    assert placement.places[tiny] == placement.places[small]
-
-
-def test_hidden_states_stay_until_the_next_step() -> None:
-    plan = planned(GraphModel(MODEL), Format.q8)
-    hidden = run_prompt(plan, TOKENS)
-    assert hidden.shape == (9, WIDTH)
-    first = logits_of(plan, range(8))
-    assert np.array_equal(plan.hidden[:9], hidden)
-    assert torch.equal(logits_of(plan, range(8)), first)
-    assert torch.equal(logits_of(plan, [3, 3, 0]), first[[3, 3, 0]])
-
-
-def test_only_the_likeliest_token() -> None:
-    plan = planned(GraphModel(MODEL), Format.bf16, num_threads=2)
-    run_prompt(plan, TOKENS)
-    logits = logits_of(plan, range(8))
-    plan.logits.fill(np.nan)
-    tables = np.zeros((1, 1, 1), np.int32)
-    rows = np.array([5, 0, 5, 7], np.int32)
-    plan.run(GREEDY, NONE, NONE, NONE, rows, np.zeros((1, 1), np.int32), tables)
-    assert plan.best_ids[:4].tolist() == logits[[5, 0, 5, 7]].argmax(-1).tolist()
-    assert np.isnan(plan.logits).all(), "logits are not written"
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_no_likeliest_token_where_logits_leave_no_choice(bad: float) -> None:
-    model = GraphModel([Op("linear", (0,))])
-    model.bias_0[3] = bad
-    plan = planned(model)
-    run_prompt(plan, TOKENS[:2])
-    rows, tokens = np.arange(2, dtype=np.int32), np.zeros((1, 1), np.int32)
-    plan.run(GREEDY, NONE, NONE, NONE, rows, tokens, tokens[None])
-    assert plan.best_ids[:2].tolist() == [-1, -1]
 
 
 def test_body_and_head_in_one_call() -> None:

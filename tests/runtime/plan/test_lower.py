@@ -15,8 +15,7 @@ from quire._native import Activation, RowType
 from quire.cache_spec import PagedKV
 from quire.kernels.activations import gelu, relu, silu_and_mul
 from quire.kernels.elementwise import Scale, SoftCap, soft_cap
-from quire.kernels.embedding import Embed
-from quire.kernels.instruction import Columns, Convert
+from quire.kernels.instruction import Columns
 from quire.kernels.linear import Gemm, linear
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.paged_attention.instructions import Attend, WriteKv
@@ -98,42 +97,6 @@ def test_a_transformer_layer_has_no_instruction_that_only_moves_values() -> None
 
 
 @pytest.mark.parametrize(
-    ("weight_format", "row_type"),
-    [(Format.f32, "f32"), (Format.f16, "f32"), (Format.bf16, "bf16"), (Format.q4, "q8"), (Format.q4m, "q8")],
-)
-def test_makers_write_the_type_that_the_next_product_reads(weight_format: Any, row_type: str) -> None:
-    program = program_of(graph(("rms_norm", 0), ("linear", 1), ("layer_norm", 2), ("linear", 3)), weight_format)
-    assert kinds(program) == ["Embed", "Norm", "Gemm", "Norm", "Gemm"]
-    assert program.body[1].out.type == program.body[3].out.type == RowType[row_type]
-    assert program.hidden.type == RowType.f32
-
-
-def test_a_value_with_two_kinds_of_readers_is_converted_once() -> None:
-    """A sum, and two products which share the converted rows."""
-    program = program_of(
-        graph(("rms_norm", 0), ("linear", 1), ("linear", 1), ("add", 2, 3), ("add", 4, 1)), Format.bf16
-    )
-    conversions = [item for item in program.body if isinstance(item, Convert)]
-    assert [(item.x.buffer.type, item.out.type) for item in conversions] == [(RowType.f32, RowType.bf16)]
-    first, second = (item for item in program.body if isinstance(item, Gemm))
-    assert first.x == second.x == Columns(conversions[0].out, 0, WIDTH)
-
-
-def test_rows_are_converted_again_after_a_sum_in_place() -> None:
-    """x, then x + linear(x) in the same memory, both read by products."""
-    model = graph(("linear", 0), ("add", 0, 1), ("linear", 2), ("add", 2, 3))
-    program = program_of(model, Format.bf16)
-    assert kinds(program) == ["Embed", "Convert", "Gemm", "Convert", "Gemm"]
-    assert program.body[1].x.buffer is program.body[3].x.buffer is program.hidden
-    assert program.body[2].x.buffer is not program.body[4].x.buffer
-
-
-def test_a_sum_is_not_made_in_rows_that_the_same_product_reads() -> None:
-    program = program_of(graph(("linear", 0), ("add", 0, 1)), Format.f32)
-    assert kinds(program) == ["Embed", "Gemm", "Add"]
-
-
-@pytest.mark.parametrize(
     ("ops", "added"),
     [
         # x + linear(norm(x)): the one case of most models.
@@ -182,12 +145,6 @@ def test_activations_are_fused_into_the_product_before_them() -> None:
     assert [(item.activation, item.gated) for item in program.body if isinstance(item, Gemm)] == [
         (Activation.relu, False), (Activation.none, False),
     ]  # fmt: skip
-
-
-def test_an_activation_with_other_readers_of_its_input_stands_alone() -> None:
-    model = graph(("linear", 0), ("gelu", 1), ("add", 1, 2))
-    assert kinds(program_of(model)) == ["Embed", "Gemm", "Activate", "Add"]
-    torch.testing.assert_close(run_prompt(planned(model), TOKENS), expected(model, TOKENS))
 
 
 class Custom(nn.Module):
@@ -456,15 +413,6 @@ def test_caps_and_multiples_are_written_over_what_nothing_else_reads() -> None:
 def test_a_head_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(NotTraceableError, match="a head without a linear layer"):
         program_of(custom(lambda self, x, batch: x, compute_logits=lambda self, hidden: hidden))
-
-
-def test_positions_may_be_shifted_and_embedded() -> None:
-    def body(self: Any, x: Any, batch: Any) -> Any:
-        return x + nn.functional.embedding(batch.positions + 2 + 1, self.table)
-
-    tokens, positions = (item for item in program_of(custom(body)).body if isinstance(item, Embed))
-    assert (tokens.of_positions, tokens.offset) == (False, 0)
-    assert (positions.of_positions, positions.offset) == (True, 3)
 
 
 def test_formats_of_each_weight_decide_alone() -> None:

@@ -1,6 +1,5 @@
 """Whole models on symbols: what each architecture calls, and which models cannot be traced, with the reason."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import nn
 
 from quire.errors import ConfigError
-from quire.kernels.activations import silu_and_mul
 from quire.kernels.linear import linear
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.tracing import NotTraceableError
@@ -66,13 +64,6 @@ class Plain(nn.Module):
 
 def model_with(**methods: Any) -> nn.Module:
     return type("Changed", (Plain,), methods)()
-
-
-def test_a_plain_model() -> None:
-    traced = trace_model(Plain(), (0,))
-    assert [call.operation for call in traced.forward.calls] == [
-        "token_ids", "positions", "embedding", "linear", "rms_norm",
-    ]  # fmt: skip
 
 
 def test_the_batch_has_the_layers_caches_and_groups() -> None:
@@ -153,26 +144,3 @@ def test_errors_on_purpose_are_passed_on() -> None:
 
     with pytest.raises(ConfigError, match="a wrong option"):
         trace_model(model_with(middle=middle), (0,))
-
-
-def test_a_model_that_only_uses_what_it_is_given_may_have_any_names() -> None:
-    """Nothing is looked up by attribute but `compute_logits`."""
-
-    class Other(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = Embedding(10, 8)
-            self.parts = nn.ModuleList([Linear(8, 16), Linear(8, 8)])
-            self.notes = SimpleNamespace()
-
-        def forward(self, token_ids: Any, batch: Any) -> Any:
-            x = self.table(token_ids)
-            return x + self.parts[1](silu_and_mul(self.parts[0](x)))
-
-        def compute_logits(self, hidden: Any) -> Any:
-            return self.table.as_head(hidden)
-
-    traced = trace_model(Other(), (0,))
-    assert [call.operation for call in traced.forward.calls][2:] == [
-        "embedding", "linear", "gate", "linear", "add",
-    ]  # fmt: skip

@@ -7,14 +7,11 @@ import pytest
 
 from quire.server.errors import ApiError
 from quire.server.protocol.chat import ChatRequest
-from quire.server.protocol.fields import UNSUPPORTED, WITHOUT_EFFECT, known_names
+from quire.server.protocol.fields import UNSUPPORTED, WITHOUT_EFFECT
 from quire.server.protocol.prompts import CompletionRequest, EmbeddingRequest
 from quire.server.protocol.responses import ResponsesRequest
 from quire.server.protocol.validation import parse_body, validate
 from tests.server.fake_engine import CHAT, MESSAGES
-
-ELSEWHERE = {"audio", "function_call", "prompt", "response_format", "tools", "tool_choice"}
-"""Unsupported by some routes only."""
 
 
 def refusal(value: Any, kind: Any = ChatRequest) -> ApiError:
@@ -124,10 +121,6 @@ def test_default_of_vllm_is_accepted_and_its_opposite_refused() -> None:
         error = refusal({**CHAT, name: value})
         assert (error.status, error.code, error.param) == (400, "invalid_parameter", name)
     assert refusal({**CHAT, "store": 0}).message == "store must be a valid boolean, got 0"
-
-
-def test_unsupported_names_are_fields_of_few_routes() -> None:
-    assert set(UNSUPPORTED) & known_names() == ELSEWHERE
 
 
 def test_long_values_and_names_are_cut() -> None:

@@ -50,18 +50,6 @@ async def test_stop_strings_and_tokens_say_what_matched() -> None:
 
 
 @in_loop
-async def test_log_probabilities() -> None:
-    # Token 72, "H", is made the likeliest.
-    answer = await ask(
-        {"logprobs": True, "top_logprobs": 2, "max_tokens": 1},
-        logprobs=lambda known: [-0.1 if token_id == 72 else -9.0 - token_id for token_id in range(260)],
-    )
-    (entry,) = answer["choices"][0]["logprobs"]["content"]
-    assert (entry["token"], entry["logprob"], entry["bytes"]) == ("H", -0.1, [72])
-    assert [top["bytes"] for top in entry["top_logprobs"]] == [[72], [0]]
-
-
-@in_loop
 async def test_log_probabilities_of_the_prompt() -> None:
     answer = await ask({"prompt_logprobs": 1, "max_tokens": 1, "return_token_ids": True})
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"] == 4

@@ -148,12 +148,6 @@ async def test_usage_of_all_prompts_comes_last() -> None:
 
 
 @in_loop
-async def test_streamed_log_probabilities_continue_their_offsets() -> None:
-    found = await stream({"prompt": "a", "logprobs": 1, "max_tokens": 3})
-    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in found] == [[0], [1], [2]]
-
-
-@in_loop
 async def test_one_bad_prompt_refuses_them_all_before_anything_runs() -> None:
     app, engine = make_server()
     async with requests_to(app) as client:

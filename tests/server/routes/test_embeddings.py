@@ -67,16 +67,6 @@ async def test_dimensions_keep_the_first_numbers_normalised_again() -> None:
     ]  # fmt: skip
 
 
-@in_loop
-async def test_text_that_is_too_long_is_refused_or_cut() -> None:
-    app, _ = make_server()
-    async with requests_to(app) as client:
-        body = {"model": MODEL, "input": "x" * 150}
-        assert_error(await client.post(PATH, json=body), 400, "context_length_exceeded")
-        answer = (await client.post(PATH, json={**body, "truncate_prompt_tokens": 100})).json()
-    assert answer["usage"]["prompt_tokens"] == 100
-
-
 @pytest.mark.parametrize(("side", "last"), [(None, "b"), ("right", "b"), ("left", "f")])
 @in_loop
 async def test_truncation_keeps_the_start_of_a_text_unless_side_is_left(side: str | None, last: str) -> None:

@@ -89,6 +89,8 @@ def test_a_named_function_is_one_call_of_it(parallel: bool) -> None:
         ({"type": "object", "additionalProperties": True}, True),
         ({"type": "object", "patternProperties": {"^a": {}}}, True),
         ({"anyOf": [{"type": "object", "properties": {"a": {}}}]}, True),
+        ({}, False),
+        ({"properties": {"b": {"type": "number"}}}, False),
     ],
 )
 def test_undeclared_keys_are_forbidden_unless_parameters_allow_them(
@@ -97,6 +99,24 @@ def test_undeclared_keys_are_forbidden_unless_parameters_allow_them(
     schema = tool_choice_schema([tool("f", parameters=parameters)], "required", parallel_tool_calls=False)
     assert allows(schema, '{"name":"f","arguments":{"a":1}}') is accepts_other_keys
     assert allows(schema, '{"name":"f","arguments":{}}')
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "is_allowed"),
+    [
+        ({"properties": {"a": {"items": {"properties": {"b": {}}}}}}, {"a": [{"b": 1}]}, True),
+        ({"properties": {"a": {"items": {"properties": {"b": {}}}}}}, {"a": [{"b": 1, "c": 1}]}, False),
+        ({"properties": {"map": {"type": "object"}}}, {"map": {"any": 1}}, True),
+        ({"type": "object", "minProperties": 1}, {"any": 1}, True),
+        ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, {"a": 1, "b": 1}, True),
+    ],
+)
+def test_nested_objects_are_closed_and_maps_and_combined_schemas_are_open(
+    parameters: dict[str, Any], arguments: dict[str, Any], is_allowed: bool
+) -> None:
+    schema = tool_choice_schema([tool("f", parameters=parameters)], "required", parallel_tool_calls=False)
+    text = json.dumps({"name": "f", "arguments": arguments}, separators=(",", ":"))
+    assert allows(schema, text) is is_allowed
 
 
 def test_references_within_parameters_are_kept() -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from quire.kernels.case import Arguments, Check, random
-from quire.kernels.paged_attention import AttentionStep, paged_attention
+from quire.kernels.paged_attention import paged_attention
 
 
 def make_arguments(
@@ -58,15 +59,8 @@ def make_arguments(
 
 
 def _formula(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    step: AttentionStep,
-    group_index: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    q: Any, kv_cache: Any, step: Any, group_index: int, scale: float, window: Any, soft_cap: Any, sinks: Any
+) -> Any:
     """Softmax attention per request, with all keys of the request gathered, and repeated per query head."""
     block_size, kv_heads = kv_cache.shape[2:4]
     outs = [q[:0]]
