@@ -32,6 +32,9 @@ PLAN_BLOCK_MULTIPLE = 16
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 MAX_RANKS = 64
+PIPELINE_STEP_TOKENS = 256
+"""Budget of a step of several stages, unless one is chosen: a prompt then is several steps, which stages compute at the
+same time, and products of so many rows take no longer per row than those of more."""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
@@ -40,7 +43,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
 
     Raises: ConfigError for options that contradict each other or the model; MemoryCapacityError for what does not fit.
     """
-    _check_options(options)
+    _check_options(options, model)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
     block_size = _resolve_block_size(options, device, model, decisions)
@@ -75,7 +78,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         max_long_partial_prefills=options.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
-        multi_step_decode=options.multi_step_decode,
+        pipeline_stages=options.pipeline_parallel_size,
+        multi_step_decode=_resolve_multi_step(options, decisions),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
@@ -86,12 +90,15 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )  # fmt: skip
 
 
-def _check_options(options: EngineOptions) -> None:
-    if options.tensor_parallel_size > MAX_RANKS:
-        raise ConfigError(
-            f"tensor_parallel_size={options.tensor_parallel_size} is above the limit of {MAX_RANKS} ranks on a"
-            f" machine: --tensor-parallel-size {MAX_RANKS} or fewer"
-        )
+def _check_options(options: EngineOptions, model: ModelConfig) -> None:
+    for name, most, limit in (
+        ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
+        ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
+        ("pipeline_parallel_size", MAX_RANKS // options.tensor_parallel_size, f"the limit of {MAX_RANKS} ranks in all"),
+    ):
+        if getattr(options, name) > most:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{name}={getattr(options, name)} is above {limit}: {flag} {most} fits")
     if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
         raise ConfigError(
             f"quantization={options.quantization!r} contradicts dtype='float32', which computes with the stored values:"
@@ -139,10 +146,12 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
         "quantization": options.quantization is not None,
         "kv_cache_dtype": options.kv_cache_dtype == "int8",
         "tensor_parallel_size": options.tensor_parallel_size > 1,
+        "pipeline_parallel_size": options.pipeline_parallel_size > 1,
     }
     option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)
     if against is not None and option is not None:
-        fitting = "--tensor-parallel-size 1 fits" if option == "tensor_parallel_size" else f"leave {option} unset"
+        is_size = option.endswith("_size")
+        fitting = f"--{option.replace('_', '-')} 1 fits" if is_size else f"leave {option} unset"
         raise ConfigError(
             f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
@@ -152,14 +161,22 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
 
 
 def _explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
-    num_ranks = options.tensor_parallel_size
-    if num_ranks == 1:
-        return
+    num_ranks = options.num_ranks
     num_threads = max(1, hardware.num_threads // num_ranks)
     reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
     if num_ranks > hardware.num_threads:
         reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
-    decisions.append(Decision("tensor_parallel_size", str(num_ranks), reason))
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(options, name) > 1:
+            decisions.append(Decision(name, str(getattr(options, name)), reason))
+
+
+def _resolve_multi_step(options: EngineOptions, decisions: list[Decision]) -> int:
+    if options.pipeline_parallel_size == 1 or options.multi_step_decode == 1:
+        return options.multi_step_decode
+    reason = "the first stage of a pipeline needs a token before it can compute the next"
+    decisions.append(Decision("multi_step_decode", "1", reason))
+    return 1
 
 
 def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, decisions: list[Decision]) -> str:
@@ -213,6 +230,16 @@ def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig,
 
 def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: list[Decision]) -> int:
     budget = options.max_num_batched_tokens
+    if (
+        options.pipeline_parallel_size > 1
+        and options.enable_chunked_prefill
+        and budget == DEFAULT_MAX_NUM_BATCHED_TOKENS
+    ):
+        budget = max(PIPELINE_STEP_TOKENS, options.max_num_seqs)
+        decisions.append(
+            Decision("max_num_batched_tokens", str(budget), "stages compute parts of a prompt side by side")
+        )
+        return budget
     if options.enable_chunked_prefill or budget >= model_len:
         return budget
     if budget != DEFAULT_MAX_NUM_BATCHED_TOKENS:
