@@ -81,8 +81,9 @@ class RankExecutor(InProcessExecutor):
 
     def collect(self) -> StepResult:
         """See `Executor`. Raises: EngineDeadError if a rank is lost or fails, or after `shutdown`."""
+        if self._worker is None:
+            raise EngineDeadError("the executor was shut down; build a new engine")
         self._processes.check()
-        assert self._worker is not None
         runner = self._worker.runner
         output = self._in_flight.popleft()
         try:

@@ -6,7 +6,6 @@ since that depends on the clock and on messages. Ranks of earlier stages sample 
 Next to read: `kernels/collective.py`, `links.py`; `parallel/tensor_parallel.py` for the processes.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -129,21 +128,19 @@ class StageRunner(ModelRunner):
 
     def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
         super().__init__(config, forward, cache, sampler)
-        self._sampled: deque[tuple[int, list[RequestState]]] = deque()
+        self._sampled: dict[int, list[RequestState]] = {}
 
     def take(self, yielded: Iterable[Yielded]) -> None:
         """Append the tokens of earlier steps, but those of requests that were forgotten since."""
         for step_id, token_ids in yielded:
-            oldest_id, states = self._sampled.popleft()
-            assert oldest_id == step_id
-            for state in states:
+            for state in self._sampled.pop(step_id, ()):
                 request_id = state.new.request_id
                 if self.states.by_id.get(request_id) is state and not state.new.awaits_external_token:
                     for token_id in token_ids.get(request_id, ()):
                         self.states.append(state, token_id)
 
     def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
-        self._sampled.append((output.step_id, [state for _, state, _ in layout.sampled]))
+        self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
         self.forward.run(layout, self.states, only_likeliest=False)
         return StepResult(output.step_id, ())
 

@@ -19,7 +19,7 @@ from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.stored_plan import load_plan
 from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, make_sampler
-from quire.types import SchedulerOutput
+from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -62,11 +62,11 @@ class Worker:
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links)
 
-    def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> None:
-        """Run a step on a rank whose result nobody reads. `yielded`: of earlier steps."""
+    def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
+        """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""
         if isinstance(self.runner, StageRunner):
             self.runner.take(yielded)
-        self.runner.run(output)
+        return self.runner.run(output)
 
     def _make_forward(
         self, checkpoint: Checkpoint, progress: Progress | None, links: Links
