@@ -26,16 +26,18 @@ from quire.config import (
 )
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.memory_plan import Memory, fit_model_len, plan_blocks, split_memory, wanted_model_len
+from quire.rank_plan import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    check_sizes,
+    decode_iterations,
+    explain_ranks,
+    step_tokens,
+)
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads the keys of this many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
-MAX_RANKS = 64
-PIPELINE_STEP_TOKENS = 256
-"""Budget of a step of several stages, unless one is chosen: a prompt then is several steps, which stages compute at the
-same time, and products of so many rows take no longer per row than those of more."""
-DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
 def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> EngineConfig:
@@ -43,7 +45,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
 
     Raises: ConfigError for options that contradict each other or the model; MemoryCapacityError for what does not fit.
     """
-    _check_options(options, model)
+    _check_options(options)
+    check_sizes(options, model)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
     block_size = _resolve_block_size(options, device, model, decisions)
@@ -61,7 +64,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
-    _explain_ranks(options, hardware, decisions)
+    explain_ranks(options, hardware, decisions)
     _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
     num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
     max_model_len = fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
@@ -79,7 +82,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
         pipeline_stages=options.pipeline_parallel_size,
-        multi_step_decode=_resolve_multi_step(options, decisions),
+        multi_step_decode=decode_iterations(options, decisions),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
@@ -90,15 +93,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     )  # fmt: skip
 
 
-def _check_options(options: EngineOptions, model: ModelConfig) -> None:
-    for name, most, limit in (
-        ("pipeline_parallel_size", model.num_layers, f"the model's {model.num_layers} layers"),
-        ("tensor_parallel_size", MAX_RANKS, f"the limit of {MAX_RANKS} ranks on a machine"),
-        ("pipeline_parallel_size", MAX_RANKS // options.tensor_parallel_size, f"the limit of {MAX_RANKS} ranks in all"),
-    ):
-        if getattr(options, name) > most:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{name}={getattr(options, name)} is above {limit}: {flag} {most} fits")
+def _check_options(options: EngineOptions) -> None:
     if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
         raise ConfigError(
             f"quantization={options.quantization!r} contradicts dtype='float32', which computes with the stored values:"
@@ -160,25 +155,6 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
     return against is None
 
 
-def _explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
-    num_ranks = options.num_ranks
-    num_threads = max(1, hardware.num_threads // num_ranks)
-    reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if num_ranks > hardware.num_threads:
-        reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(options, name) > 1:
-            decisions.append(Decision(name, str(getattr(options, name)), reason))
-
-
-def _resolve_multi_step(options: EngineOptions, decisions: list[Decision]) -> int:
-    if options.pipeline_parallel_size == 1 or options.multi_step_decode == 1:
-        return options.multi_step_decode
-    reason = "the first stage of a pipeline needs a token before it can compute the next"
-    decisions.append(Decision("multi_step_decode", "1", reason))
-    return 1
-
-
 def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, decisions: list[Decision]) -> str:
     chosen = canonical_dtype(options.dtype)
     if chosen is not None:
@@ -229,17 +205,7 @@ def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig,
 
 
 def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: list[Decision]) -> int:
-    budget = options.max_num_batched_tokens
-    if (
-        options.pipeline_parallel_size > 1
-        and options.enable_chunked_prefill
-        and budget == DEFAULT_MAX_NUM_BATCHED_TOKENS
-    ):
-        budget = max(PIPELINE_STEP_TOKENS, options.max_num_seqs)
-        decisions.append(
-            Decision("max_num_batched_tokens", str(budget), "stages compute parts of a prompt side by side")
-        )
-        return budget
+    budget = step_tokens(options, decisions)
     if options.enable_chunked_prefill or budget >= model_len:
         return budget
     if budget != DEFAULT_MAX_NUM_BATCHED_TOKENS:

@@ -109,6 +109,7 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
         prefill_tokens_per_decode=rng.choice((None, 1, 3)) if chunked else None,
         multi_step_decode=rng.choice([1, 1, 2, 5]),
         max_in_flight=rng.choice([1, 2, 2, 3]),
+        pipeline_stages=rng.choice([1, 1, 1, 1, 2]),
         policy="priority" if is_crowded else rng.choice(["fcfs", "priority", "sjf"]),
     )
 
@@ -124,6 +125,8 @@ class Workload:
         self.jobs = [Job(rng, index, is_crowded=is_crowded) for index in range(rng.randint(1, 9))]
         self.losses = {rng.randint(1, 60) for _ in range(rng.choice([0, 0, 1, 4]))}
         self.draft_share = rng.choice([0.0, 0.3, 0.9])
+        if self.config.pipeline_stages > 1 and any(group.spec.is_state for group in self.config.kv_cache_groups):
+            self.draft_share = 0.0  # the fake cannot tell which blocks are free when a state was taken back
         self.events = EventLog(1_000_000)
         self.driver = Driver(self.config, Scheduler(self.config, self.events), vocab_size=VOCAB_SIZE)
         self.driver.executor.fails = self._fails

@@ -89,8 +89,9 @@ class Worker:
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                     tile_rows=config.tile_rows,
                 )
-                ops, weights, recording, layers = plan
-                config = config if layers is None else replace(config, scheduler=config.scheduler.of_layers(layers))
+                ops, weights, recording = plan
+                if ops.layers is not None:
+                    config = replace(config, scheduler=config.scheduler.of_layers(range(*ops.layers)))
                 cache = CacheEngine(config)
                 planned = PlannedModel(
                     ops, weights, kv_layers(config, cache), limits, self.pool, links.exchange, recording=recording

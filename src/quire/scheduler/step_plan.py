@@ -78,7 +78,6 @@ class StepPlan:
         self.num_reserved_blocks = 0
         self.num_lookahead_tokens = 0
         self.is_blocked = False
-        self.num_decodes_left = config.max_num_batched_tokens
         self.is_pipelined = config.pipeline_stages > 1
 
     def limit_prefill(self, running: Iterable[Request], step_tokens: int = 0) -> None:
@@ -89,11 +88,14 @@ class StepPlan:
             if num_decodes:
                 self._prefill_budget = max(max(MIN_STEP_TOKENS, step_tokens) - num_decodes, per_decode * num_decodes)
 
-    def share_decodes(self, running: Iterable[Request]) -> None:
-        """Limit the decodes of this step to a stage's share, so that the steps in flight keep all stages busy."""
-        if self.is_pipelined:
-            num_decodes = sum(request.num_tokens - request.num_computed_tokens <= 1 for request in running)
-            self.num_decodes_left = -(-num_decodes // self._config.pipeline_stages)
+    def may_compute(self, running: Sequence[Request]) -> tuple[Request, ...]:
+        """Return the running requests without those beyond this step's share of the decodes: each stage gets some."""
+        if not self.is_pipelined:
+            return tuple(running)
+        decodes = [request for request in running if request.num_tokens - request.num_computed_tokens <= 1]
+        share = -(-len(decodes) // self._config.pipeline_stages)
+        others = set([request for request in decodes if request.num_uncomputed_tokens][share:])
+        return tuple(request for request in running if request not in others)
 
     def allow_lookahead(self, running: Sequence[Request], num_free_blocks: int) -> None:
         """Enable multi-step decode if every running request decodes and enough blocks are free.
@@ -190,10 +192,9 @@ class StepPlanner:
         """Decide a step of all requests that can run. `is_first`: no step is in flight."""
         plan, requests = StepPlan(self._config), self._requests
         plan.limit_prefill(requests.running, step_tokens)
-        plan.share_decodes(requests.running)
         if not requests.waiting or not requests.num_free_places():
             plan.allow_lookahead(requests.running, self._blocks.num_free)
-        self._continue_running(tuple(requests.running), plan)
+        self._continue_running(plan.may_compute(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)
             # If only requests that await an external token hold blocks, requests that wait for blocks go first.
@@ -234,10 +235,6 @@ class StepPlanner:
                 num_tokens = self._blocks.chunk_limit(request, num_tokens)
             if num_tokens == 0:  # its next token is not decided yet, or the prefill budget is spent
                 continue
-            if num_left == 1:
-                if plan.num_decodes_left == 0:
-                    continue
-                plan.num_decodes_left -= 1
             drafts: tuple[int, ...] = ()
             if request.draft_token_ids and num_tokens == num_left:
                 drafts = plan.choose_drafts(request, num_tokens, len(requests), self._blocks)
@@ -415,9 +412,8 @@ def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRe
     request.num_computed_tokens += share.num_tokens - len(drafts)
     request.draft_token_ids = ()
     # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
-    # The stages of a pipeline would wait for the token.
     num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
-    may_follow = max_new_tokens == 1 and not plan.is_pipelined
+    may_follow = max_new_tokens == 1 and not plan.is_pipelined  # the first stage would wait for the token
     if may_follow and not request.awaits_external_token and num_output < request.max_tokens:
         request.num_pending_tokens += 1
     return item

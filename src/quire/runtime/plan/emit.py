@@ -182,6 +182,7 @@ class NativeOps(msgspec.Struct, frozen=True):
         counters: how many each counting instruction keeps.
         gives_likeliest: True if `GREEDY` is a part.
         inputs, outputs: of a stage the values that it receives and sends, and their columns.
+        layers: of a stage its first layer, and the first of the next; None: all.
     """
 
     ops: list[NativeOp]
@@ -194,6 +195,7 @@ class NativeOps(msgspec.Struct, frozen=True):
     gives_likeliest: bool
     inputs: list[tuple[RowsAt, int]] = []
     outputs: list[tuple[RowsAt, int]] = []
+    layers: tuple[int, int] | None = None
 
 
 class PlannedModel:

@@ -93,6 +93,7 @@ def record(program: Program, weights: PackedWeights, exchange: _native.Exchange 
     ops = NativeOps(
         recorder.ops, num_body_ops, recorder.places, hidden, logits, recorder.constants, recorder.num_counters,
         gives_likeliest, passed[: len(program.inputs)], passed[len(program.inputs) :],
+        None if program.layers is None else (program.layers.start, program.layers.stop),
     )  # fmt: skip
     return Recording(program, ops, recorder.instructions, recorder.counter_index)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quire.layers.group import Group
     from quire.runtime.plan.record import Recording
 
-Loaded = tuple[NativeOps, PackedWeights, "Callable[[], Recording]", range | None]
+Loaded = tuple[NativeOps, PackedWeights, "Callable[[], Recording]"]
 T = TypeVar("T")
 
 logger = logging.getLogger("quire.runtime")
@@ -111,8 +111,7 @@ def load_plan(
     group: "Group",
     links: Links = ONE_RANK,
 ) -> Loaded:
-    """Return the ops of this rank's share of the model, its packed weights, a function that gives the instructions, and
-    the layers of its stage; None: all.
+    """Return the ops of this rank's share of the model, its packed weights, and a function that gives the instructions.
 
     Raises: as `plan_model`.
     """
@@ -130,7 +129,7 @@ def load_plan(
         formats = {name: WeightFormat[item.format] for name, item in stored.parameters.items() if item.format}
         weights = PackedWeights(stored.parameters, formats, config.threads_per_rank)
         fill(weights.put, [_restored(item, checkpoint.tensors) for item in stored.placements], progress)
-        return stored.ops, weights, recording, None
+        return stored.ops, weights, recording
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
 
@@ -142,7 +141,7 @@ def load_plan(
             parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
                           for name, shape in weights.shapes.items()}  # fmt: skip
             write("plan", key, StoredPlan(recorded.ops, parameters, described))  # type: ignore[arg-type]  # no None
-    return recorded.ops, weights, lambda: recorded, program.layers
+    return recorded.ops, weights, lambda: recorded
 
 
 def make_model_config(
