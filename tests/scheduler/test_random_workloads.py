@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -109,7 +110,6 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
         prefill_tokens_per_decode=rng.choice((None, 1, 3)) if chunked else None,
         multi_step_decode=rng.choice([1, 1, 2, 5]),
         max_in_flight=rng.choice([1, 2, 2, 3]),
-        pipeline_stages=rng.choice([1, 1, 1, 1, 2]),
         policy="priority" if is_crowded else rng.choice(["fcfs", "priority", "sjf"]),
     )
 
@@ -121,7 +121,7 @@ class Workload:
         self.rng = rng = random.Random(seed)
         self.counts = counts
         is_crowded = seed % 4 == 0
-        self.config = random_config(rng, is_crowded=is_crowded)
+        self.config = replace(random_config(rng, is_crowded=is_crowded), pipeline_stages=1 + (seed % 7 == 3))
         self.jobs = [Job(rng, index, is_crowded=is_crowded) for index in range(rng.randint(1, 9))]
         self.losses = {rng.randint(1, 60) for _ in range(rng.choice([0, 0, 1, 4]))}
         self.draft_share = rng.choice([0.0, 0.3, 0.9])
