@@ -124,6 +124,11 @@ class EngineOptions:
         """Processes that share the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    def describe_ranks(self) -> str:
+        """Return both parallel sizes above 1, as in "TP 2, PP 2"."""
+        sizes = (("TP", self.tensor_parallel_size), ("PP", self.pipeline_parallel_size))
+        return ", ".join(f"{name} {size}" for name, size in sizes if size > 1)
+
     @classmethod
     def from_kwargs(cls, model: str | os.PathLike[str] | None = None, **kwargs: Any) -> "EngineOptions":
         """Build from keyword arguments. Raises ConfigError on an unknown name, with the nearest known one."""

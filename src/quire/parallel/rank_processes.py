@@ -24,12 +24,10 @@ from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
 from quire.parallel.rank_messages import FromRank, RankFailed, StartRank, Step
 from quire.runtime.hardware import cpus_of_ranks
-from quire.runtime.links import RankMemory
+from quire.runtime.links import NUM_SPINS, RankMemory
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.parallel")
-NUM_SPINS = 400
-"""Looks at another rank's progress before the core is offered to others: about 20 µs."""
 SEND_BYTES = 4 << 20
 RECEIVE_BYTES = 1 << 16
 KILL_AFTER_S = 5.0

@@ -4,6 +4,9 @@ Stages divide the layers of a model, and the ranks of a stage divide each layer.
 samples; the first stage follows it. Next to read: `ranks.py` for the steps, `parallel/rank_processes.py`.
 """
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +16,12 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError
+from quire.runtime.hardware import cpus_of_ranks
 
 RANK_LOST = "a rank of the model is lost"
 PAGE_BYTES = 4096
+NUM_SPINS = 400
+"""Looks at another rank's progress before the core is offered to others: about 20 µs."""
 
 
 class Channel(Protocol):
@@ -130,3 +136,32 @@ class RankMemory:
 def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:
     """Return the stage of a rank, and its place among the ranks of the stage."""
     return (rank // group_size - 1) % num_stages, rank % group_size
+
+
+def measure_all_reduce(num_ranks: int, width: int = 1024, num_sums: int = 200) -> float:
+    """Return the microseconds of a sum of one row over ranks that are threads here, each on its own cores."""
+    layout = RankMemory(1, num_ranks, 1)
+    memory = np.zeros(layout.num_bytes + PAGE_BYTES, np.uint8)
+    address = memory.ctypes.data + -memory.ctypes.data % PAGE_BYTES
+    cpus = cpus_of_ranks(num_ranks)
+
+    def run(rank: int) -> float:
+        if cpus[rank]:
+            os.sched_setaffinity(0, cpus[rank])  # of this thread
+        exchange = layout.links(address, rank, NUM_SPINS).exchange
+        assert exchange is not None
+        x, out = np.ones((1, width), np.float32), np.empty((1, width), np.float32)
+        sides = [_native.Rows(values.ctypes.data, 4 * width, _native.RowType.f32) for values in (x, out)]
+        plan, zero, one = _native.Plan(1, 1, 1), np.zeros(1, np.int32), np.ones(1, np.int32)
+        for _ in range(num_sums):
+            plan.all_reduce(*sides, width, exchange.address)
+        step = (zero.ctypes.data, zero.ctypes.data, one.ctypes.data, 0, zero.ctypes.data, 1, 0, 0, 0)
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            plan.run(1, 1, 0, *step)
+            times.append(time.perf_counter() - started)
+        return min(times) / num_sums * 1e6
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return max(pool.map(run, range(num_ranks)))
