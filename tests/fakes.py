@@ -88,6 +88,7 @@ class FakeExecutor:
     def __init__(self, config: SchedulerConfig, *, vocab_size: int = 1000, next_token: NextToken | None = None) -> None:
         self.vocab_size = vocab_size
         self.max_in_flight = config.max_in_flight
+        self._num_stages = config.pipeline_stages
         self.is_shut_down = False
         self.num_steps = 0
         self.ends_early = False
@@ -271,8 +272,19 @@ class FakeExecutor:
             last = 0 if is_state else (start + num_tokens - 1) // self._block_size
             for at in range(0 if is_state else start // self._block_size, last + 1):
                 self._need(at < len(table) and table[at] != NULL_BLOCK_ID, f"'{name}' has no block {at}")
-                owners = self._owners[table[at]]
+                owners = self._owners[table[at]] - self._num_behind_drafts(sequence, table[at])
                 self._need(owners == 1, f"'{name}' writes block {table[at]} shared by {owners}")
+
+    def _num_behind_drafts(self, writer: FakeSequence, block_id: int) -> int:
+        """Count other tables with the block behind rejected drafts: stages may compute others before they are cut."""
+        if self._num_stages == 1:
+            return 0
+        others = [other for other in self._sequences.values() if other is not writer]
+        return sum(
+            block_id in table[-(-other.num_computed // self._block_size) :]
+            for other in others
+            for table in other.tables
+        )
 
     def _write(self, sequence: FakeSequence, num_tokens: int) -> None:
         name, start = sequence.new.request_id, sequence.num_computed

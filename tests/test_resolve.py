@@ -232,6 +232,29 @@ def test_each_rank_has_its_share_of_heads_weights_and_memory() -> None:
         resolved(replace(CPU, available_memory_bytes=2 * GIB), tensor_parallel_size=3, max_num_batched_tokens=65536)
 
 
+def test_stages_compute_short_steps_of_one_iteration() -> None:
+    config = resolved(pipeline_parallel_size=2, tensor_parallel_size=3)
+    assert config.threads_per_rank == 1
+    settings = config.scheduler
+    assert (settings.pipeline_stages, settings.multi_step_decode, settings.max_num_batched_tokens) == (2, 1, 256)
+    assert "the first stage" in reason(config, "multi_step_decode")
+    assert resolved(pipeline_parallel_size=2, max_num_seqs=300).scheduler.max_num_batched_tokens == 300
+    assert resolved(pipeline_parallel_size=2, max_num_batched_tokens=512).scheduler.max_num_batched_tokens == 512
+
+
+def test_copies_of_parameters_count_as_memory() -> None:
+    """Six ranks hold each of three KV heads twice; the last stage holds the embedding as its head."""
+    options = {"max_num_seqs": 4, "max_model_len": 512, "dtype": "bfloat16", "max_num_batched_tokens": 512}
+    messages = []
+    for sizes in ({"tensor_parallel_size": 3}, {"tensor_parallel_size": 6}, {"pipeline_parallel_size": 2}):
+        with pytest.raises(MemoryCapacityError) as raised:
+            resolved(replace(CPU, available_memory_bytes=2**20), **sizes, **options)
+        messages.append(re.search(r"weights need ([\d.]+) MiB", str(raised.value))[1])  # type: ignore[index]
+    heads, table = 2 * 30 * 3 * 64 * 576, 49152 * 576
+    expected = [135_000_000 / 3, (135_000_000 + heads) / 6, 135_000_000 + table]
+    assert [float(message) for message in messages] == pytest.approx([2 * count / 2**20 for count in expected], abs=0.5)
+
+
 def test_models_with_states_get_larger_blocks() -> None:
     model = replace(MODEL, cache_specs=(*FULL[:8], *[RecurrentState(2**20)] * 24))
     config = resolved(model=model)
@@ -297,6 +320,9 @@ TINIER_CPU = cpu(base=OLD_CPU, left_bytes=100_000_000)
         (CPU, {"tensor_parallel_size": 2, "block_size": 8}, ConfigError, ["of 16 tokens", "--tensor-parallel-size 1"]),
         (GPU, {"tensor_parallel_size": 2}, ConfigError, ["on a GPU", "--tensor-parallel-size 1"]),
         (CPU, {"tensor_parallel_size": 65}, ConfigError, ["--tensor-parallel-size 64"]),
+        (CPU, {"pipeline_parallel_size": 31}, ConfigError, ["the model's 30 layers", "--pipeline-parallel-size 30"]),
+        (CPU, {"tensor_parallel_size": 3, "pipeline_parallel_size": 22}, ConfigError, ["--pipeline-parallel-size 21"]),
+        (CPU, {"pipeline_parallel_size": 2, "enforce_eager": True}, ConfigError, ["--pipeline-parallel-size 1"]),
         (CPU, {"device": "cuda"}, ConfigError, ["--device auto"]),
         (CPU, {"max_long_partial_prefills": 2}, ConfigError, ["--max-long-partial-prefills 1"]),
         (

@@ -1,22 +1,13 @@
 #include "ranks/exchange.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "ranks/wait.h"
 
 namespace quire {
 namespace {
 
-constexpr int64_t kLine = 128;  // bytes: a word on its own pair of cache lines
 constexpr int64_t kBroadcastBytes = 64 << 10;
-constexpr int kYields = 20'000;  // some 10 ms; then the waiting thread sleeps between two looks
-constexpr int kSleepNanoseconds = 100'000;
-constexpr int kYieldsBetweenLooks = 16;  // at the word that says that the ranks have given up
 
 // In this order: the word "given up"; per rank the number of its last broadcast; per rank and thread that of its last
 // piece; values of a broadcast; slots.
@@ -32,28 +23,8 @@ std::byte* broadcast_values(const Exchange& e) {
   return e.memory + (words + 4095) / 4096 * 4096;
 }
 
-uint32_t read(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-void write(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-
-// Returns when `word` is `value` or later; false if the ranks have given up.
 bool wait_for(const Exchange& e, const uint32_t* word, uint32_t value) {
-  const auto is_there = [&] { return static_cast<int32_t>(read(word) - value) >= 0; };
-  for (int i = 0; i < e.num_spins; ++i) {
-    if (is_there()) return true;
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
-  for (int i = 0;; ++i) {
-    if (is_there()) return true;
-    if (i % kYieldsBetweenLooks == 0 && has_given_up(e)) return false;
-    if (i < kYields) {
-      sched_yield();
-    } else {
-      const timespec pause = {0, kSleepNanoseconds};
-      nanosleep(&pause, nullptr);
-    }
-  }
+  return wait_for_word(word, value, gave_up_word(e), e.num_spins);
 }
 
 }  // namespace
@@ -71,7 +42,7 @@ std::byte* slot_of(const Exchange& e, int64_t rank, int64_t thread, uint32_t pie
 }
 
 bool meet(const Exchange& e, int64_t thread, uint32_t piece) {
-  write(piece_word(e, e.rank, thread), piece);
+  write_word(piece_word(e, e.rank, thread), piece);
   for (int64_t rank = 0; rank < e.num_ranks; ++rank) {
     if (rank != e.rank && !wait_for(e, piece_word(e, rank, thread), piece)) return false;
   }
@@ -94,12 +65,12 @@ bool broadcast(const Exchange& e, int32_t* values, int64_t count) {
       if (!wait_for(e, broadcast_word(e, 0), number)) return false;
       std::memcpy(values + first, broadcast_values(e), bytes);
     }
-    write(mine, number);
+    write_word(mine, number);
   }
   return true;
 }
 
-void give_up(const Exchange& e) { write(gave_up_word(e), 1); }
-bool has_given_up(const Exchange& e) { return read(gave_up_word(e)) != 0; }
+void give_up(const Exchange& e) { write_word(gave_up_word(e), 1); }
+bool has_given_up(const Exchange& e) { return read_word(gave_up_word(e)) != 0; }
 
 }  // namespace quire

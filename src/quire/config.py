@@ -9,7 +9,7 @@ Next to read: `types.py`, then `engine/llm_engine.py`.
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.cache_spec import CacheGroup, CacheSpec
@@ -101,6 +101,9 @@ class EngineOptions:
     max_num_waiting: int | None = option(None, "length of the waiting queue; unset: unbounded")
     max_logprobs: int = option(20, "largest logprobs a request may ask for; -1: the whole vocabulary")
     tensor_parallel_size: int = option(1, "processes that share each layer, on the cores of this machine")
+    pipeline_parallel_size: int = option(
+        1, "stages of layers, each in processes of its own, that compute steps in turn"
+    )
     enforce_eager: bool = option(False, "run the model op by op in PyTorch, not as a native plan", group="debug")
     max_num_events: int = option(65536, "length of the event log's ring buffer", group="debug")
 
@@ -115,6 +118,16 @@ class EngineOptions:
             raise ConfigError(
                 f"dtype={self.dtype!r} is not one of auto, {', '.join(DTYPES)}{nearest(str(self.dtype), DTYPES)}"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def describe_ranks(self) -> str:
+        """Return both parallel sizes above 1, as in "TP 2, PP 2"."""
+        sizes = (("TP", self.tensor_parallel_size), ("PP", self.pipeline_parallel_size))
+        return ", ".join(f"{name} {size}" for name, size in sizes if size > 1)
 
     @classmethod
     def from_kwargs(cls, model: str | os.PathLike[str] | None = None, **kwargs: Any) -> "EngineOptions":
@@ -202,9 +215,25 @@ class SchedulerConfig:
     """Most tokens to decode per request in one step; 1 when a request waits or uses stop strings."""
     max_in_flight: int = 1
     """Steps that may be scheduled before the result of the oldest one is known."""
+    pipeline_stages: int = 1
+    """Stages that compute steps in turn: a step gets its share of the decodes, with known tokens only."""
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """Per layer the index of its KV cache group."""
+        found = {layer: index for index, group in enumerate(self.kv_cache_groups) for layer in group.layer_indices}
+        return tuple(found[layer] for layer in sorted(found))
+
+    def of_layers(self, layers: range) -> "SchedulerConfig":
+        """Return the same blocks, with these layers only."""
+        groups = (
+            replace(group, layer_indices=tuple(layer for layer in group.layer_indices if layer in layers))
+            for group in self.kv_cache_groups
+        )
+        return replace(self, kv_cache_groups=tuple(groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +270,14 @@ class EngineConfig:
         return 0 if self.batch_invariant else self.hardware.tile_rows
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages: processes."""
+        return self.options.num_ranks
+
+    @property
     def threads_per_rank(self) -> int:
         """Threads that compute in each rank."""
-        return max(1, self.hardware.num_threads // self.options.tensor_parallel_size)
+        return max(1, self.hardware.num_threads // self.num_ranks)
 
     @property
     def weight_bytes(self) -> int:
@@ -294,7 +328,7 @@ def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "multi_step_decode", "tensor_parallel_size", "max_num_events",
+        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "max_num_events",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is None:

@@ -66,7 +66,10 @@ def wanted_model_len(options: EngineOptions, model: ModelConfig) -> WantedLen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV."""
+    """Bytes: what each rank may use in all, of that for weights and for a step, and what is left for KV.
+
+    The stages of a pipeline count as one rank: together they hold all weights and all layers' KV.
+    """
 
     hardware: Hardware
     usable: int
@@ -92,11 +95,22 @@ def split_memory(
 ) -> Memory:
     """Divide the device's memory. `num_tokens`: of the largest step; `weights`: bytes of those of all ranks."""
     usable, num_ranks = hardware.available_memory_bytes, options.tensor_parallel_size
+    num_stages = options.pipeline_parallel_size
     if hardware.device != "cpu":
         usable = min(usable, int(options.gpu_memory_utilization * hardware.total_memory_bytes))
-    usable = max(0, usable - (num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
-    beside = bytes_beside(options, model, hardware.device, dtype, num_tokens)
+    usable = max(0, usable - (options.num_ranks - 1) * RANK_RESERVE_BYTES) // num_ranks
+    beside = num_stages * bytes_beside(options, model, hardware.device, dtype, num_tokens)
+    weights += _copied_parameters(options, model) * weights // max(1, model.num_parameters)
     return Memory(hardware, usable, -(-weights // num_ranks), beside, num_ranks)
+
+
+def _copied_parameters(options: EngineOptions, model: ModelConfig) -> int:
+    """Parameters that several ranks hold: KV heads of which there are fewer than ranks, and a table of tokens that is
+    the head of the last stage too."""
+    num_copies = max(0, options.tensor_parallel_size - model.num_kv_heads)
+    of_heads = 2 * model.num_layers * num_copies * model.head_size * model.hidden_size
+    is_tied = options.pipeline_parallel_size > 1 and model.hf_config.get("tie_word_embeddings") is not False
+    return of_heads + (model.vocab_size * model.hidden_size if is_tied else 0)
 
 
 def bytes_beside(options: EngineOptions, model: ModelConfig, device: str, dtype: str, num_tokens: int) -> int:

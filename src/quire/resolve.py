@@ -25,13 +25,18 @@ from quire.config import (
 )
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.memory_plan import Memory, fit_model_len, plan_blocks, split_memory, wanted_model_len
+from quire.rank_plan import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    check_sizes,
+    decode_iterations,
+    explain_ranks,
+    step_tokens,
+)
 
 PLAN_BLOCK_MULTIPLE = 16
 """Native attention reads the keys of this many tokens at once."""
 CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
-MAX_RANKS = 64
-DEFAULT_MAX_NUM_BATCHED_TOKENS = EngineOptions.__dataclass_fields__["max_num_batched_tokens"].default
 
 
 def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> EngineConfig:
@@ -40,6 +45,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     Raises: ConfigError for options that contradict each other or the model; MemoryCapacityError for what does not fit.
     """
     _check_options(options)
+    check_sizes(options, model)
     decisions: list[Decision] = []
     device = _resolve_device(options, hardware, decisions)
     if hardware.tuned:
@@ -59,7 +65,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     shape = PoolShape(groups, block_size, _resolve_batched_tokens(options, wanted_len.value, decisions))
     weights = weight_bytes(model, dtype, quantization=options.quantization, keeps_stored=keeps_stored)
     memory = split_memory(options, hardware, model, dtype, weights, shape.max_num_batched_tokens)
-    _explain_ranks(options, hardware, decisions)
+    explain_ranks(options, hardware, decisions)
     _check_weights_fit(options, model, memory, dtype, uses_plan=uses_plan)
     num_blocks = plan_blocks(options, memory, shape, wanted_len.value, decisions)
     max_model_len = fit_model_len(options, memory, shape, wanted_len, num_blocks, decisions)
@@ -76,7 +82,8 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         max_long_partial_prefills=options.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_threshold(options, shape.max_num_batched_tokens, decisions),
         prefill_tokens_per_decode=_resolve_prefill_share(options, device, decisions),
-        multi_step_decode=options.multi_step_decode,
+        pipeline_stages=options.pipeline_parallel_size,
+        multi_step_decode=decode_iterations(options, decisions),
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
@@ -88,11 +95,6 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
 
 
 def _check_options(options: EngineOptions) -> None:
-    if options.tensor_parallel_size > MAX_RANKS:
-        raise ConfigError(
-            f"tensor_parallel_size={options.tensor_parallel_size} is above the limit of {MAX_RANKS} ranks on a"
-            f" machine: --tensor-parallel-size {MAX_RANKS} or fewer"
-        )
     if options.quantization is not None and canonical_dtype(options.dtype) == "float32":
         raise ConfigError(
             f"quantization={options.quantization!r} contradicts dtype='float32', which computes with the stored values:"
@@ -140,27 +142,18 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
         "quantization": options.quantization is not None,
         "kv_cache_dtype": options.kv_cache_dtype == "int8",
         "tensor_parallel_size": options.tensor_parallel_size > 1,
+        "pipeline_parallel_size": options.pipeline_parallel_size > 1,
     }
     option = next((name for name, is_chosen in needs_plan.items() if is_chosen), None)
     if against is not None and option is not None:
-        fitting = "--tensor-parallel-size 1 fits" if option == "tensor_parallel_size" else f"leave {option} unset"
+        is_size = option.endswith("_size")
+        fitting = f"--{option.replace('_', '-')} 1 fits" if is_size else f"leave {option} unset"
         raise ConfigError(
             f"{option}={getattr(options, option)!r} needs a native plan, which cannot be used: {against}; {fitting}"
         )
     reason = against or "the model's forward runs as one native call per step"
     decisions.append(Decision("execution", "eager" if against else "plan", reason))
     return against is None
-
-
-def _explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
-    num_ranks = options.tensor_parallel_size
-    if num_ranks == 1:
-        return
-    num_threads = max(1, hardware.num_threads // num_ranks)
-    reason = f"chosen; each rank is a process with {num_threads} of {hardware.num_threads} threads"
-    if num_ranks > hardware.num_threads:
-        reason = f"chosen; the {num_ranks} ranks take turns on {hardware.num_threads} cores, which is slow"
-    decisions.append(Decision("tensor_parallel_size", str(num_ranks), reason))
 
 
 def _resolve_dtype(options: EngineOptions, hardware: Hardware, uses_plan: bool, decisions: list[Decision]) -> str:
@@ -214,7 +207,7 @@ def _resolve_block_size(options: EngineOptions, device: str, model: ModelConfig,
 
 
 def _resolve_batched_tokens(options: EngineOptions, model_len: int, decisions: list[Decision]) -> int:
-    budget = options.max_num_batched_tokens
+    budget = step_tokens(options, decisions)
     if options.enable_chunked_prefill or budget >= model_len:
         return budget
     if budget != DEFAULT_MAX_NUM_BATCHED_TOKENS:

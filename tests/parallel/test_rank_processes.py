@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from quire.engine.driver import EngineDriver
 from quire.engine.llm import LLM
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, EngineDeadError, ModelFileError
-from quire.parallel.tensor_parallel import TensorParallelExecutor, create_executor
+from quire.parallel.rank_messages import Step
+from quire.parallel.tensor_parallel import RankExecutor, create_executor
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Scheduler
 from quire.structured_outputs import StructuredOutputsParams
@@ -45,17 +47,23 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.01)
 
 
+TENSOR, PIPELINE = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+in_stages = pytest.mark.parametrize("executor", [PIPELINE], indirect=True)
+both_ways = pytest.mark.parametrize("executor", [TENSOR, PIPELINE], indirect=True)
+
+
 @pytest.fixture
-def executor() -> Iterator[TensorParallelExecutor]:
-    config, checkpoint = tiny_llama(block_size=16, tensor_parallel_size=2)
+def executor(request: pytest.FixtureRequest) -> Iterator[RankExecutor]:
+    """Two ranks of one stage, or `request.param`."""
+    config, checkpoint = tiny_llama(block_size=16, **getattr(request, "param", TENSOR))
     made = create_executor(config, checkpoint)
-    assert isinstance(made, TensorParallelExecutor)
+    assert isinstance(made, RankExecutor)
     yield made
     made.shutdown()
     assert rank_pids() == []
 
 
-def step_of(executor: TensorParallelExecutor, name: str = "r0") -> SchedulerOutput:
+def step_of(executor: RankExecutor, name: str = "r0") -> SchedulerOutput:
     """A first step, submitted."""
     config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
     scheduler = Scheduler(config.scheduler)
@@ -65,11 +73,13 @@ def step_of(executor: TensorParallelExecutor, name: str = "r0") -> SchedulerOutp
     return output
 
 
-def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(executor: TensorParallelExecutor) -> None:
+@both_ways
+def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(executor: RankExecutor) -> None:
+    assert executor._worker is not None
+    settings = replace(executor._worker.config.scheduler, max_in_flight=executor.max_in_flight)
     for temperature in (0.0, 0.9):
-        config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
         items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
-        found, _ = run_to_end(Scheduler(config.scheduler), executor, items)
+        found, _ = run_to_end(Scheduler(settings), executor, items)
         items = [make_request(f"r{i}", prompt(i), seed=i, temperature=temperature) for i in range(4)]
         assert {name: tokens_of(results) for name, results in found.items()} == generate(*items, block_size=16)[0]
         forget = SchedulerOutput(99, (), (), (), (), (), forgets_all=True)
@@ -89,7 +99,8 @@ def test_processes_give_the_tokens_of_one_worker_then_fail_with_a_killed_rank(ex
         executor.collect()
 
 
-def test_rank_killed_while_rank_0_waits_for_it_ends_the_step(executor: TensorParallelExecutor) -> None:
+@in_stages
+def test_rank_killed_while_rank_0_waits_for_it_ends_the_step(executor: RankExecutor) -> None:
     (pid,) = rank_pids()
     os.kill(pid, signal.SIGSTOP)
     raised: list[BaseException] = []
@@ -110,7 +121,7 @@ def test_rank_killed_while_rank_0_waits_for_it_ends_the_step(executor: TensorPar
     assert "rank 1 of 2 was killed by SIGKILL" in str(raised[0])
 
 
-def test_error_in_a_step_ends_all_ranks(executor: TensorParallelExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_step_ends_all_ranks(executor: RankExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no such luck")
 
@@ -123,9 +134,10 @@ def test_error_in_a_step_ends_all_ranks(executor: TensorParallelExecutor, monkey
     wait_for_end(pid)
 
 
-def test_error_in_another_rank_ends_the_engine(executor: TensorParallelExecutor) -> None:
+@in_stages
+def test_error_in_another_rank_ends_the_engine(executor: RankExecutor) -> None:
     item = ScheduledRequest("stranger", 0, 1, 1, (), ())
-    executor._processes.send(SchedulerOutput(0, (), (item,), (), (), ()))
+    executor._processes.send(Step(SchedulerOutput(0, (), (item,), (), (), ())))
     step_of(executor)
     with pytest.raises(EngineDeadError, match="request 'stranger' was scheduled, but"):
         executor.collect()
@@ -133,10 +145,11 @@ def test_error_in_another_rank_ends_the_engine(executor: TensorParallelExecutor)
 
 _ENGINE = """
 import sys, time
+from quire.parallel.rank_messages import Step
 from quire.parallel.tensor_parallel import create_executor
 from tests.runtime.tiny_llama import tiny_llama
 
-executor = create_executor(*tiny_llama(block_size=16, tensor_parallel_size=2))
+executor = create_executor(*tiny_llama(block_size=16, tensor_parallel_size=2, pipeline_parallel_size=2))
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -147,10 +160,12 @@ def test_ranks_end_with_a_killed_engine() -> None:
     with subprocess.Popen([sys.executable, "-c", _ENGINE], cwd=root, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
-        (pid,) = rank_pids(engine.pid)
+        pids = rank_pids(engine.pid)
+        assert len(pids) == 3
         engine.kill()
         engine.wait(LIMIT_S)
-        wait_for_end(pid)
+        for pid in pids:
+            wait_for_end(pid)
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -174,7 +189,7 @@ def test_sizes_that_do_not_divide_name_the_nearest_and_start_no_process(monkeypa
 # --- The engine -----------------------------------------------------------------------------------
 
 
-def test_idle_engine_dies_with_a_rank(executor: TensorParallelExecutor) -> None:
+def test_idle_engine_dies_with_a_rank(executor: RankExecutor) -> None:
     """A server then replaces it before a request comes."""
     config, _ = tiny_llama(block_size=16, tensor_parallel_size=2)
     engine = LLMEngine(config, executor)
@@ -193,19 +208,19 @@ def test_idle_engine_dies_with_a_rank(executor: TensorParallelExecutor) -> None:
 
 
 @pytest.mark.model
-def test_three_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
+def test_ranks_write_smollm2s_text(smollm2_path: Path) -> None:
     """Nine query heads and three KV heads: three ranks fit and two do not. In bf16 the last bits may differ."""
     params = SamplingParams(temperature=0, max_tokens=24)
     texts = []
-    for size in (1, 3):
-        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "tensor_parallel_size": size}
-        with LLM(str(smollm2_path), **options) as llm:
+    for sizes in ({}, {"tensor_parallel_size": 3}, PIPELINE):
+        options = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4}
+        with LLM(str(smollm2_path), **options, **sizes) as llm:
             results = llm.generate(["The capital of France is", "1, 2, 3, 5,"], params, use_tqdm=False)
             form = StructuredOutputsParams(regex="(red|green|blue), [0-9]{3}")
             shaped = SamplingParams(temperature=1, seed=3, max_tokens=16, structured_outputs=form)
             results += llm.generate(["A colour and a number:"], shaped, use_tqdm=False)
         texts.append([result.outputs[0].text for result in results])
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
     assert re.fullmatch("(red|green|blue), [0-9]{3}", texts[1][-1])
     with pytest.raises(ConfigError, match=r"divide 9 attention heads; the nearest that fits: .* 1 or 3$"):
         LLM(str(smollm2_path), tensor_parallel_size=2)

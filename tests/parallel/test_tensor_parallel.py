@@ -1,5 +1,6 @@
 """Ranks that share a model give the tokens of one worker, however the work is cut. The ranks are threads here."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,12 @@ from tests.runtime.tiny_model import run_to_end, tokens_of
 
 LENGTHS = (3, 17, 40, 1)
 NUM_TOKENS = 9
-WIDE = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "attention_bias": True}
+WIDE = {
+    **LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "attention_bias": True,
+    "num_hidden_layers": 3,
+}  # fmt: skip
+SIZES = [(2, 1), (1, 3), (2, 2)]
+"""Ranks of a stage, and stages."""
 CASES = [(model_type, name) for model_type in model_types() for name in list(TINY_CONFIGS.get(model_type, {}))[:2]]
 
 
@@ -31,19 +37,21 @@ def requests(vocab_size: int = 53, **params: Any) -> list[Request]:
     return [Request(f"r{n}", ids, sampling, max_tokens=NUM_TOKENS, seed=n) for n, ids in enumerate(prompts)]
 
 
-def make(hf_config: dict[str, Any], size: int, **options: Any) -> tuple[EngineConfig, Executor]:
-    config, checkpoint = make_config(hf_config, tensor_parallel_size=size, **options), random_checkpoint(hf_config)
+def make(hf_config: dict[str, Any], size: int, num_stages: int = 1, **options: Any) -> tuple[EngineConfig, Executor]:
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    config, checkpoint = make_config(hf_config, **sizes, **options), random_checkpoint(hf_config)
     return config, executor(config, checkpoint)
 
 
 def executor(config: EngineConfig, checkpoint: Checkpoint) -> Executor:
-    if config.options.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return InProcessExecutor.create(config, checkpoint)
     return ThreadRanks(config, checkpoint)
 
 
 def generate(config: EngineConfig, ranks: Executor, items: list[Request]) -> dict[str, list[RequestResult]]:
-    return run_to_end(Scheduler(config.scheduler), ranks, items)[0]
+    settings = replace(config.scheduler, max_in_flight=ranks.max_in_flight)
+    return run_to_end(Scheduler(settings), ranks, items)[0]
 
 
 def tokens(found: dict[str, list[RequestResult]]) -> dict[str, list[int]]:
@@ -57,9 +65,9 @@ def tokens(found: dict[str, list[RequestResult]]) -> dict[str, list[int]]:
 def test_greedy_tokens_equal_those_of_one_worker(model_type: str, name: str) -> None:
     hf_config = full_config(model_type, TINY_CONFIGS[model_type][name])
     expected = tokens(generate(*make(hf_config, 1), requests()))
-    for size in (2, 4):
+    for size, num_stages in ((2, 1), (4, 1), (1, 2), (2, 2)):
         if fits(hf_config, size):
-            assert tokens(generate(*make(hf_config, size), requests())) == expected
+            assert tokens(generate(*make(hf_config, size, num_stages), requests())) == expected
 
 
 # --- How the work is cut --------------------------------------------------------------------------
@@ -71,20 +79,23 @@ def alone() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
+    ("size", "num_stages", "options"),
     [
-        (2, {"max_num_batched_tokens": 8}),
-        (4, {"max_num_batched_tokens": 16, "num_threads": 8}),
-        (2, {"num_blocks_override": 7, "max_model_len": 64}),
-        (2, {"multi_step_decode": 1}),
-        (8, {}),
+        (2, 1, {"max_num_batched_tokens": 8}),
+        (4, 1, {"max_num_batched_tokens": 16, "num_threads": 8}),
+        (2, 1, {"num_blocks_override": 7, "max_model_len": 64}),
+        (2, 1, {"multi_step_decode": 1}),
+        (8, 1, {}),
+        (1, 3, {"max_num_batched_tokens": 8}),
+        (2, 3, {"max_num_batched_tokens": 8, "num_threads": 12}),
+        (1, 2, {"num_blocks_override": 7, "max_model_len": 64}),
     ],
 )
 def test_chunked_preempted_and_single_steps_equal_one_worker(
-    size: int, options: dict[str, Any], alone: dict[str, list[int]]
+    size: int, num_stages: int, options: dict[str, Any], alone: dict[str, list[int]]
 ) -> None:
     """Eight ranks hold each of the four KV heads twice."""
-    assert tokens(generate(*make(full_config("llama", WIDE), size, **options), requests())) == alone
+    assert tokens(generate(*make(full_config("llama", WIDE), size, num_stages, **options), requests())) == alone
 
 
 @pytest.mark.parametrize(
@@ -95,10 +106,11 @@ def test_chunked_preempted_and_single_steps_equal_one_worker(
         {"min_tokens": 4, "logit_bias": {3: 5.0}},
     ],
 )
-def test_sampled_tokens_equal_one_worker(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("size", "num_stages"), SIZES)
+def test_sampled_tokens_equal_one_worker(params: dict[str, Any], size: int, num_stages: int) -> None:
     hf_config = full_config("llama", WIDE)
     expected = generate(*make(hf_config, 1), requests(**params))
-    found = generate(*make(hf_config, 2), requests(**params))
+    found = generate(*make(hf_config, size, num_stages), requests(**params))
     assert tokens(found) == tokens(expected)
     for name, results in expected.items():
         logprobs = [item for result in results for item in (*result.prompt_logprobs, *result.logprobs)]
@@ -111,26 +123,26 @@ def test_sampled_tokens_equal_one_worker(params: dict[str, Any]) -> None:
 def test_forks_and_drafts_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     found = []
-    for size in (1, 2):
+    for sizes in ((1, 1), *SIZES):
         leader, *siblings = (requests(temperature=1.0, n=3)[1] for _ in range(3))
         for index, request in enumerate((leader, *siblings)):
             request.request_id, request.seed = f"s{index}", 50 + index
         leader.siblings = siblings
         guessing = requests()[2]
         guessing.draft_token_ids = (1, 2)
-        found.append(tokens(generate(*make(hf_config, size), [leader, guessing])))
-    assert found[0] == found[1]
+        found.append(tokens(generate(*make(hf_config, *sizes), [leader, guessing])))
+    assert all(each == found[0] for each in found)
 
 
 def test_embeddings_equal_one_worker() -> None:
     hf_config = full_config("llama", WIDE)
     vectors = []
-    for size in (1, 4):
+    for sizes in ((1, 1), (4, 1), (1, 3)):
         request = requests()[2]
         request.sampling, request.pooling, request.reads_prefix_cache = None, PoolingParams(pooling="mean"), False
-        (result,) = generate(*make(hf_config, size), [request])["r2"]
+        (result,) = generate(*make(hf_config, *sizes), [request])["r2"]
         vectors.append(torch.tensor(result.embedding))
-    assert torch.allclose(*vectors, atol=1e-5)
+    assert all(torch.allclose(vectors[0], vector, atol=1e-5) for vector in vectors)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 53])
@@ -142,15 +154,17 @@ def test_ranks_without_tokens_of_the_vocabulary_choose_none(vocab_size: int) -> 
         assert tokens(generate(*make(hf_config, 4), requests(vocab_size, **params))) == expected
 
 
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
-def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, Any]) -> None:
+def test_logits_without_a_choice_are_an_error_on_every_rank(params: dict[str, Any], size: int, num_stages: int) -> None:
     hf_config = full_config("llama", WIDE)
-    config, checkpoint = make_config(hf_config, tensor_parallel_size=2), random_checkpoint(hf_config)
+    sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    config, checkpoint = make_config(hf_config, **sizes), random_checkpoint(hf_config)
     checkpoint.tensors["norm.weight"].stored[...] = 0xFF  # NaN
     ranks = ThreadRanks(config, checkpoint)
     found = generate(config, ranks, requests(**params)[:1])
     assert [item.error is None for item in found["r0"]] == [False]
-    assert [result.results[0].error is None for result in ranks.results] == [False, False]
+    assert not any(item.error is None for result in ranks.results for item in result.results)
 
 
 def test_rank_0_decides_when_a_step_ends() -> None:

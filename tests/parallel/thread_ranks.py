@@ -1,16 +1,21 @@
 """Ranks in threads of one process: they share memory as processes do, and start at once."""
 
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import numpy as np
 
 from quire import _native
 from quire.config import EngineConfig
+from quire.errors import QuireError
 from quire.grammar.compiler import GrammarCompiler
+from quire.parallel.rank_messages import Step
+from quire.parallel.tensor_parallel import RankExecutor
+from quire.runtime.links import RankMemory
 from quire.runtime.worker import Worker
-from quire.types import SchedulerOutput, StepResult
+from quire.types import StepResult
 from quire.weights.checkpoint import Checkpoint
 
 
@@ -31,30 +36,48 @@ def on_ranks(num_ranks: int, run: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(num_ranks)))
 
 
-class ThreadRanks:
+class _Threads:
+    """Ranks 1 … N - 1 as threads, where `RankExecutor` has `RankProcesses`."""
+
+    cpus: ClassVar[list[int]] = []
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        self._layout = RankMemory.of(config)
+        memory = np.zeros(self._layout.num_bytes + 128, np.uint8)
+        KEPT.append(memory)
+        self._address = memory.ctypes.data + -memory.ctypes.data % 128
+        links = [self._layout.links(self._address, rank, 0) for rank in range(config.num_ranks)]
+        self.workers = [Worker(config, checkpoint, links=each) for each in links]
+        self._pools = [ThreadPoolExecutor(1) for _ in self.workers[1:]]
+        self.futures: deque[list[Future[StepResult]]] = deque()
+
+    def send(self, step: Step) -> None:
+        pairs = zip(self._pools, self.workers[1:], strict=True)
+        self.futures.append([pool.submit(worker.follow, step.output, step.yielded) for pool, worker in pairs])
+
+    def check(self) -> None:
+        pass
+
+    def fail(self, failure: QuireError) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._layout.give_up(self._address)
+        for pool in self._pools:
+            pool.shutdown()
+
+
+class ThreadRanks(RankExecutor):
     """An executor whose ranks are threads. Attributes: `results`: those of all ranks in the last step."""
 
-    max_in_flight = 1
-
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, grammars: GrammarCompiler | None = None) -> None:
-        size = config.options.tensor_parallel_size
-        views = exchanges(size, config.threads_per_rank)
-        self.workers = [Worker(config, checkpoint, exchange=view) for view in views]
+        self._threads = _Threads(config, checkpoint)
+        self.workers = self._threads.workers
         self.workers[0].sampler.grammars = grammars
         self.results: list[StepResult] = []
-        self._outputs: list[SchedulerOutput] = []
-
-    def submit(self, output: SchedulerOutput) -> None:
-        self._outputs.append(output)
+        super().__init__(self.workers[0], self._threads)  # type: ignore[arg-type]
 
     def collect(self) -> StepResult:
-        output = self._outputs.pop()
-        runners = [worker.runner for worker in self.workers]
-        self.results = on_ranks(len(runners), lambda rank: runners[rank].run(output))
-        return self.results[0]
-
-    def end_step_early(self) -> None:
-        self.workers[0].runner.ends_early = True
-
-    def shutdown(self) -> None:
-        self.workers.clear()
+        result = super().collect()
+        self.results = [result, *(future.result() for future in self._threads.futures.popleft())]
+        return result

@@ -1,6 +1,7 @@
 """A stand-in model: real paged attention, written token by token, so that its bits cannot depend on the batch."""
 
 import itertools
+from collections import deque
 from typing import Any
 
 import torch
@@ -83,19 +84,20 @@ class Submitting:
 def run_to_end(
     scheduler: Scheduler, executor: Any, requests: list[Request], *, one_per_step: bool = False
 ) -> tuple[dict[str, list[RequestResult]], list[SchedulerOutput]]:
-    """Drive requests until all have finished: results per request, and the steps."""
+    """Drive requests until all have finished, with steps in flight: results per request, and the steps."""
     waiting = list(requests)
     results: dict[str, list[RequestResult]] = {}
-    outputs = []
+    outputs, in_flight = [], deque[SchedulerOutput]()
     while waiting or scheduler.has_unfinished:
         while waiting:
             scheduler.add_request(waiting.pop(0))
             if one_per_step:
                 break
-        output = scheduler.schedule()
-        assert output.scheduled, "the scheduler is stuck"
-        executor.submit(output)
-        result = executor.collect()
+        while len(in_flight) < scheduler.config.max_in_flight and (output := scheduler.schedule()).scheduled:
+            executor.submit(output)
+            in_flight.append(output)
+        assert in_flight, "the scheduler is stuck"
+        result, output = executor.collect(), in_flight.popleft()
         scheduler.update(output, result)
         check_integrity(scheduler)
         outputs.append(output)

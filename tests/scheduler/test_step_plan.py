@@ -88,3 +88,12 @@ def test_lookahead_takes_free_blocks_only() -> None:
     assert most_tokens(generating(), num_free_blocks=2) == 1
     assert most_tokens(generating(), generating(), num_free_blocks=5) == 1
     assert most_tokens(generating(), num_free_blocks=5, windows=(None, 9)) == 1
+
+
+def test_stages_share_the_decodes_and_prompts_go_on() -> None:
+    plan = StepPlan(make_config(pipeline_stages=2))
+    decodes = [generating(f"g{index}") for index in range(5)]
+    decodes[0].num_computed_tokens += 1  # in flight: its token is not known
+    prompt = running(20)
+    assert plan.may_compute([prompt, *decodes]) == (prompt, *decodes[:4])
+    assert StepPlan(make_config()).may_compute([prompt, *decodes]) == (prompt, *decodes)

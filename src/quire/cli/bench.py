@@ -120,6 +120,7 @@ def bench_header(config: EngineConfig) -> dict[str, Any]:
         "hardware": config.hardware.name,
         "num_threads": config.hardware.num_threads,
         "tensor_parallel_size": config.options.tensor_parallel_size,
+        "pipeline_parallel_size": config.options.pipeline_parallel_size,
         "version": __version__,
         "commit": source_commit(),
     }
@@ -147,11 +148,10 @@ class _Report:
     ) -> None:  # fmt: skip
         self._output, self._limits, self._allowed = output, limits, allowed
         header = self._header = bench_header(config)
-        num_ranks = config.options.tensor_parallel_size
         self._results: list[dict[str, Any]] = []
         self._fixed = [
             Path(header["model"]).name, format_count(header["num_parameters"]), header["dtype"], header["device"],
-            str(header["num_threads"]) + (f" (TP {num_ranks})" if num_ranks > 1 else ""),
+            str(header["num_threads"]) + (f" ({config.options.describe_ranks()})" if config.num_ranks > 1 else ""),
         ]  # fmt: skip
         titles = ["model", "params", "dtype", "device", "threads", "test", "tok/s (mean ± sd)", "of limit"]
         example = [*self._fixed, max((case.name for case in cases), key=len), " " * SPEED_WIDTH, ""]

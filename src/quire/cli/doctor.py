@@ -150,6 +150,18 @@ def check_memory() -> Finding:
     return Finding("memory", OK, found)
 
 
+def check_ranks() -> Finding:
+    """Check how many ranks have cores of their own, and how fast they add up."""
+    from quire.runtime.hardware import count_threads
+    from quire.runtime.links import measure_all_reduce
+
+    num_cores = count_threads()
+    if num_cores == 1:
+        return Finding("ranks", OK, "one core: ranks and stages would take turns, so leave the parallel sizes at 1")
+    found = f"{num_cores} cores: as many ranks and stages, tensor-parallel times pipeline-parallel size, have their own"
+    return Finding("ranks", OK, f"{found}; two ranks sum 1,024 values in {measure_all_reduce(2):.1f} µs")
+
+
 def check_cache() -> Finding:
     """Check that the cache directory can be written."""
     from quire.weights.model_cache import cache_directory
@@ -191,6 +203,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "cpu": check_cpu,
     "native module": check_native,
     "memory": check_memory,
+    "ranks": check_ranks,
     "cache": check_cache,
     "hub": check_hub,
     "model": check_model,

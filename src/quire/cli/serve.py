@@ -42,5 +42,5 @@ def serve_command(model: str | None, **values: Any) -> None:
         resolve_source(engine.model, revision=engine.revision, progress=progress)
     from quire.server.run import serve
 
-    ranks = f" · TP {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
+    ranks = f" · {engine.describe_ranks()}" if engine.num_ranks > 1 else ""
     serve(engine, options, on_ready=lambda url: output.note(f"serving {options.model_name(engine)} at {url}{ranks}"))

@@ -83,11 +83,11 @@ def open_engine(options: EngineOptions, output: Output) -> Iterator["LLMEngine"]
     finally:
         gc.enable()
     try:
-        config, num_ranks = engine.config, options.tensor_parallel_size
+        config, num_ranks = engine.config, options.num_ranks
         num_threads = max(1, config.hardware.num_threads // num_ranks)
         loaded = format_seconds(time.perf_counter() - start)
         threads = f"{num_threads} thread{'s' * (num_threads != 1)}"
-        where = f"TP {num_ranks}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
+        where = f"{options.describe_ranks()}, {threads} each" if num_ranks > 1 else f"{threads} · in-process"
         if not config.batch_invariant:
             where += " · batch_invariant off"
         output.note(

@@ -9,12 +9,11 @@ import ctypes
 import logging
 import mmap
 import os
-import select
+import queue
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 
 import msgspec
 
@@ -30,17 +29,15 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Entry point. Returns: the exit code."""
     connection, memory_fd, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    _end_with(connection, parent)
+    messages = _receive(connection, parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.pop("QUIRE_TRACE", None)  # rank 0 traces
     if level := os.environ.get("QUIRE_LOGGING_LEVEL"):
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("quire").setLevel(level.upper())
-    messages = _receive(connection)
-    start = next(messages, None)
-    if not isinstance(start, StartRank):
-        return 0
+    start = messages.get()
+    assert isinstance(start, StartRank)
     try:
         _serve(start, memory_fd, messages, connection)
     except EngineDeadError:
@@ -54,50 +51,52 @@ def main() -> int:
     return 0
 
 
-def _end_with(connection: socket.socket, parent: int) -> None:
-    """End this process as soon as rank 0 closes its end of the socket, or dies."""
+def _receive(connection: socket.socket, parent: int) -> "queue.SimpleQueue[ToRank]":
+    """Return the messages of rank 0, which never waits for this rank to read them.
+
+    Ends this process as soon as rank 0 closes its end of the socket, or dies.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # it died before
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
+    messages: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
 
-    def watch() -> None:
-        poll.poll()
-        os._exit(0)
+    def read() -> None:
+        reader, decoder = FrameReader(), msgspec.msgpack.Decoder(ToRank)
+        try:
+            while data := connection.recv(RECEIVE_BYTES):
+                for message in map(decoder.decode, reader.feed(data)):
+                    messages.put(message)
+        finally:
+            os._exit(0)
 
-    threading.Thread(target=watch, name="quire-watch", daemon=True).start()
+    threading.Thread(target=read, name="quire-receive", daemon=True).start()
+    return messages
 
 
-def _serve(start: StartRank, memory_fd: int, messages: Iterator[ToRank], connection: socket.socket) -> None:
+def _serve(start: StartRank, memory_fd: int, messages: "queue.SimpleQueue[ToRank]", connection: socket.socket) -> None:
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)  # before any thread of the libraries
     import numpy as np
 
-    from quire import _native
+    from quire.runtime.links import RankMemory
     from quire.runtime.worker import Worker
     from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
     config = start.config
-    memory = np.frombuffer(mmap.mmap(memory_fd, start.memory_bytes), np.uint8)
-    num_ranks, num_threads = config.options.tensor_parallel_size, config.threads_per_rank
-    exchange = _native.Exchange(memory.ctypes.data, start.rank, num_ranks, num_threads, start.num_spins)
+    layout = RankMemory.of(config)
+    memory = np.frombuffer(mmap.mmap(memory_fd, layout.num_bytes), np.uint8)
     if config.options.load_format == "dummy":
         checkpoint = Checkpoint(start.files, "", config.model.hf_config, {}, {}, {})
     else:
         checkpoint = open_checkpoint(start.files)
-    runner = Worker(config, checkpoint, exchange=exchange).runner
+    worker = Worker(config, checkpoint, links=layout.links(memory.ctypes.data, start.rank, start.num_spins))
     del checkpoint
     _send(connection, RankLoaded())
-    for message in messages:
+    while True:
+        message = messages.get()
         assert isinstance(message, Step)
-        runner.run(message.output)
-
-
-def _receive(connection: socket.socket) -> Iterator[ToRank]:
-    reader, decoder = FrameReader(), msgspec.msgpack.Decoder(ToRank)
-    while data := connection.recv(RECEIVE_BYTES):
-        yield from map(decoder.decode, reader.feed(data))
+        worker.follow(message.output, message.yielded)
 
 
 def _send(connection: socket.socket, message: FromRank) -> None:

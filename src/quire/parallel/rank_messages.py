@@ -14,7 +14,6 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
     """The first message: the model to load, and the rank's place in the memory that ranks share.
 
     Fields:
-        memory_bytes: of the shared memory, whose file descriptor the process inherits.
         cpus: the only CPUs that the process may use; empty: any.
         num_spins: see `native/ranks/exchange.h`.
         model_path, model_kind, model_name: see `ModelFiles`.
@@ -22,7 +21,6 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
 
     rank: int
     config: EngineConfig
-    memory_bytes: int
     cpus: list[int]
     num_spins: int
     model_path: str
@@ -36,9 +34,10 @@ class StartRank(msgspec.Struct, tag="start", array_like=True):
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):
-    """Compute this step, as rank 0 does."""
+    """Compute this step, as rank 0 does. `yielded`: ids and tokens of steps since the last."""
 
     output: SchedulerOutput
+    yielded: tuple[tuple[int, dict[str, tuple[int, ...]]], ...] = ()
 
 
 ToRank = StartRank | Step

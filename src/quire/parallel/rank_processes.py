@@ -19,18 +19,15 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from quire import _native
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError, QuireError
 from quire.parallel.frames import FrameReader, frame
 from quire.parallel.rank_messages import FromRank, RankFailed, StartRank, Step
 from quire.runtime.hardware import cpus_of_ranks
-from quire.types import SchedulerOutput
+from quire.runtime.links import NUM_SPINS, RankMemory
 from quire.weights.sources import ModelFiles
 
 logger = logging.getLogger("quire.parallel")
-NUM_SPINS = 400
-"""Looks at another rank's progress before the core is offered to others: about 20 µs."""
 SEND_BYTES = 4 << 20
 RECEIVE_BYTES = 1 << 16
 KILL_AFTER_S = 5.0
@@ -74,22 +71,22 @@ class _RankProcess:
 class RankProcesses:
     """Ranks 1 … N - 1 and the memory that all ranks share.
 
-    Attributes: `exchange`: rank 0's view of the memory; `cpus`: those of rank 0; empty: any.
+    Attributes: `links`: those of rank 0; `cpus`: those of rank 0; empty: any.
     """
 
     def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
         """Start the processes, which load their shares of the model. Raises: EngineDeadError if one cannot start."""
-        self._num_ranks, num_threads = config.options.tensor_parallel_size, config.threads_per_rank
+        self._num_ranks = config.num_ranks
         self._owner = os.getpid()
         cpus = cpus_of_ranks(self._num_ranks)
         self.cpus = cpus[0]
-        is_crowded = self._num_ranks * num_threads > len(os.sched_getaffinity(0))
+        is_crowded = self._num_ranks * config.threads_per_rank > len(os.sched_getaffinity(0))
         num_spins = 0 if is_crowded else NUM_SPINS
-        num_bytes = _native.exchange_bytes(self._num_ranks, num_threads)
+        self._layout = RankMemory.of(config)
         self._memory_fd = os.memfd_create("quire-ranks")
-        os.ftruncate(self._memory_fd, num_bytes)
-        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, num_bytes), np.uint8)
-        self.exchange = _native.Exchange(self._memory.ctypes.data, 0, self._num_ranks, num_threads, num_spins)
+        os.ftruncate(self._memory_fd, self._layout.num_bytes)
+        self._memory = np.frombuffer(mmap.mmap(self._memory_fd, self._layout.num_bytes), np.uint8)
+        self.links = self._layout.links(self._memory.ctypes.data, 0, num_spins)
         self._ranks: list[_RankProcess] = []
         self._failure: QuireError | None = None
         self._tell: Callable[[EngineDeadError], None] | None = None
@@ -103,7 +100,7 @@ class RankProcesses:
         path = str(files.path.absolute())
         for item in self._ranks:
             self._send_to(item, StartRank(
-                item.rank, config, num_bytes, cpus[item.rank], num_spins, path, files.kind, files.name
+                item.rank, config, cpus[item.rank], num_spins, path, files.kind, files.name
             ))  # fmt: skip
 
     def wait_until_loaded(self) -> None:
@@ -113,10 +110,10 @@ class RankProcesses:
         if self._failure is not None:
             raise self._failure
 
-    def send(self, output: SchedulerOutput) -> None:
+    def send(self, step: Step) -> None:
         """Send a step to all ranks. Raises: EngineDeadError if a rank is lost."""
         self.check()
-        data = frame(Step(output))
+        data = frame(step)
         for item in self._ranks:
             self._send_to(item, data)
 
@@ -155,7 +152,7 @@ class RankProcesses:
             self._thread.join()
 
     def _end_all(self) -> None:
-        self.exchange.give_up()
+        self._layout.give_up(self._memory.ctypes.data)
         for item in self._ranks:
             item.hang_up()
 

@@ -1,12 +1,15 @@
-"""`TensorParallelExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
+"""`RankExecutor`: the ranks of a model on one machine, rank 0 in this process and each other one in its own.
 
-All ranks run the same steps; rank 0's results are the executor's. Any error of a step is the end of all ranks, since
-they may no longer agree. Next to read: `rank_processes.py` for the processes, `runtime/ranks.py` for the steps.
+All ranks run the same steps; rank 0's results are the executor's. Rank 0 is of the last stage, which samples: the
+stages before it compute further steps meanwhile, and are told the tokens with them. Any error of a step is the end of
+all ranks, since they may no longer agree.
+Next to read: `rank_processes.py` for the processes, `runtime/ranks.py` for the steps.
 """
 
 import contextlib
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -14,10 +17,11 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.grammar.compiler import GrammarCompiler
 from quire.parallel.executor import Executor, InProcessExecutor
+from quire.parallel.rank_messages import Step
 from quire.parallel.rank_processes import RankProcesses
-from quire.runtime.ranks import check_ranks
+from quire.runtime.ranks import Yielded, check_ranks
 from quire.runtime.worker import Worker
-from quire.types import StepResult
+from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -29,16 +33,19 @@ def create_executor(
     grammars: GrammarCompiler | None = None,
 ) -> Executor:
     """Load the model, on as many ranks as the configuration says. Raises: as the `create` of the executor."""
-    kind = InProcessExecutor if config.options.tensor_parallel_size == 1 else TensorParallelExecutor
+    kind = InProcessExecutor if config.num_ranks == 1 else RankExecutor
     return kind.create(config, checkpoint, progress, grammars)
 
 
-class TensorParallelExecutor(InProcessExecutor):
+class RankExecutor(InProcessExecutor):
     """Rank 0 in this process, and the processes of the others."""
 
     def __init__(self, worker: Worker, processes: RankProcesses) -> None:
         super().__init__(worker)
+        self.max_in_flight = worker.config.options.pipeline_parallel_size
         self._processes = processes
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._yielded: list[Yielded] = []
         self._finalizer = weakref.finalize(self, processes.stop)
 
     @classmethod
@@ -48,7 +55,7 @@ class TensorParallelExecutor(InProcessExecutor):
         checkpoint: Checkpoint,
         progress: Progress | None = None,
         grammars: GrammarCompiler | None = None,
-    ) -> "TensorParallelExecutor":
+    ) -> "RankExecutor":
         """Load the model, each rank its share. `grammars`: for requests with `structured_outputs`.
 
         Raises: ConfigError naming sizes that fit if the model cannot be split so; ModelFileError,
@@ -57,7 +64,7 @@ class TensorParallelExecutor(InProcessExecutor):
         check_ranks(config, checkpoint)
         processes = RankProcesses(config, checkpoint.files)
         try:
-            worker = Worker(config, checkpoint, progress, processes.exchange)
+            worker = Worker(config, checkpoint, progress, processes.links)
             processes.wait_until_loaded()
         except BaseException:
             processes.stop()
@@ -65,17 +72,26 @@ class TensorParallelExecutor(InProcessExecutor):
         worker.sampler.grammars = grammars
         return cls(worker, processes)
 
+    def submit(self, output: SchedulerOutput) -> None:
+        """See `Executor`. The stages before the last begin with it."""
+        yielded, self._yielded = tuple(self._yielded), []
+        self._in_flight.append(output)
+        with contextlib.suppress(EngineDeadError):  # `collect` raises it
+            self._processes.send(Step(replace(output, times_ops=False), yielded))
+
     def collect(self) -> StepResult:
         """See `Executor`. Raises: EngineDeadError if a rank is lost or fails, or after `shutdown`."""
         if self._worker is None:
             raise EngineDeadError("the executor was shut down; build a new engine")
-        output, self._submitted = self._submitted, None
-        assert output is not None
+        self._processes.check()
         runner = self._worker.runner
-        self._processes.send(replace(output, times_ops=False))
+        output = self._in_flight.popleft()
         try:
             with _bound_to(self._processes.cpus):
-                return runner.run(output)
+                result = runner.run(output)
+            if self.max_in_flight > 1:
+                self._yielded.append((result.step_id, {item.request_id: item.token_ids for item in result.results}))
+            return result
         except BaseException as error:
             reason = f"rank 0 failed with {type(error).__name__}: {error}"
             self._processes.fail(EngineDeadError(reason.removesuffix(": ")))

@@ -12,6 +12,7 @@ from quire.events import OpTime
 from quire.kernels.registry import trace_logger, trace_setting
 from quire.runtime.batch import RequestStates, StepLayout, build_batch
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.links import ONE_RANK, Channel, Links
 from quire.runtime.plan.emit import BODY, GREEDY, LOGITS, PlannedModel
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ class EagerForward:
 class PlannedForward:
     """A plan on the CPU."""
 
-    def __init__(self, planned: PlannedModel) -> None:
-        self._planned = planned
+    def __init__(self, planned: PlannedModel, links: Links = ONE_RANK) -> None:
+        """`links`: to other stages, whose values are received before the layers run and sent after."""
+        self._planned, self._links = planned, links
         self._gives_likeliest = planned.gives_likeliest
         self._none: NDArray[np.int32] = np.zeros(0, np.int32)
         self._tables: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
@@ -102,7 +104,9 @@ class PlannedForward:
         )
         self._tables = (states.tokens, states.block_tables)
         parts, logit_rows = (BODY | GREEDY, layout.logit_rows) if fused else (BODY, self._none)
+        self._pass_values(layout, self._links.before, self._planned.inputs)
         self._run(parts, layout.rows, layout.starts, layout.counts, logit_rows)
+        self._pass_values(layout, self._links.after, self._planned.outputs)
         if not fused:
             return None
         ids = self._planned.best_ids[: len(layout.logit_rows)].tolist()
@@ -127,6 +131,13 @@ class PlannedForward:
     def take_op_times(self) -> tuple[OpTime, ...]:
         taken, self._op_times = tuple(self._op_times), []
         return taken
+
+    def _pass_values(self, layout: StepLayout, channel: Channel | None, values: list[NDArray[np.float32]]) -> None:
+        if channel is None:
+            return
+        pass_rows = channel.receive if channel is self._links.before else channel.send
+        for rows in values:
+            pass_rows(rows[: int(layout.counts.sum())])
 
     def _run(self, parts: int, *step: NDArray[np.int32]) -> None:
         """`step`: rows, starts, counts and logit rows."""

@@ -8,7 +8,7 @@ Next to read: `models/registry.py` for model classes, `weights/checkpoint.py` fo
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -250,13 +250,18 @@ def part_names(target: str, stacked: Mapping[str, tuple[str, ...]]) -> list[str]
 
 
 def random_weights(
-    parameters: Mapping[str, nn.Parameter], seed: int, partitions: Mapping[str, Partition]
+    parameters: Mapping[str, nn.Parameter],
+    seed: int,
+    partitions: Mapping[str, Partition],
+    wanted: Container[str] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Seeded fp32 values that keep activations of order one: matrices N(0, 1/columns), vectors 1 or, for biases, 0.
 
-    A rank gets its share of the same matrices, without the padding of a vocabulary.
+    A rank gets its share of the same matrices, without the padding of a vocabulary. `wanted`: names; None: all.
     """
     for index, (name, parameter) in enumerate(sorted(parameters.items())):
+        if wanted is not None and name not in wanted:
+            continue
         if parameter.ndim < 2:
             yield name, torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0, device="cpu")
             continue

@@ -2,11 +2,12 @@
 
 Every rank runs the same steps with its own `ModelRunner`. Sums of hidden states and the likeliest tokens are
 collectives of the plan. Rank 0 alone samples, since it alone has the grammars, and alone decides when a step ends,
-since that depends on the clock and on messages.
-Next to read: `kernels/collective.py`; `parallel/tensor_parallel.py` for the processes.
+since that depends on the clock and on messages. Ranks of earlier stages sample nothing: they are told the tokens.
+Next to read: `kernels/collective.py`, `links.py`; `parallel/tensor_parallel.py` for the processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,14 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError
 from quire.kernels.collective import RecordingGroup
 from quire.layers.group import SINGLE, Group, LocalGroup
-from quire.runtime.plan.emit import RANK_LOST
+from quire.runtime.batch import RequestState, StepLayout
+from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.forward import Forward
+from quire.runtime.links import RANK_LOST, Links
+from quire.runtime.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
-from quire.types import NewRequest, TokenLogprobs
+from quire.types import NewRequest, SchedulerOutput, StepResult, TokenLogprobs
 from quire.weights.checkpoint import Checkpoint
 
 NO_TOKEN = -1
@@ -40,12 +45,28 @@ def make_group(vocab_size: int, exchange: _native.Exchange | None) -> Group:
     return SINGLE if exchange is None else RecordingGroup(exchange.rank, exchange.num_ranks, VALUE_BYTES, vocab_size)
 
 
-def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None) -> Sampler:
+def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: Links) -> Sampler:
     """Return the sampler of a rank, or of the one worker there is."""
-    if exchange is None:
-        return Sampler(vocab_size, device, pool)
-    kind = LeadingSampler if exchange.rank == 0 else FollowingSampler
-    return kind(vocab_size, device, pool, exchange)
+    exchange = links.exchange
+    if links.is_last and (exchange is None or exchange.rank == 0):
+        return (
+            Sampler(vocab_size, device, pool)
+            if exchange is None
+            else LeadingSampler(vocab_size, device, pool, exchange)
+        )
+    return FollowingSampler(vocab_size, device, pool, exchange)
+
+
+def make_runner(
+    config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler, links: Links
+) -> ModelRunner:
+    """Return the runner of a rank, or of the one worker there is."""
+    if not links.is_last:
+        return StageRunner(config, forward, cache, sampler)
+    runner = ModelRunner(config, forward, cache, sampler)
+    if links.exchange is not None:
+        runner.agree = partial(agree, links.exchange)
+    return runner
 
 
 def agree(exchange: _native.Exchange, is_wanted: bool) -> bool:
@@ -71,9 +92,14 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(Sampler):
-    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns."""
+    """The sampler of another rank: it has rank 0's tokens, and no log-probabilities, which only rank 0 returns.
 
-    def __init__(self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange) -> None:
+    `exchange`: None in a stage of one rank, which does not sample.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: str, pool: _native.ThreadPool, exchange: _native.Exchange | None
+    ) -> None:
         super().__init__(vocab_size, device, pool)
         self._exchange = exchange
 
@@ -84,12 +110,39 @@ class FollowingSampler(Sampler):
     def sample(self, logits: Any, states: Sequence[SamplingState]) -> list[Sampled]:
         """See `Sampler`. Raises: EngineDeadError if a rank is lost."""
         ids = np.empty(len(states), np.int32)
+        assert self._exchange is not None
         _broadcast(self._exchange, ids)
         return [(None if token_id == NO_TOKEN else token_id, None) for token_id in ids.tolist()]
 
     def prompt_logprobs(self, logits: Any, next_token_ids: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return nothing: see `Sampler` for rank 0's."""
         return []
+
+
+Yielded = tuple[int, dict[str, tuple[int, ...]]]
+"""A step's id and the tokens that it yielded, by request."""
+
+
+class StageRunner(ModelRunner):
+    """The runner of a stage before the last: its layers only. Later steps tell it the tokens that a step yielded."""
+
+    def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
+        super().__init__(config, forward, cache, sampler)
+        self._sampled: dict[int, list[RequestState]] = {}
+
+    def take(self, yielded: Iterable[Yielded]) -> None:
+        """Append the tokens of earlier steps, but those of requests that were forgotten since."""
+        for step_id, token_ids in yielded:
+            for state in self._sampled.pop(step_id, ()):
+                request_id = state.new.request_id
+                if self.states.by_id.get(request_id) is state and not state.new.awaits_external_token:
+                    for token_id in token_ids.get(request_id, ()):
+                        self.states.append(state, token_id)
+
+    def _compute(self, output: SchedulerOutput, layout: StepLayout) -> StepResult:
+        self._sampled[output.step_id] = [state for _, state, _ in layout.sampled]
+        self.forward.run(layout, self.states, only_likeliest=False)
+        return StepResult(output.step_id, ())
 
 
 def _broadcast(exchange: _native.Exchange, values: NDArray[np.int32]) -> None:

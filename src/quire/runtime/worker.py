@@ -4,7 +4,8 @@ Next to read: `model_runner.py`; `ranks.py` for the ranks of a model.
 """
 
 import logging
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
 from quire import _native
 from quire.cache_spec import LatentKV, PagedKV, RecurrentState
@@ -14,10 +15,11 @@ from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
-from quire.runtime.model_runner import ModelRunner
+from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
 from quire.runtime.plan.stored_plan import load_plan
-from quire.runtime.ranks import agree, make_group, make_sampler
+from quire.runtime.ranks import StageRunner, Yielded, make_group, make_runner, make_sampler
+from quire.types import SchedulerOutput, StepResult
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
 
@@ -33,7 +35,8 @@ _NEEDS_PLAN = (
     "quantization unset"
 )
 _RANKS_NEED_PLAN = (
-    "several ranks need a plan, and a plan cannot hold {error}: --tensor-parallel-size 1 runs the model op by op"
+    "several ranks need a plan, and a plan cannot hold {error}: --tensor-parallel-size 1 --pipeline-parallel-size 1"
+    " runs the model op by op"
 )
 
 
@@ -45,33 +48,36 @@ class Worker:
         config: EngineConfig,
         checkpoint: Checkpoint,
         progress: Progress | None = None,
-        exchange: _native.Exchange | None = None,
+        links: Links = ONE_RANK,
     ) -> None:
-        """`exchange`: with the other ranks, if the worker is one rank of several.
+        """`links`: to the other ranks, if the worker is one rank of several.
 
         Mutates: torch's number of threads and current CUDA device, if torch is used: a stored plan needs none.
 
         Raises: ConfigError, ModelFileError, UnsupportedModelError.
         """
         self.config = config
-        self.cache = CacheEngine(config)
         self.pool = _native.ThreadPool(config.threads_per_rank)
-        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, exchange)
-        self.forward = self._make_forward(checkpoint, progress, exchange)
-        self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
-        if exchange is not None:
-            self.runner.agree = partial(agree, exchange)
+        self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
+        self.forward, self.cache = self._make_forward(checkpoint, progress, links)
+        self.runner = make_runner(config, self.forward, self.cache, self.sampler, links)
+
+    def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
+        """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""
+        if isinstance(self.runner, StageRunner):
+            self.runner.take(yielded)
+        return self.runner.run(output)
 
     def _make_forward(
-        self, checkpoint: Checkpoint, progress: Progress | None, exchange: _native.Exchange | None
-    ) -> Forward:
+        self, checkpoint: Checkpoint, progress: Progress | None, links: Links
+    ) -> tuple[Forward, CacheEngine]:
         config = self.config
         if config.uses_plan:
-            group = make_group(config.model.vocab_size, exchange)
+            group = make_group(config.model.vocab_size, links.exchange)
             try:
-                plan = load_plan(config, checkpoint, self.cache.layer_groups, progress, group, exchange)
+                plan = load_plan(config, checkpoint, config.scheduler.layer_groups, progress, group, links)
             except NotTraceableError as error:
-                if exchange is not None:
+                if config.num_ranks > 1:
                     raise UnsupportedModelError(_RANKS_NEED_PLAN.format(error=error)) from error
                 if config.kv_dtype == "int8" or config.options.quantization is not None:
                     raise UnsupportedModelError(_NEEDS_PLAN.format(error=error)) from error
@@ -83,11 +89,14 @@ class Worker:
                     max_logit_rows=max(config.scheduler.max_num_seqs, PROMPT_LOGPROB_ROWS),
                     tile_rows=config.tile_rows,
                 )
-                layers = kv_layers(config, self.cache)
                 ops, weights, recording = plan
-                return PlannedForward(
-                    PlannedModel(ops, weights, layers, limits, self.pool, exchange, recording=recording)
+                if ops.layers is not None:
+                    config = replace(config, scheduler=config.scheduler.of_layers(range(*ops.layers)))
+                cache = CacheEngine(config)
+                planned = PlannedModel(
+                    ops, weights, kv_layers(config, cache), limits, self.pool, links.exchange, recording=recording
                 )
+                return PlannedForward(planned, links), cache
         import torch
 
         from quire.runtime.loader import load_model
@@ -96,8 +105,8 @@ class Worker:
         torch.set_num_threads(config.threads_per_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        model = load_model(config, checkpoint, progress)
-        return EagerForward(model, self.cache, config.scheduler.block_size, device)
+        model, cache = load_model(config, checkpoint, progress), CacheEngine(config)
+        return EagerForward(model, cache, config.scheduler.block_size, device), cache
 
 
 def kv_layers(config: EngineConfig, cache: CacheEngine) -> list[_native.KvLayer]:

@@ -72,6 +72,7 @@ class StepPlan:
         self.num_reserved_blocks = 0
         self.num_lookahead_tokens = 0
         self.is_blocked = False
+        self.is_pipelined = config.pipeline_stages > 1
 
     def limit_prefill(self, running: Sequence[Request], step_tokens: int = 0, num_startable: int = 0) -> None:
         """Throttle prefill if requests decode in this step: `pace.prefill_budget`."""
@@ -80,6 +81,15 @@ class StepPlan:
         if per_decode is not None and num_decodes:
             num_prompts = len(running) - num_decodes + num_startable
             self._prefill_budget = max(prefill_budget(step_tokens, num_decodes, num_prompts), per_decode * num_decodes)
+
+    def may_compute(self, running: Sequence[Request]) -> tuple[Request, ...]:
+        """Return the running requests without those beyond this step's share of the decodes: each stage gets some."""
+        if not self.is_pipelined:
+            return tuple(running)
+        decodes = [request for request in running if request.num_tokens - request.num_computed_tokens <= 1]
+        share = -(-len(decodes) // self._config.pipeline_stages)
+        others = set([request for request in decodes if request.num_uncomputed_tokens][share:])
+        return tuple(request for request in running if request not in others)
 
     def allow_lookahead(self, running: Sequence[Request], num_free_blocks: int) -> None:
         """Enable multi-step decode if every running request decodes and enough blocks are free.
@@ -179,7 +189,7 @@ class StepPlanner:
         plan.limit_prefill(requests.running, step_tokens, num_startable)
         if not num_startable:
             plan.allow_lookahead(requests.running, self._blocks.num_free)
-        self._continue_running(tuple(requests.running), plan)
+        self._continue_running(plan.may_compute(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)
             # If only requests that await an external token hold blocks, requests that wait for blocks go first.
@@ -398,6 +408,7 @@ def _schedule(share: Share, plan: StepPlan, blocks: BlockManager) -> ScheduledRe
     request.draft_token_ids = ()
     # A last token is no input. The steps in flight yield one token each: a request does not look ahead among them.
     num_output = len(request.output_token_ids) + request.num_pending_tokens + 1
-    if max_new_tokens == 1 and not request.awaits_external_token and num_output < request.max_tokens:
+    may_follow = max_new_tokens == 1 and not plan.is_pipelined  # the first stage would wait for the token
+    if may_follow and not request.awaits_external_token and num_output < request.max_tokens:
         request.num_pending_tokens += 1
     return item

@@ -118,7 +118,9 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     placements = plan_placements(model, checkpoint.tensors) if checkpoint.tensors else []
     formats = choose_formats(config, parameters, partitions, placements)
     try:
-        program = lower(trace_model(model, layer_groups(config)), lambda parameter: formats[names[id(parameter)]])
+        program = lower(
+            trace_model(model, config.scheduler.layer_groups), lambda parameter: formats[names[id(parameter)]]
+        )
     except NotTraceableError as error:
         raise UnsupportedModelError(
             f"{model_config.architecture} cannot be explained: its code cannot be traced, because of {error}"
@@ -131,13 +133,6 @@ def trace_rank(config: EngineConfig, checkpoint: Checkpoint, tp: int) -> RankMod
     specs = tuple(_rank_spec(spec, model_config, group) for spec in model_config.cache_specs)
     buffers = place_buffers(program.body, program.hidden)
     return RankModel(weights, names, program.body, program.head, specs, sum(buffers.row_bytes))
-
-
-def layer_groups(config: EngineConfig) -> tuple[int, ...]:
-    """Return per layer the index of its KV cache group."""
-    groups = enumerate(config.scheduler.kv_cache_groups)
-    found = {layer: index for index, group in groups for layer in group.layer_indices}
-    return tuple(found[layer] for layer in sorted(found))
 
 
 def weigh(

@@ -20,12 +20,12 @@ from quire.errors import EngineDeadError
 from quire.events import OpTime
 from quire.kernels.instruction import Buffer, Instruction, StepShape
 from quire.kernels.tracing import NotTraceableError
+from quire.runtime.links import RANK_LOST
 from quire.runtime.plan.packed_weights import PackedWeights
 
 if TYPE_CHECKING:
     from quire.runtime.plan.record import Recording
 
-RANK_LOST = "a rank of the model is lost"
 BODY, LOGITS, GREEDY = 1, 2, 4
 """Parts of a plan: hidden states; logits of the rows asked for; only the likeliest token of each of these rows."""
 
@@ -181,6 +181,8 @@ class NativeOps(msgspec.Struct, frozen=True):
         constants: fp32 values, such as rotary frequencies.
         counters: how many each counting instruction keeps.
         gives_likeliest: True if `GREEDY` is a part.
+        inputs, outputs: of a stage the values that it receives and sends, and their columns.
+        layers: of a stage its first layer, and the first of the next; None: all.
     """
 
     ops: list[NativeOp]
@@ -191,6 +193,9 @@ class NativeOps(msgspec.Struct, frozen=True):
     constants: list[list[float]]
     counters: list[int]
     gives_likeliest: bool
+    inputs: list[tuple[RowsAt, int]] = []
+    outputs: list[tuple[RowsAt, int]] = []
+    layers: tuple[int, int] | None = None
 
 
 class PlannedModel:
@@ -200,6 +205,7 @@ class PlannedModel:
         hidden: fp32 [max_tokens, E]; rows of the last step's tokens.
         logits: fp32 [max_logit_rows, V].
         best_ids: int32 [max_logit_rows]; -1 where logits leave no choice.
+        inputs, outputs: of a stage, fp32 [max_tokens, width] each: written before it runs, and read then.
     """
 
     def __init__(
@@ -237,6 +243,9 @@ class PlannedModel:
         self.hidden, self.logits = (
             self._values(*ops.hidden, limits.max_tokens),
             self._values(*ops.logits, limits.max_logit_rows),
+        )
+        self.inputs, self.outputs = (
+            [self._values(*value, limits.max_tokens) for value in values] for values in (ops.inputs, ops.outputs)
         )
         for op in ops.ops:
             fields = {name: self._resolve(value) for name, value in op.values.items()}
@@ -308,7 +317,7 @@ class PlannedModel:
     def _values(self, rows: RowsAt, width: int, num_rows: int) -> NDArray[np.float32]:
         """The fp32 values of a place. Shapes: [num_rows, width]."""
         memory = self._memory[rows.place][: num_rows * rows.stride]
-        return memory.view(np.float32).reshape(num_rows, -1)[:, :width]
+        return memory.view(np.float32).reshape(num_rows, rows.stride // 4)[:, :width]
 
     def _resolve(self, value: Value) -> Any:
         """Give a field of an op its native value."""

@@ -17,6 +17,8 @@ from quire.runtime.loader import check_split, make_model, partitions_of, plan_pl
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.lower import Program, lower
 from quire.runtime.plan.packed_weights import PackedWeights, choose_formats
+from quire.runtime.plan.record import record
+from quire.runtime.plan.stages import cut
 from quire.runtime.plan.trace import trace_model
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.progress import Progress
@@ -28,11 +30,13 @@ def plan_model(
     layer_groups: tuple[int, ...],
     progress: Progress | None = None,
     group: Group = SINGLE,
+    stage: int = 0,
 ) -> tuple[Program, PackedWeights]:
     """Trace this rank's share of the model, then pack its weights. Raises: as `trace_program`."""
-    program, weights, model = trace_program(config, checkpoint, layer_groups, group)
+    program, weights, model = trace_program(config, checkpoint, layer_groups, group, stage)
     if config.options.load_format == "dummy":
-        for name, values in random_weights(dict(model.named_parameters()), config.options.seed, partitions_of(model)):
+        parameters, partitions = dict(model.named_parameters()), partitions_of(model)
+        for name, values in random_weights(parameters, config.options.seed, partitions, weights.shapes):
             weights.put_values(name, values)
     else:
         fill(weights.put, weights.placements, progress)
@@ -40,12 +44,14 @@ def plan_model(
 
 
 def trace_program(
-    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE
+    config: EngineConfig, checkpoint: Checkpoint, layer_groups: tuple[int, ...], group: Group = SINGLE, stage: int = 0
 ) -> tuple[Program, PackedWeights, nn.Module]:
-    """Trace this rank's share of the model, and allocate its weights. Returns also the model, on the meta device.
+    """Trace this rank's share of the model, and place its weights. Returns also the model, on the meta device.
 
+    `stage`: of `pipeline_parallel_size`.
     Raises: NotTraceableError before any weight is read, for models that must run op by op; ConfigError for a wrong
-    `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape.
+    `QUIRE_KERNELS` or `QUIRE_TRACE`; ModelFileError naming tensors that are missing, unexpected or of a wrong shape;
+    UnsupportedModelError for more stages than the program can be cut into.
     Mutates: torch's number of threads.
     """
     check_environment()
@@ -58,7 +64,11 @@ def trace_program(
     traced = trace_model(model, layer_groups)
     weights, placements = plan_weights(config, checkpoint, model)
     weights.placements = placements
-    return lower(traced, weights.format_of), weights, model
+    program, num_stages = lower(traced, weights.format_of), config.options.pipeline_parallel_size
+    if num_stages > 1:
+        program = cut(program, stage, num_stages)
+        weights = weights.only(record(program, weights).weight_names)
+    return program, weights, model
 
 
 def plan_weights(

@@ -29,6 +29,8 @@ class Program:
         head: from hidden states to logits; its rows are those that need logits.
         logits: fp32 [S, V], the head's result.
         num_fused: calls that became part of another's instruction, by operation.
+        inputs, outputs, layers: of a stage (`stages.py`) the values that it receives and sends, and its layers; a stage
+            that is not the last has no head, and `hidden` is its first output.
     """
 
     body: list[Instruction]
@@ -36,6 +38,9 @@ class Program:
     head: list[Instruction]
     logits: Buffer
     num_fused: dict[str, int] = field(default_factory=dict)
+    inputs: tuple[Buffer, ...] = ()
+    outputs: tuple[Buffer, ...] = ()
+    layers: range | None = None
 
     @property
     def num_before_logits(self) -> int:

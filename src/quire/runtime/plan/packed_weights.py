@@ -12,8 +12,9 @@ GPTQ, AWQ and compressed-tensors are stored as Q4_0, Q4_1 or Q8_0 where these ca
 Parts stacked into one matrix share one format: 8 bit where they differ. Next to read: `emit.py`.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,7 @@ class PackedWeights:
         `num_threads` pack.
         """
         self._num_threads = num_threads
+        self._parameters = parameters
         self.placements: list[Placement] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -126,8 +128,19 @@ class PackedWeights:
             self._matrices[name] = MatrixPlan(formats[name], size, num_outputs, num_inputs)
             size += packed_bytes(formats[name], num_outputs, num_inputs)
             size += -size % ALIGNMENT
-        self._memory = allocate(size)
+        self._num_packed_bytes = size
         self.num_bytes = size + sum(vector.nbytes for vector in self._vectors.values())
+
+    @functools.cached_property
+    def _memory(self) -> NDArray[np.uint8]:
+        return allocate(self._num_packed_bytes)
+
+    def only(self, names: Collection[str]) -> "PackedWeights":
+        """Return memory for these parameters alone, in the same formats, with their placements."""
+        chosen = {name: parameter for name, parameter in self._parameters.items() if name in names}
+        weights = PackedWeights(chosen, self.formats, self._num_threads)
+        weights.placements = [item for item in self.placements if item.parameter_name in names]
+        return weights
 
     def name_of(self, parameter: Any) -> str:
         """The name of a parameter, which is known by identity and may be on "meta"; a name is its own."""

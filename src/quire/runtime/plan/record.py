@@ -67,6 +67,12 @@ class Recording:
     instructions: list[Instruction]
     counters: dict[Instruction, int]
 
+    @property
+    def weight_names(self) -> frozenset[str]:
+        """The parameters that its ops read."""
+        values = [value for op in self.ops.ops for value in op.values.values()]
+        return frozenset(value.name for value in values if isinstance(value, WeightOf | VectorOf))
+
 
 def record(program: Program, weights: PackedWeights, exchange: _native.Exchange | None = None) -> Recording:
     """Record the native ops of a program. `exchange`: with the ranks that share the model."""
@@ -75,12 +81,19 @@ def record(program: Program, weights: PackedWeights, exchange: _native.Exchange 
     recorder.emit(program.body, BODY)
     num_body_ops = len(recorder.ops)
     recorder.add_place(program.logits, Place(4 * program.logits.width, "max_logit_rows"))
-    recorder.place(place_buffers(program.head, program.logits, (program.hidden, program.logits)), "max_logit_rows")
-    _record_head(recorder, exchange)
-    hidden, logits = ((recorder.rows(buffer), buffer.width) for buffer in (program.hidden, program.logits))
+    gives_likeliest = False
+    if program.head:
+        recorder.place(place_buffers(program.head, program.logits, (program.hidden, program.logits)), "max_logit_rows")
+        _record_head(recorder, exchange)
+        gives_likeliest = program.likeliest is not None
+    hidden, logits, *passed = (
+        (recorder.rows(buffer), buffer.width)
+        for buffer in (program.hidden, program.logits, *program.inputs, *program.outputs)
+    )
     ops = NativeOps(
         recorder.ops, num_body_ops, recorder.places, hidden, logits, recorder.constants, recorder.num_counters,
-        program.likeliest is not None,
+        gives_likeliest, passed[: len(program.inputs)], passed[len(program.inputs) :],
+        None if program.layers is None else (program.layers.start, program.layers.stop),
     )  # fmt: skip
     return Recording(program, ops, recorder.instructions, recorder.counter_index)
 
@@ -133,11 +146,13 @@ class _Recorder:
     _place_of: dict[Buffer, int] = field(default_factory=dict)
     _ahead: dict[Instruction, tuple[Attend, float, float]] = field(init=False)
     _emitting: Instruction = field(init=False)
+    _first_layer: int = field(init=False)
     _parts: int = 0
     _options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ahead = plan_ahead(self.program.body)
+        self._first_layer = 0 if self.program.layers is None else self.program.layers.start
 
     def emit(self, instructions: Sequence[Instruction], parts: int, **options: Any) -> None:
         """Record instructions that belong to these parts."""
@@ -194,7 +209,7 @@ class _Recorder:
         return CountersOf(self.counter_index[instruction])
 
     def kv_layer(self, layer_index: int) -> KvLayerOf:
-        return KvLayerOf(layer_index)
+        return KvLayerOf(layer_index - self._first_layer)
 
     def exchange(self) -> OfEngine:
         return OfEngine("exchange")
@@ -203,4 +218,4 @@ class _Recorder:
         if instruction not in self._ahead:
             return None
         attend, begin, end = self._ahead[instruction]
-        return AheadOf(attend.layer_index, attend.window, begin, end)
+        return AheadOf(attend.layer_index - self._first_layer, attend.window, begin, end)

@@ -26,6 +26,7 @@ from quire import __version__, _native
 from quire._native import WeightFormat
 from quire.config import EngineConfig, ModelConfig
 from quire.models.registry import ModelRegistry
+from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.placement import Placement, fill
 from quire.runtime.plan.emit import NativeOps
 from quire.runtime.plan.packed_weights import PackedWeights
@@ -108,20 +109,20 @@ def load_plan(
     layer_groups: tuple[int, ...],
     progress: Progress | None,
     group: "Group",
-    exchange: _native.Exchange | None = None,
+    links: Links = ONE_RANK,
 ) -> Loaded:
     """Return the ops of this rank's share of the model, its packed weights, and a function that gives the instructions.
 
     Raises: as `plan_model`.
     """
-    key = None if exchange is not None else plan_key(config, checkpoint, layer_groups)
+    key = None if config.num_ranks > 1 else plan_key(config, checkpoint, layer_groups)
     stored = None if key is None else read("plan", key, StoredPlan)
 
     def recording() -> "Recording":
         from quire.runtime.plan.load import trace_program
         from quire.runtime.plan.record import record
 
-        program, weights, _ = trace_program(config, checkpoint, layer_groups, group)
+        program, weights, _ = trace_program(config, checkpoint, layer_groups, group, links.stage)
         return record(program, weights)
 
     if stored is not None:
@@ -132,8 +133,8 @@ def load_plan(
     from quire.runtime.plan.load import plan_model
     from quire.runtime.plan.record import record
 
-    program, weights = plan_model(config, checkpoint, layer_groups, progress, group)
-    recorded = record(program, weights, exchange)
+    program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
+    recorded = record(program, weights, links.exchange)
     if key is not None and _is_built_in(config.model.hf_config):
         described = [_described(item, checkpoint.tensors) for item in weights.placements]
         if all(described):

@@ -1,10 +1,11 @@
-"""Tensor parallelism on one machine: microseconds of an all-reduce, and tokens per second beside a single worker.
+"""Ranks and stages on one machine: microseconds of an all-reduce, and tokens per second beside a single worker.
 
-    python -m benchmarks.tensor_parallel --ranks 2
+    python -m benchmarks.parallel --ranks 2
 
-Both engines have the same number of threads in all. The model is a Llama with random weights in bf16, 151 million of
-them; the two take turns. Prints one JSON line per measurement. An all-reduce takes three times as long
-where the ranks' cores share no cache; a virtual machine may change that from run to run.
+All engines have the same number of threads in all: one worker, `--ranks` ranks that share each layer, and as many
+stages of layers. The model is a Llama with random weights in bf16, 151 million of them; the engines take turns. Prints
+one JSON line per measurement. An all-reduce takes three times as long where the ranks' cores share no cache; a virtual
+machine may change that from run to run.
 """
 
 import argparse
@@ -38,7 +39,7 @@ LLAMA = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-CASES = (BenchCase(64, 128, 1), BenchCase(64, 64, 32), BenchCase(512, 0))
+CASES = (BenchCase(64, 128, 1), BenchCase(64, 64, 8), BenchCase(64, 64, 32), BenchCase(512, 0), BenchCase(1984, 0))
 SHAPES = ((1, 576), (32, 576), (512, 576))
 SUMS_PER_STEP, STEPS = 100, 60
 
@@ -73,7 +74,7 @@ def measure_sums(num_ranks: int) -> None:
     num_bytes = _native.exchange_bytes(num_ranks, 1)
     fd = os.memfd_create("benchmark")
     os.ftruncate(fd, num_bytes)
-    module = ("-m", "benchmarks.tensor_parallel", "--sums")
+    module = ("-m", "benchmarks.parallel", "--sums")
     words = [[sys.executable, *module, *map(str, (rank, num_ranks, fd, num_bytes))] for rank in range(num_ranks)]
     ranks = [subprocess.Popen(line, pass_fds=[fd]) for line in words]
     statuses = [rank.wait() for rank in ranks]
@@ -81,11 +82,11 @@ def measure_sums(num_ranks: int) -> None:
         raise SystemExit("a rank failed")
 
 
-def build(num_ranks: int) -> LLMEngine:
+def build(num_ranks: int, num_stages: int) -> LLMEngine:
     """An engine without a tokenizer."""
     options = EngineOptions(
-        load_format="dummy", device="cpu", tensor_parallel_size=num_ranks, max_num_seqs=32, max_model_len=1024,
-        enable_prefix_caching=False,
+        load_format="dummy", device="cpu", tensor_parallel_size=num_ranks, max_num_seqs=32, max_model_len=2048,
+        pipeline_parallel_size=num_stages, enable_prefix_caching=False,
     )  # fmt: skip
     config = resolve(options, detect_hardware("cpu"), ModelRegistry.make_model_config(LLAMA))
     files = ModelFiles(name="random", path=Path("random"), kind="hf", origin="benchmark")
@@ -95,26 +96,31 @@ def build(num_ranks: int) -> LLMEngine:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ranks", type=int, default=2, help="[2]")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of a layer, and stages  [2]")
+    parser.add_argument("--only", action="append", choices=[case.name for case in CASES], help="some of the cases")
     parser.add_argument("--repetitions", type=int, default=5, help="of each measurement  [5]")
     parser.add_argument("--sums", type=int, nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.sums:
         reduce_often(*arguments.sums)
         return
-    measure_sums(arguments.ranks)
-    engines = [build(num_ranks) for num_ranks in (1, arguments.ranks)]
+    if not arguments.only:
+        measure_sums(arguments.ranks)
+    engines = [build(*sizes) for sizes in ((1, 1), (arguments.ranks, 1), (1, arguments.ranks))]
     try:
         for case in CASES:
+            if arguments.only and case.name not in arguments.only:
+                continue
             prompts = random_prompts(case, LLAMA["vocab_size"], frozenset({2}), random.Random(5))
-            rates: list[list[float]] = [[], []]
+            rates: list[list[float]] = [[] for _ in engines]
             for _ in range(arguments.repetitions + 1):
                 for engine, found in zip(engines, rates, strict=True):
                     found.append(measure(engine, case, prompts))
-            one, several = (statistics.median(found[1:]) for found in rates)  # the first warms up
+            one, ranks, stages = (statistics.median(found[1:]) for found in rates)  # the first warms up
             print(json.dumps({
-                "what": case.name, "one_worker": round(one, 1), f"ranks_{arguments.ranks}": round(several, 1),
-                "ratio": round(several / one, 3), "threads": engines[0].config.hardware.num_threads,
+                "what": case.name, "one_worker": round(one, 1), f"ranks_{arguments.ranks}": round(ranks, 1),
+                f"stages_{arguments.ranks}": round(stages, 1), "ranks_ratio": round(ranks / one, 3),
+                "stages_ratio": round(stages / one, 3), "threads": engines[0].config.hardware.num_threads,
             }), flush=True)  # fmt: skip
     finally:
         for engine in engines:

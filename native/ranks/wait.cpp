@@ -1,0 +1,39 @@
+#include "ranks/wait.h"
+
+#include <sched.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+constexpr int kYields = 20'000;  // some 10 ms; then the waiting thread sleeps between two looks
+constexpr int kSleepNanoseconds = 100'000;
+constexpr int kYieldsBetweenLooks = 16;  // at the word that says that the ranks have given up
+
+}  // namespace
+
+bool wait_for_word(const uint32_t* word, uint32_t value, const uint32_t* gave_up, int32_t num_spins) {
+  const auto is_there = [&] { return static_cast<int32_t>(read_word(word) - value) >= 0; };
+  for (int i = 0; i < num_spins; ++i) {
+    if (is_there()) return true;
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+  }
+  for (int i = 0;; ++i) {
+    if (is_there()) return true;
+    if (i % kYieldsBetweenLooks == 0 && read_word(gave_up) != 0) return false;
+    if (i < kYields) {
+      sched_yield();
+    } else {
+      const timespec pause = {0, kSleepNanoseconds};
+      nanosleep(&pause, nullptr);
+    }
+  }
+}
+
+}  // namespace quire

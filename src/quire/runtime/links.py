@@ -1,0 +1,167 @@
+"""`Links`: a rank's connections to the other ranks of a model, and the layout of the memory they share.
+
+Stages divide the layers of a model, and the ranks of a stage divide each layer. Rank 0 is of the last stage, which
+samples; the first stage follows it. Next to read: `ranks.py` for the steps, `parallel/rank_processes.py`.
+"""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.config import EngineConfig
+from quire.errors import EngineDeadError
+from quire.runtime.hardware import cpus_of_ranks
+
+RANK_LOST = "a rank of the model is lost"
+PAGE_BYTES = 4096
+NUM_SPINS = 400
+"""Looks at another rank's progress before the core is offered to others: about 20 µs."""
+
+
+class Channel(Protocol):
+    """One direction between the same ranks of two stages: rows arrive in the order in which they are sent."""
+
+    def send(self, rows: NDArray[np.float32]) -> None:
+        """Send rows [T, width]; may return before they are received. Raises: EngineDeadError if a rank is lost."""
+
+    def receive(self, rows: NDArray[np.float32]) -> None:
+        """Wait for rows [T, width]. Mutates: rows. Raises: EngineDeadError if a rank is lost."""
+
+
+class MemoryChannel:
+    """A channel in memory that both sides share."""
+
+    def __init__(self, native: _native.Channel) -> None:
+        self._native = native
+
+    def send(self, rows: NDArray[np.float32]) -> None:
+        """See `Channel`."""
+        self._check(self._native.send(*_place(rows)))
+
+    def receive(self, rows: NDArray[np.float32]) -> None:
+        """See `Channel`."""
+        self._check(self._native.receive(*_place(rows)))
+
+    def _check(self, has_passed: bool) -> None:
+        if not has_passed:
+            raise EngineDeadError(RANK_LOST)
+
+
+def _place(rows: NDArray[np.float32]) -> tuple[int, int, int, int]:
+    return rows.ctypes.data, len(rows), 4 * rows.shape[1], rows.strides[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A rank's stage and its connections.
+
+    Fields:
+        exchange: with the other ranks of the stage; None if there are none.
+        before, after: from the stage before, and to the next; None at the ends.
+    """
+
+    stage: int = 0
+    num_stages: int = 1
+    exchange: _native.Exchange | None = None
+    before: Channel | None = None
+    after: Channel | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True if the rank is of the stage that samples."""
+        return self.stage == self.num_stages - 1
+
+
+ONE_RANK = Links()
+"""Those of the only rank of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Layout of the memory that all ranks of a machine share. It begins as zeros, at the start of a page."""
+
+    num_stages: int
+    group_size: int
+    num_threads: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "RankMemory":
+        """Return the layout for a configuration."""
+        options = config.options
+        return cls(options.pipeline_parallel_size, options.tensor_parallel_size, config.threads_per_rank)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all; pages are committed when they are first used."""
+        channels = (self.num_stages - 1) * self.group_size * _native.channel_bytes()
+        return self.num_stages * self._exchange_bytes + channels
+
+    def links(self, address: int, rank: int, num_spins: int) -> Links:
+        """Return the links of a rank. `num_spins`: see `native/ranks/exchange.h`."""
+        stage, place = stage_of(rank, self.num_stages, self.group_size)
+        exchange = None
+        if self.group_size > 1:
+            exchange = _native.Exchange(
+                address + stage * self._exchange_bytes, place, self.group_size, self.num_threads, num_spins
+            )
+        channels = self._channels(address, num_spins)[place :: self.group_size]
+        before, after = (MemoryChannel(channels[at]) if 0 <= at < len(channels) else None for at in (stage - 1, stage))
+        return Links(stage, self.num_stages, exchange, before, after)
+
+    def give_up(self, address: int) -> None:
+        """End all waiting, now and later, on every rank."""
+        for channel in self._channels(address, 0):
+            channel.give_up()
+        for stage in range(self.num_stages if self.group_size > 1 else 0):
+            _native.Exchange(address + stage * self._exchange_bytes, 0, self.group_size, self.num_threads, 0).give_up()
+
+    @property
+    def _exchange_bytes(self) -> int:
+        num_bytes = _native.exchange_bytes(self.group_size, self.num_threads) if self.group_size > 1 else 0
+        return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def _channels(self, address: int, num_spins: int) -> list[_native.Channel]:
+        """Return the channels of all ranks to the next stage, in the order of the stages."""
+        first = address + self.num_stages * self._exchange_bytes
+        count = (self.num_stages - 1) * self.group_size
+        return [_native.Channel(first + index * _native.channel_bytes(), num_spins) for index in range(count)]
+
+
+def stage_of(rank: int, num_stages: int, group_size: int) -> tuple[int, int]:
+    """Return the stage of a rank, and its place among the ranks of the stage."""
+    return (rank // group_size - 1) % num_stages, rank % group_size
+
+
+def measure_all_reduce(num_ranks: int, width: int = 1024, num_sums: int = 200) -> float:
+    """Return the microseconds of a sum of one row over ranks that are threads here, each on its own cores."""
+    layout = RankMemory(1, num_ranks, 1)
+    memory = np.zeros(layout.num_bytes + PAGE_BYTES, np.uint8)
+    address = memory.ctypes.data + -memory.ctypes.data % PAGE_BYTES
+    cpus = cpus_of_ranks(num_ranks)
+
+    def run(rank: int) -> float:
+        if cpus[rank]:
+            os.sched_setaffinity(0, cpus[rank])  # of this thread
+        exchange = layout.links(address, rank, NUM_SPINS).exchange
+        assert exchange is not None
+        x, out = np.ones((1, width), np.float32), np.empty((1, width), np.float32)
+        sides = [_native.Rows(values.ctypes.data, 4 * width, _native.RowType.f32) for values in (x, out)]
+        plan, zero, one = _native.Plan(1, 1, 1), np.zeros(1, np.int32), np.ones(1, np.int32)
+        for _ in range(num_sums):
+            plan.all_reduce(*sides, width, exchange.address)
+        step = (zero.ctypes.data, zero.ctypes.data, one.ctypes.data, 0, zero.ctypes.data, 1, 0, 0, 0)
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            plan.run(1, 1, 0, *step)
+            times.append(time.perf_counter() - started)
+        return min(times) / num_sums * 1e6
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return max(pool.map(run, range(num_ranks)))
