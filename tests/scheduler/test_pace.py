@@ -1,7 +1,7 @@
 import pytest
 
 from quire.config import STEP_S
-from quire.scheduler.step_plan import MAX_DECODES, Pace
+from quire.scheduler.pace import MAX_DECODES, Pace
 
 
 def test_where_one_token_takes_long_a_step_with_prompts_takes_a_few_times_as_long() -> None:

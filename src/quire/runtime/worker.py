@@ -13,6 +13,7 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.model_runner import ModelRunner
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
@@ -55,6 +56,7 @@ class Worker:
         """
         self.config = config
         self.cache = CacheEngine(config)
+        self.cache.disk = open_disk_tier(config, checkpoint)
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, exchange)
         self.forward = self._make_forward(checkpoint, progress, exchange)
