@@ -96,7 +96,7 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
     chunked = is_crowded or rng.random() < 0.5
     block_size = rng.randint(2, 4) if is_crowded else rng.randint(1, 5)
     groups = random_groups(rng, block_size)
-    num_blocks = rng.randint(22, 40) if is_crowded else rng.randint(8, 60)
+    num_blocks = rng.randint(16, 26) if is_crowded else rng.randint(8, 60)
     return SchedulerConfig(
         max_num_seqs=6 if is_crowded else rng.randint(1, 6),
         max_num_batched_tokens=rng.randint(1, 24) if chunked else MAX_MODEL_LEN,
@@ -141,10 +141,10 @@ class Workload:
         self.counts = counts
         is_crowded = seed % 4 == 0
         tier_rng = random.Random(seed)
-        self.config = replace(
-            random_config(rng, is_crowded=is_crowded),
-            num_host_blocks=tier_rng.choice([0, 3, 100]), max_disk_bytes=tier_rng.choice([0, 1]),
-        )  # fmt: skip
+        tiers = {"num_host_blocks": tier_rng.choice([0, 3, 100]), "max_disk_bytes": tier_rng.choice([0, 1])}
+        if is_crowded:
+            tiers |= {"num_host_blocks": tier_rng.choice([6, 100]), "max_disk_bytes": 0, "enable_prefix_caching": True}
+        self.config = replace(random_config(rng, is_crowded=is_crowded), **tiers)
         self.jobs = [Job(rng, index, is_crowded=is_crowded) for index in range(rng.randint(1, 9))]
         self.losses = {rng.randint(1, 60) for _ in range(rng.choice([0, 0, 1, 4]))}
         self.draft_share = rng.choice([0.0, 0.3, 0.9])
@@ -356,7 +356,8 @@ def test_random_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = (
         "preempt", "copy", "share", "evict", "finish", "in flight together", "several tokens", "drafts",
         "accepted drafts", "stopped", "lost", "forks", "cached tokens", "cached tokens of states", "offload", "fetch",
-        "tokens from disk", "tokens from host", "overtaken while blocks come",
+        "tokens from disk", "overtaken while blocks come",
     )  # fmt: skip
     assert min(counts[name] for name in wanted) > NUM_WORKLOADS / 5, counts
     assert min(counts["restored states"], counts["given back"]) > NUM_WORKLOADS / 10, counts
+    assert counts["tokens from host"] > NUM_WORKLOADS / 20, counts

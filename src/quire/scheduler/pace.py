@@ -23,7 +23,11 @@ class Pace:
         self._iteration_s = 0.0
 
     def note(self, num_tokens: int, duration_s: float, *, num_iterations: int = 1, has_prompts: bool) -> None:
-        """Take note of a step. `num_tokens`: of all iterations; 0: it only moved blocks."""
+        """Take note of a step.
+
+        num_tokens: of all iterations; 0: the step only moved blocks between tiers, and does not count.
+        duration_s: from its schedule to its outputs. num_iterations: forward passes of a step without prompts.
+        """
         if not num_tokens:
             return
         if has_prompts:
@@ -38,6 +42,7 @@ class Pace:
 
 
 def _average(before: float, newest: float) -> float:
+    """Return the moving average, `newest` if there is none yet."""
     if before == 0:
         return newest
     # One step during which the machine stood still must not count as if all were so.

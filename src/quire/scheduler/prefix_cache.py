@@ -55,7 +55,7 @@ def _root(hash_extras: tuple[str, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What a cached block holds: the tokens `content` behind the prefix of `digest`, in the layers of a group."""
+    """Content of a cached block: the tokens `content` after the prefix of `digest`, in the layers of a group."""
 
     group_index: int
     digest: bytes
