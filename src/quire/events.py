@@ -29,7 +29,8 @@ class EventKind(enum.Enum):
     CACHE = "cache"  # block_ids that became findable by their prefix
     EVICT = "evict"  # block_ids that no longer are
     OFFLOAD = "offload"  # block_ids whose content is copied to a tier: "host" or "disk"
-    FETCH = "fetch"  # block_ids that transfers from other tiers will fill
+    FETCH = "fetch"  # block_ids held for a waiting request: cached ones, and those that other tiers fill
+    RELEASE = "release"  # block_ids of these that are held no longer
     FETCHED = "fetched"  # num_disk_tokens, num_host_tokens: the blocks of a request came, or did not
     DISK = "disk"  # num_bytes_read, num_bytes_written since the last such event
     PREEMPT = "preempt"  # num_computed_tokens

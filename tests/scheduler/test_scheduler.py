@@ -122,7 +122,7 @@ def test_events_tell_the_story() -> None:
     driver = Driver(config, Scheduler(config, events))
     driver.add(make_request("a", 10, 12, n=2), make_request("b", 12, 12))
     driver.run()
-    others = {EventKind.OFFLOAD, EventKind.FETCH, EventKind.FETCHED, EventKind.DISK}
+    others = {EventKind.OFFLOAD, EventKind.FETCH, EventKind.FETCHED, EventKind.RELEASE, EventKind.DISK}
     others |= {EventKind.STEP, EventKind.LOST, EventKind.OPS}
     assert {event.kind for event in events} == set(EventKind) - others
     finished = events.of(EventKind.FINISH)

@@ -79,7 +79,7 @@ class BlockFiles:
 
     def keys(self) -> set[tuple[int, bytes]]:
         """Return group and digest of each block of the model."""
-        return {(file.group_index, file.digest) for file in _files_in(self.directory)}
+        return {(file.group_index, file.digest) for file in files_in(self.directory)}
 
     def path(self, group_index: int, digest: bytes) -> Path:
         """Return the place of a block."""
@@ -159,7 +159,7 @@ def make_header(fingerprint: bytes, group_index: int, digest: bytes, values: mem
 def list_files(root: Path) -> Iterator[BlockFile]:
     """Yield the blocks of all models in a directory. Raises: OSError if it cannot be listed."""
     for directory in list_models(root):
-        yield from _files_in(directory)
+        yield from files_in(directory)
 
 
 def list_models(root: Path) -> list[Path]:
@@ -188,7 +188,8 @@ def check(file: BlockFile) -> str | None:
     return None if data[:HEADER_BYTES] == expected else "is damaged"
 
 
-def _files_in(directory: Path) -> Iterator[BlockFile]:
+def files_in(directory: Path) -> Iterator[BlockFile]:
+    """Yield the blocks of one model, in no order."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             name = _FILE.fullmatch(entry.name)

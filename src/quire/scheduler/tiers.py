@@ -155,6 +155,10 @@ class BlockTiers:
         """True while transfers to the device are under way."""
         return bool(self._fetch_of)
 
+    def held_ids(self) -> list[int]:
+        """Return the blocks that fetches hold, one entry per reference."""
+        return [block_id for fetch in (*self.fetches.values(), *self.orphans) for block_id in fetch.block_ids]
+
     def awaits(
         self, request: Request, hit: PrefixHit, has_room: Callable[[], bool], take: Callable[[int], list[int]]
     ) -> bool:
@@ -210,7 +214,7 @@ class BlockTiers:
         for block_id, entry, slot in moves:
             fetch.coming[block_id] = (Tier.DISK if slot is None else Tier.HOST, entry)
             self._fetch_of[block_id] = fetch
-        self._record(EventKind.FETCH, fetch.request.request_id, block_ids=tuple(fetch.coming))
+        self._record(EventKind.FETCH, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
 
     def note(self, report: TransferReport | None) -> None:
         """Take up the blocks that transfers have filled or could not fill."""
@@ -249,6 +253,7 @@ class BlockTiers:
         self.stored.discard((entry.group_index, entry.digest))
         fetch.block_ids.remove(block_id)
         self._pool.release(block_id, holds_prefix=False)
+        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=(block_id,))
         return fetch
 
     # --- Ends -----------------------------------------------------------------------------------
@@ -291,6 +296,7 @@ class BlockTiers:
     def _release(self, fetch: Fetch) -> None:
         for block_id in reversed(fetch.block_ids):
             self._pool.release(block_id, holds_prefix=self._cache.holds(block_id))
+        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
 
     def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
         if self._events is not None:
