@@ -82,7 +82,7 @@ class EngineOptions:
     kv_disk: str | None = option(
         None, "directory that keeps KV blocks of prefixes which leave the memory; they are found after a restart"
     )
-    kv_disk_bytes: int | None = option(None, "most bytes in that directory; unset: 8 GiB")
+    kv_disk_bytes: int | None = option(None, "most bytes in that directory")
     preemption_mode: str = option(
         "auto", "preempted requests: swap copies their KV blocks to host memory, recompute computes them again",
         choices=PREEMPTION_MODES,

@@ -1,5 +1,6 @@
 """`Pace`: the measured speed of steps, from which the engine tells the scheduler how long steps may be.
 
+The scheduler itself reads no clock, so that a recorded schedule can be replayed.
 Next to read: `step_plan.py`.
 """
 
