@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
+from quire.transfers import Tier, Transfer, TransferReport
 from quire.types import (
     NULL_BLOCK_ID,
     NewRequest,
@@ -18,9 +19,7 @@ from quire.types import (
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
-    Tier,
     TokenLogprobs,
-    Transfer,
 )
 
 NextToken = Callable[[str, list[int]], int]
@@ -103,6 +102,13 @@ class FakeExecutor:
         self._is_state = [group.spec.is_state for group in config.kv_cache_groups]
         self._next_token = next_token
         self._submitted: deque[SchedulerOutput] = deque()
+        self.host: dict[int, _Block] = {}
+        self.disk: dict[tuple[int, bytes], _Block] = {}
+        """May be changed by tests: blocks get lost, another run finds them."""
+        self.num_disk_steps: Callable[[], int] = lambda: 1
+        """Steps that the next read from disk takes."""
+        self._reads: list[tuple[int, int, int, bytes]] = []
+        """Step in which it ends, target, group, digest."""
         self._blocks: dict[int, _Block] = {}
         self._sequences: dict[str, FakeSequence] = {}
         self._owners: Counter[int] = Counter()
@@ -112,6 +118,10 @@ class FakeExecutor:
     def known_ids(self) -> set[str]:
         """Requests it has been told of and not told to forget."""
         return set(self._sequences)
+
+    def store(self, group_index: int, digest: bytes, index: int, tokens: list[int], digests: list[int]) -> None:
+        """Put a block on disk."""
+        self.disk[group_index, digest] = _Block(group_index, index, tokens, digests)
 
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`."""
@@ -157,7 +167,7 @@ class FakeExecutor:
         for request_id in (*output.finished_ids, *output.preempted_ids):
             self._need(request_id in self._sequences, f"told to forget '{request_id}', which is not known")
             self._own(self._sequences.pop(request_id), -1)
-        self._copy_blocks(output)
+        transfers = self._copy_blocks(output)
         for new in output.new_requests:
             self._add(new)
         scheduled_ids = [item.request_id for item in output.scheduled]
@@ -178,11 +188,11 @@ class FakeExecutor:
         num_iterations = self._iterate(output.scheduled)
         results = (self._result(item) for item in output.scheduled)
         found = tuple(result for result in results if result is not None)
-        return StepResult(output.step_id, found, num_iterations=num_iterations)
+        return StepResult(output.step_id, found, num_iterations=num_iterations, transfers=transfers)
 
     def _iterate(self, scheduled: Sequence[ScheduledRequest]) -> int:
         """Decode further tokens of requests that may yield them. Returns the number of forward passes."""
-        most = min(item.max_new_tokens - len(item.draft_token_ids) for item in scheduled)
+        most = min([item.max_new_tokens - len(item.draft_token_ids) for item in scheduled], default=1)
         num_iterations = max(1, self.num_iterations(max(1, most)))
         for iteration in range(1, num_iterations):
             if self.ends_early or any(self._sequences[item.request_id].error for item in scheduled):
@@ -239,22 +249,46 @@ class FakeExecutor:
             for block_id in table:
                 self._owners[block_id] += sign
 
-    def _copy_blocks(self, output: SchedulerOutput) -> None:
-        copies = [
-            (item.group_index, source_id, target_id)
-            for item in output.transfers
-            for source_id, target_id in zip(item.source_ids, item.target_ids, strict=True)
-        ]
-        targets = [target_id for _, _, target_id in copies]
-        self._need(len(set(targets)) == len(targets), f"two copies into one block: {targets}")
-        for group_index, source_id, target_id in copies:
-            source = self._blocks.get(source_id)
-            self._need(NULL_BLOCK_ID not in (source_id, target_id), "the null block is copied")
-            self._need(source is not None and source.group_index == group_index, f"nothing to copy from {source_id}")
-            assert source is not None
-            self._blocks[target_id] = _Block(
-                source.group_index, source.index, source.tokens.copy(), source.digests.copy()
-            )
+    def _copy_blocks(self, output: SchedulerOutput) -> TransferReport | None:
+        """Move blocks between tiers: all sources are read first. Returns what has come from other tiers."""
+        if output.forgets_all:
+            self._reads.clear()
+        targets: list[int] = []
+        moved: list[tuple[dict[int, _Block], int, _Block]] = []
+        filled, failed = [], []
+        for item in output.transfers:
+            if item.target_tier is Tier.DEVICE:
+                targets += item.target_ids
+            if item.source_tier is Tier.DISK:
+                for digest, target_id in zip(item.digests, item.target_ids, strict=True):
+                    ends = self.num_steps + self.num_disk_steps() - 1
+                    self._reads.append((ends, target_id, item.group_index, digest))
+                continue
+            sources = self._blocks if item.source_tier is Tier.DEVICE else self.host
+            blocks = [sources.get(source_id) for source_id in item.source_ids]
+            good = all(block is not None and block.group_index == item.group_index for block in blocks)
+            self._need(good, f"nothing to copy: {item}")
+            self._need(item.source_tier is Tier.HOST or NULL_BLOCK_ID not in item.source_ids, "null block is copied")
+            copies = [_Block(it.group_index, it.index, it.tokens.copy(), it.digests.copy()) for it in blocks if it]
+            if item.target_tier is Tier.DISK:
+                keys = [(item.group_index, digest) for digest in item.digests]
+                self.disk.update(zip(keys, copies, strict=True))
+                continue
+            memory = self._blocks if item.target_tier is Tier.DEVICE else self.host
+            moved += [(memory, at, block) for at, block in zip(item.target_ids, copies, strict=True)]
+            if item.source_tier is Tier.HOST:
+                filled += item.target_ids
+        self._need(len(set(targets)) == len(targets) and NULL_BLOCK_ID not in targets, f"bad targets: {targets}")
+        for memory, at, block in moved:
+            memory[at] = block
+        for read in [read for read in self._reads if read[0] <= self.num_steps]:
+            self._reads.remove(read)
+            _, target_id, *key = read
+            found = self.disk.get(tuple(key))
+            (failed if found is None else filled).append(target_id)
+            if found is not None:
+                self._blocks[target_id] = _Block(found.group_index, found.index, found.tokens[:], found.digests[:])
+        return TransferReport(tuple(filled), tuple(failed)) if filled or failed else None
 
     # --- Writing and reading blocks -------------------------------------------------------------
 

@@ -25,6 +25,7 @@ KV_SCALE_BYTES = {**dict.fromkeys(DTYPES, 0), "int8": 4}
 """Bytes beside the values of one token's key or value in one head: an fp32 scale."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 POLICIES = ("fcfs", "priority", "sjf")
+PREEMPTION_MODES = ("auto", "swap", "recompute")
 PERFORMANCE_MODES = ("throughput", "interactivity")
 DEFAULT_MAX_NUM_SEQS = 256
 MAX_NUM_EVENTS = 2**31 - 1
@@ -78,6 +79,15 @@ class EngineOptions:
     )
     num_blocks_override: int | None = option(None, "number of KV blocks, instead of from memory")
     enable_prefix_caching: bool = option(True, "share KV blocks of equal prefixes")
+    kv_disk: str | None = option(
+        None, "directory that keeps KV blocks of prefixes which leave the memory; they are found after a restart"
+    )
+    kv_disk_bytes: int | None = option(None, "most bytes in that directory")
+    preemption_mode: str = option(
+        "auto", "preempted requests: swap copies their KV blocks to host memory, recompute computes them again",
+        choices=PREEMPTION_MODES,
+    )  # fmt: skip
+    swap_space: float | None = option(None, "host memory for blocks of preempted requests, in GiB; 0: none")
     enable_chunked_prefill: bool = option(True, "split prompts over several steps")
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once")
     max_long_partial_prefills: int = option(1, "of these, prompts above long_prefill_token_threshold")
@@ -220,6 +230,12 @@ class SchedulerConfig:
     policy: str = "fcfs"
     sjf_ageing_tokens_per_s: float = 100.0
     max_num_waiting: int | None = None
+    num_host_blocks: int = 0
+    """Blocks of host memory for preempted requests; 0: they recompute."""
+    compares_swap: bool = False
+    """True: blocks are copied to the host and back only if that is measured to be faster than computing them."""
+    max_disk_bytes: int = 0
+    """Limit of the directory for evicted blocks; 0: there is none."""
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
@@ -328,7 +344,7 @@ def _check_numbers(options: EngineOptions) -> None:
     for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes",
         "num_blocks_override", "max_num_partial_prefills", "max_long_partial_prefills", "max_num_waiting",
-        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "max_num_events",
+        "multi_step_decode", "tensor_parallel_size", "pipeline_parallel_size", "max_num_events", "kv_disk_bytes",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is None:
@@ -339,6 +355,9 @@ def _check_numbers(options: EngineOptions) -> None:
         value = getattr(options, name)
         if not _is_number(value) or not 0 <= value < math.inf:
             raise ConfigError(f"{name}={value!r} is not a number of at least 0")
+    swap_space = options.swap_space
+    if swap_space is not None and (not _is_number(swap_space) or not 0 <= swap_space < math.inf):
+        raise ConfigError(f"swap_space={swap_space!r} is not a number of at least 0 (GiB)")
     if not _is_number(options.gpu_memory_utilization) or not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization={options.gpu_memory_utilization!r} is not in (0, 1]")
     if not isinstance(options.max_logprobs, int) or options.max_logprobs < -1:

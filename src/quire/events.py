@@ -28,6 +28,11 @@ class EventKind(enum.Enum):
     COPY = "copy"  # source_id, target_id
     CACHE = "cache"  # block_ids that became findable by their prefix
     EVICT = "evict"  # block_ids that no longer are
+    OFFLOAD = "offload"  # block_ids whose content is copied to a tier: "host" or "disk"
+    FETCH = "fetch"  # block_ids held for a waiting request: cached ones, and those that other tiers fill
+    RELEASE = "release"  # block_ids of these that are held no longer
+    FETCHED = "fetched"  # num_disk_tokens, num_host_tokens: the blocks of a request came, or did not
+    DISK = "disk"  # num_bytes_read, num_bytes_written since the last such event
     PREEMPT = "preempt"  # num_computed_tokens
     # step_id, num_tokens, num_requests, num_iterations, has_prompts, duration_s, schedule_s, execute_s, output_s
     STEP = "step"

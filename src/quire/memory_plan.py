@@ -36,6 +36,10 @@ DEFAULT_TOKENS_PER_SEQUENCE = 256
 generated tokens, of which half are there at a time), some of which share a prompt."""
 DEFAULT_NUM_CONTEXTS = 4
 """Sequences of full length for which there is room at least."""
+DEFAULT_SWAP_BYTES = 4 * 2**30
+DEFAULT_DISK_BYTES = 8 * 2**30
+MIN_DISK_BLOCKS = 16
+"""Fewer would be deleted as soon as a prompt is written."""
 _MORE = "; --kv-cache-memory-bytes for more"
 
 
@@ -214,6 +218,73 @@ def _default_kv_bytes(options: EngineOptions, memory: Memory, shape: PoolShape, 
         choices.insert(1, max(usual, key=lambda choice: choice[0]))
     num_blocks, reason = min(choices, key=lambda choice: choice[0])
     return (num_blocks + 1) * shape.block_bytes, reason
+
+
+def plan_swap(
+    options: EngineOptions, memory: Memory, shape: PoolShape, num_blocks: int, decisions: list[Decision]
+) -> int:
+    """Return the blocks of host memory that preempted requests get. Raises: ConfigError, MemoryCapacityError."""
+    mode, chosen, pool_bytes = options.preemption_mode, options.swap_space, num_blocks * shape.block_bytes
+    if mode == "recompute":
+        if chosen:
+            raise ConfigError(
+                f"swap_space={chosen} contradicts preemption_mode='recompute': --preemption-mode swap fits"
+            )
+        decisions.append(Decision("preemption_mode", "recompute", "chosen"))
+        return 0
+    hindrances = {
+        "finds blocks by their prefix: leave enable_prefix_caching on": not options.enable_prefix_caching,
+        "copies the blocks of one rank only: one rank fits": options.num_ranks > 1,
+    }
+    for hindrance, holds in hindrances.items():
+        if holds and mode == "swap":
+            raise ConfigError(f"preemption_mode='swap' {hindrance}")
+        if holds:
+            decisions.append(Decision("preemption_mode", "recompute", f"swapping {hindrance}"))
+            return 0
+    is_cpu = memory.hardware.device == "cpu"
+    left = max(0, memory.left - pool_bytes) if is_cpu else DEFAULT_SWAP_BYTES
+    if chosen is None:
+        num_bytes = min(pool_bytes, DEFAULT_SWAP_BYTES, left // 2 if is_cpu else left)
+        reason = "as much as the KV cache, at most 4 GiB" + (" and half of the memory left" if is_cpu else "")
+    else:
+        num_bytes, reason = int(chosen * 2**30), "chosen"
+        if is_cpu and num_bytes > left:
+            raise MemoryCapacityError(
+                f"swap_space={chosen} GiB does not fit: {format_bytes(left)} are left on {memory.where} beside the KV"
+                f" cache; --swap-space {int(left / 2**30 * 100) / 100} fits"
+            )
+    num_swap_blocks = num_bytes // shape.block_bytes
+    decisions.append(Decision("preemption_mode", mode, f"{num_swap_blocks} blocks of host memory: {reason}"))
+    return num_swap_blocks
+
+
+def plan_disk(options: EngineOptions, shape: PoolShape, decisions: list[Decision]) -> int:
+    """Return the limit of the directory of evicted blocks in bytes, 0 without one. Raises: ConfigError."""
+    if options.kv_disk is None:
+        if options.kv_disk_bytes is not None:
+            raise ConfigError(f"kv_disk_bytes={options.kv_disk_bytes} has no directory: add --kv-disk DIR")
+        return 0
+    contradictions = {
+        "needs the prefix cache: leave enable_prefix_caching on": not options.enable_prefix_caching,
+        "cannot be shared by ranks yet: one rank fits": options.num_ranks > 1,
+        "needs weights from files: --load-format auto fits": options.load_format == "dummy",
+    }
+    for problem, holds in contradictions.items():
+        if holds:
+            raise ConfigError(f"kv_disk={options.kv_disk!r} {problem}")
+    limit = DEFAULT_DISK_BYTES if options.kv_disk_bytes is None else options.kv_disk_bytes
+    fewest = MIN_DISK_BLOCKS * shape.block_bytes
+    if limit < fewest:
+        raise ConfigError(
+            f"kv_disk_bytes={limit} holds fewer than {MIN_DISK_BLOCKS} KV blocks of {format_bytes(shape.block_bytes)}:"
+            f" --kv-disk-bytes {fewest} fits"
+        )
+    reason = "the default" if options.kv_disk_bytes is None else "chosen"
+    decisions.append(
+        Decision("kv_disk_bytes", str(limit), f"at most {format_bytes(limit)} in {options.kv_disk}: {reason}")
+    )
+    return limit
 
 
 def fit_model_len(

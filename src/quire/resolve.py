@@ -24,7 +24,15 @@ from quire.config import (
     weight_bytes,
 )
 from quire.errors import ConfigError, MemoryCapacityError
-from quire.memory_plan import Memory, fit_model_len, plan_blocks, split_memory, wanted_model_len
+from quire.memory_plan import (
+    Memory,
+    fit_model_len,
+    plan_blocks,
+    plan_disk,
+    plan_swap,
+    split_memory,
+    wanted_model_len,
+)
 from quire.rank_plan import (
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     check_sizes,
@@ -87,6 +95,9 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
         policy=options.scheduling_policy,
         sjf_ageing_tokens_per_s=options.sjf_ageing_tokens_per_s,
         max_num_waiting=options.max_num_waiting,
+        num_host_blocks=plan_swap(options, memory, shape, num_blocks, decisions),
+        compares_swap=options.preemption_mode == "auto",
+        max_disk_bytes=plan_disk(options, shape, decisions),
     )
     return EngineConfig(
         options, model, hardware, device, dtype, kv_dtype, scheduler, tuple(decisions), uses_plan, keeps_stored,

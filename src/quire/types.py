@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from quire.events import OpTime
 from quire.sampling_params import PoolingParams, SamplingParams
+from quire.transfers import Transfer, TransferReport
 
 NULL_BLOCK_ID = 0
 """Block 0 holds no request's keys: block tables point to it where a sliding window left a block."""
@@ -151,26 +152,6 @@ def find_stop(
 # --- One step ---------------------------------------------------------------------------------
 
 
-class Tier(enum.Enum):
-    """Memory that holds KV blocks."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Copies blocks, in all layers of a group, before the step computes. The step reads all sources of all its
-    transfers before it writes a target. Copy-on-write is a transfer from device to device."""
-
-    group_index: int
-    source_tier: Tier
-    source_ids: tuple[int, ...]
-    target_tier: Tier
-    target_ids: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class BlockTableUpdate:
     """For one request and group: entries from `start` on are now `block_ids`, and the table ends there.
@@ -242,6 +223,8 @@ class SchedulerOutput:
     forgets_all: bool = False
     """Forget every request and every step submitted before: a step was lost."""
     times_ops: bool = False  # the result has `op_times`
+    awaits_transfers: bool = False
+    """No request can run before a transfer has ended: the step waits for some, but not long."""
 
     @property
     def num_tokens(self) -> int:
@@ -289,6 +272,7 @@ class StepResult:
     """Forward passes, for events and `Pace`."""
     op_times: tuple[OpTime, ...] = ()
     """Time and work of each instruction that ran, where these are traced."""
+    transfers: TransferReport | None = None
 
 
 class SequenceUpdate(NamedTuple):

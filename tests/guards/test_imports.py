@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "quire"
 ROOT_MODULES = {
     "types",
+    "transfers",
     "sampling_params",
     "structured_outputs",
     "config",

@@ -37,11 +37,14 @@ def assert_same_state(state: State, engine: LLMEngine) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_replayed_state_equals_the_schedulers_after_every_step(seed: int) -> None:
     draw = random.Random(seed)
-    engine, _ = make_engine(
+    engine, executor = make_engine(
         num_blocks=draw.choice([24, 60]),
         max_num_batched_tokens=draw.choice([8, 64]),
         multi_step_decode=draw.choice([1, 4]),
+        num_host_blocks=draw.choice([0, 40]),
+        max_disk_bytes=draw.choice([0, 1]),
     )
+    executor.num_disk_steps = lambda: draw.randint(1, 3)
     add(engine, "early", SHARED[:7])
     engine.step()
     add(engine, "queued", SHARED[:9])

@@ -6,7 +6,7 @@ import torch
 from quire.cache_spec import CacheGroup, LatentKV, PagedKV, RecurrentState
 from quire.errors import EngineError
 from quire.runtime.cache_engine import CacheEngine
-from quire.types import Tier, Transfer
+from quire.transfers import Tier, Transfer
 from tests.fakes import device_copy
 from tests.runtime.builders import make_config
 

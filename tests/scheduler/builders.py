@@ -80,7 +80,7 @@ class Driver:
         output = self.scheduler.schedule(alone)
         check_integrity(self.scheduler)
         self.outputs.append(output)
-        if output.scheduled:
+        if output.scheduled or output.awaits_transfers:
             self.in_flight.append(output)
             self.executor.submit(output)
         return output

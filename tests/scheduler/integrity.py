@@ -26,6 +26,8 @@ def _request_problems(scheduler: Scheduler) -> list[str]:
     siblings = [sibling.request_id for request in table.by_id.values() for sibling in request.siblings]
     waiting_ids = [request.request_id for request in table.waiting]
     found = Counter(running_ids + waiting_ids + [*table.parked] + siblings)
+    if not {*scheduler.blocks.tiers.fetches, *scheduler.blocks.tiers._swapped} <= {*waiting_ids, *table.parked}:
+        problems.append("blocks of other tiers are kept for requests that do not wait")
     if set(running_ids) != owner_ids:
         problems.append(f"running are {sorted(running_ids)} but blocks are owned by {sorted(owner_ids)}")
     problems += [f"{request_id!r} has a place but is gone" for request_id in found if request_id not in table.by_id]
@@ -48,12 +50,14 @@ def check_blocks(blocks: BlockManager, detached: Sequence[OwnedBlocks] = ()) -> 
     - each block's reference count is the number of block tables and kept states it stands in;
     - window groups hold null blocks exactly where they say so, and state tables have one entry at most;
     - no block stands in tables of two groups, or is cached for another group than that of its tables;
-    - the prefix cache's two maps agree.
+    - the prefix cache's two maps agree;
+    - blocks on the way from other tiers have one owner, and each slot of host memory is free or holds one block that a
+      preempted request needs.
 
     `detached`: blocks of requests that ended while a step was in flight.
     """
     owners = [*blocks.owned.items(), *((f"detached {index}", owned) for index, owned in enumerate(detached))]
-    problems = _reference_problems(blocks, [owned for _, owned in owners])
+    problems = _reference_problems(blocks, [owned for _, owned in owners]) + _tier_problems(blocks)
     problems += _group_problems(blocks, [owned for _, owned in owners])
     for name, owned in owners:
         problems += _table_problems(blocks, name, owned)
@@ -67,6 +71,9 @@ def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list
     for owned in owners:
         for block_id in owned.block_ids():
             counts[block_id] += 1
+    for fetch in (*blocks.tiers.fetches.values(), *blocks.tiers.orphans):
+        for block_id in fetch.block_ids:
+            counts[block_id] += 1
     problems = []
     if counts != pool.reference_counts:
         problems += [
@@ -79,6 +86,25 @@ def _reference_problems(blocks: BlockManager, owners: list[OwnedBlocks]) -> list
     num_owned = pool.num_blocks - counts.count(0)
     if len(free_ids) + num_owned != pool.num_usable:
         problems.append(f"{len(free_ids)} free + {num_owned} referenced blocks are not {pool.num_usable}")
+    return problems
+
+
+def _tier_problems(blocks: BlockManager) -> list[str]:
+    tiers = blocks.tiers
+    slots = sorted((*tiers.slots.values(), *tiers.free_slots))
+    problems = [] if slots == list(range(len(slots))) else [f"host slots are {slots}"]
+    if len(slots) != tiers._config.num_host_blocks:
+        problems.append(f"{len(slots)} host slots of {tiers._config.num_host_blocks}")
+    wanted = Counter(key for keys in tiers._swapped.values() for key in keys)
+    if wanted != tiers._num_wanted:
+        problems.append(f"wanted are {wanted}, counted {tiers._num_wanted}")
+    problems += [f"slot {slot} is kept for no request" for key, slot in tiers.slots.items() if not wanted[key]]
+    coming = {block_id: fetch for fetch in (*tiers.fetches.values(), *tiers.orphans) for block_id in fetch.coming}
+    if coming != tiers._fetch_of:
+        problems.append(f"on the way are {list(coming)}, found by number {list(tiers._fetch_of)}")
+    problems += [f"block {at} is on the way and cached" for at in coming if blocks.cache.holds(at)]
+    problems += [f"block {at} is on the way for two" for at in coming if blocks.pool.reference_counts[at] != 1]
+    problems += [f"{name!r} holds blocks twice" for name in tiers.fetches if name in blocks.owned]
     return problems
 
 

@@ -5,7 +5,8 @@ import pytest
 from quire.cache_spec import CacheGroup, PagedKV, RecurrentState
 from quire.config import SchedulerConfig
 from quire.scheduler.blocks import BlockManager
-from quire.types import Request, Transfer
+from quire.transfers import Transfer
+from quire.types import Request
 from tests.scheduler.builders import make_config, make_request
 from tests.scheduler.integrity import check_blocks
 

@@ -4,6 +4,7 @@ Requests of every kind come, fork, fail and are aborted at random moments, with 
 tokens a step, right and wrong drafts, and lost steps. The integrity of blocks and requests is checked after every move.
 """
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -18,10 +19,11 @@ from quire.errors import CapacityError
 from quire.events import EventKind, EventLog
 from quire.sampling_params import PoolingParams, SamplingParams
 from quire.scheduler import step_plan
+from quire.scheduler.prefix_cache import PrefixChain
 from quire.scheduler.scheduler import Scheduler
 from quire.types import Request, RequestStatus, SequenceUpdate
 from tests.fakes import chain_all, token_after
-from tests.scheduler.builders import Driver, make_groups, run_alone
+from tests.scheduler.builders import Driver, make_groups, make_request, run_alone
 from tests.scheduler.integrity import check_integrity
 
 NUM_WORKLOADS = 300
@@ -94,7 +96,7 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
     chunked = is_crowded or rng.random() < 0.5
     block_size = rng.randint(2, 4) if is_crowded else rng.randint(1, 5)
     groups = random_groups(rng, block_size)
-    num_blocks = rng.randint(22, 40) if is_crowded else rng.randint(8, 60)
+    num_blocks = rng.randint(16, 26) if is_crowded else rng.randint(8, 60)
     return SchedulerConfig(
         max_num_seqs=6 if is_crowded else rng.randint(1, 6),
         max_num_batched_tokens=rng.randint(1, 24) if chunked else MAX_MODEL_LEN,
@@ -114,6 +116,23 @@ def random_config(rng: random.Random, *, is_crowded: bool) -> SchedulerConfig:
     )
 
 
+def fill_disk(driver: Driver, rng: random.Random) -> None:
+    """Store blocks as if another run had computed the bases; the scheduler knows of some that are gone."""
+    config, tiers = driver.scheduler.config, driver.scheduler.blocks.tiers
+    size = config.block_size
+    for tokens, extra in itertools.product(BASES, ("", "salt")):
+        chain = PrefixChain((extra,))
+        chain.extend(make_request("stored", tokens), len(tokens) // size, size)
+        for (at, digest), (index, group) in itertools.product(
+            enumerate(chain.digests), enumerate(config.kv_cache_groups)
+        ):
+            states = [chain_all(tokens[: position + 1]) for position in range(at * size, (at + 1) * size)]
+            content = ([], states[-1:]) if group.spec.is_state else (tokens[at * size : (at + 1) * size], states)
+            if rng.random() < 0.95:
+                driver.executor.store(index, digest, at, *content)
+            tiers.stored.add((index, digest))
+
+
 class Workload:
     """Adds, aborts, drafts and steps at random; plays the engine's part for beams; checks each token as it comes."""
 
@@ -121,7 +140,12 @@ class Workload:
         self.rng = rng = random.Random(seed)
         self.counts = counts
         is_crowded = seed % 4 == 0
-        self.config = replace(random_config(rng, is_crowded=is_crowded), pipeline_stages=1 + (seed % 7 == 3))
+        tier_rng = random.Random(seed)
+        tiers = {"num_host_blocks": tier_rng.choice([0, 3, 100]), "max_disk_bytes": tier_rng.choice([0, 1])}
+        if is_crowded:
+            tiers |= {"num_host_blocks": tier_rng.choice([6, 100]), "max_disk_bytes": 0, "enable_prefix_caching": True}
+        num_stages = 1 + (seed % 7 == 3)
+        self.config = replace(random_config(rng, is_crowded=is_crowded), pipeline_stages=num_stages, **tiers)
         self.jobs = [Job(rng, index, is_crowded=is_crowded) for index in range(rng.randint(1, 9))]
         self.losses = {rng.randint(1, 60) for _ in range(rng.choice([0, 0, 1, 4]))}
         self.draft_share = rng.choice([0.0, 0.3, 0.9])
@@ -130,6 +154,9 @@ class Workload:
         self.events = EventLog(1_000_000)
         self.driver = Driver(self.config, Scheduler(self.config, self.events), vocab_size=VOCAB_SIZE)
         self.driver.executor.fails = self._fails
+        self.driver.executor.num_disk_steps = lambda: tier_rng.randint(1, 3)
+        if self.config.max_disk_bytes:
+            fill_disk(self.driver, tier_rng)
         self.scheduler = self.driver.scheduler
         self.suspects: list[tuple[Request, int]] = []
         self.accepted: dict[str, Request] = {}
@@ -166,6 +193,9 @@ class Workload:
             found = request.output_token_ids
             assert found == (expected if whole else expected[: len(found)])
         self.counts.update(item.kind.value for item in self.events)
+        for event in self.events.of(EventKind.FETCHED):
+            self.counts["tokens from disk"] += event.data["num_disk_tokens"]
+            self.counts["tokens from host"] += event.data["num_host_tokens"]
         self.counts["steps"] += self.driver.executor.num_steps
         num_cached = sum(request.num_cached_tokens for request in self.accepted.values())
         has_states = any(group.spec.is_state for group in self.config.kv_cache_groups)
@@ -184,6 +214,8 @@ class Workload:
             if not output.scheduled:
                 return
             self.counts["in flight together"] += len(self.driver.in_flight) > 1
+            if output.scheduled:
+                self.counts["overtaken while blocks come"] += self.scheduler.blocks.tiers.is_fetching
             for item in output.scheduled:
                 self.counts["several tokens"] += item.max_new_tokens > 1 and not item.draft_token_ids
                 self.counts["drafts"] += bool(item.draft_token_ids)
@@ -326,7 +358,9 @@ def test_random_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     # Against a generator that has gone dull: everything that can happen does.
     wanted = (
         "preempt", "copy", "share", "evict", "finish", "in flight together", "several tokens", "drafts",
-        "accepted drafts", "stopped", "lost", "forks", "cached tokens", "cached tokens of states",
+        "accepted drafts", "stopped", "lost", "forks", "cached tokens", "cached tokens of states", "offload", "fetch",
+        "tokens from disk", "overtaken while blocks come",
     )  # fmt: skip
     assert min(counts[name] for name in wanted) > NUM_WORKLOADS / 5, counts
     assert min(counts["restored states"], counts["given back"]) > NUM_WORKLOADS / 10, counts
+    assert counts["tokens from host"] > NUM_WORKLOADS / 20, counts

@@ -70,6 +70,7 @@ def build_engine(
         tokenizer, tokenizer_s = tokenizer_loading.result()
     times["tokenizer (beside)"] = tokenizer_s
     engine = LLMEngine(config, executor, tokenizer, chat_template=chat_template, grammars=grammars)
+    engine.scheduler.blocks.tiers.stored = getattr(executor, "stored_blocks", set())
     times["total"] = time.perf_counter() - started
     engine.startup_times = times
     return engine

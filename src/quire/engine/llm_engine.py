@@ -82,10 +82,7 @@ class LLMEngine:
 
     @classmethod
     def from_options(cls, model: str = "smollm2", **kwargs: Any) -> "LLMEngine":
-        """Load a model; keyword arguments are the fields of `EngineOptions`.
-
-        Raises: ConfigError, ModelError, CapacityError.
-        """
+        """Load a model by the fields of `EngineOptions`. Raises: ConfigError, ModelError, CapacityError."""
         from quire.engine.build import build_engine  # imports torch, and this file
 
         return build_engine(EngineOptions.from_kwargs(model, **kwargs))
@@ -199,8 +196,8 @@ class LLMEngine:
         suspect_id = self._isolation.suspect_id() if self._isolation.is_active else None
         most = self.scheduler.config.max_in_flight if suspect_id is None else 1
         while len(self._in_flight) < most:
-            schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens)
-            if not schedule.scheduled:
+            schedule = self.scheduler.schedule(suspect_id, self._pace.step_tokens, self._pace.tokens_per_s)
+            if not (schedule.scheduled or schedule.awaits_transfers):
                 break
             self._output_processor.note_scheduled(schedule.new_requests, self._clock())
             if self.op_period and schedule.step_id % self.op_period == 0:
@@ -296,5 +293,8 @@ class LLMEngine:
             return []
         self._is_shut_down = True
         self.abort_all()
+        if (last := self.scheduler.schedule_last()).transfers and not self.errored:
+            self._executor.submit(last)
+            self._executor.collect()
         self._executor.shutdown()
         return self.take_ended()

@@ -162,4 +162,5 @@ class Recorder:
             "num_waiting": scheduler.num_waiting,
             "waiting": scheduler.requests.waiting_since_s(),
             "cached": blocks.cache.block_ids(),
+            "held": blocks.tiers.held_ids(),
         }

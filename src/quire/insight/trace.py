@@ -49,6 +49,7 @@ class State:
 
     Fields:
         findable: blocks that hold a prefix, whether a request uses them or not.
+        held: blocks that wait for a request to start, one entry per reference.
         waiting: when each request in the queue arrived or was preempted, in seconds of the trace's clock.
     """
 
@@ -56,11 +57,13 @@ class State:
     requests: dict[str, RequestState] = field(default_factory=dict)
     findable: set[int] = field(default_factory=set)
     waiting: dict[str, float] = field(default_factory=dict)
+    held: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def of_header(cls, header: Line) -> "State":
         """Return the state that a header line restates."""
-        state = cls(header, findable=set(header["cached"]), waiting=dict(header.get("waiting", {})))
+        held: Counter[int] = Counter(header.get("held", ()))
+        state = cls(header, findable=set(header["cached"]), waiting=dict(header.get("waiting", {})), held=held)
         for item in header["requests"]:
             known = RequestState(item["id"], item["num_prompt_tokens"], item["num_tokens"], item["num_computed"])
             known.tables = copy.deepcopy(item["tables"])
@@ -69,14 +72,9 @@ class State:
 
     @property
     def references(self) -> Counter[int]:
-        """Requests that hold each block in use."""
-        return Counter(
-            block
-            for request in self.requests.values()
-            for table in request.tables
-            for block in table
-            if block != NULL_BLOCK_ID
-        )
+        """Requests that hold each block in use, the waiting ones included."""
+        tables = (table for request in self.requests.values() for table in request.tables)
+        return self.held + Counter(block for table in tables for block in table if block != NULL_BLOCK_ID)
 
     @property
     def cached(self) -> set[int]:
@@ -99,6 +97,10 @@ class State:
             self.findable.update(line["block_ids"])
         elif kind == "evict":
             self.findable.difference_update(line["block_ids"])
+        elif kind == "fetch":
+            self.held.update(line["block_ids"])
+        elif kind == "release":
+            self.held -= Counter(line["block_ids"])
 
     def _apply_step(self, line: Line) -> None:
         for new in line.get("new_requests", ()):

@@ -86,7 +86,9 @@ def view_blocks(trace: Trace, step: Line) -> Picture:
             return "null"
         if references[block] > 1:
             return "shared"
-        return owner[block] if references[block] else "cached" if block in state.cached else "free"
+        if references[block]:  # one that waits for a request, which is not drawn, looks as if it were free
+            return owner.get(block, "cached")
+        return "cached" if block in state.cached else "free"
 
     used = max([*references, *state.cached, 0]) + 1
     shown = min(num_blocks, -(-used // 64) * 64)

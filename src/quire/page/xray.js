@@ -15,7 +15,7 @@ const MAX_TIMED = 100; // Timed steps that keep their instructions: one has hund
 
 /**
  * The engine after a line. `findable`: blocks that hold a prefix, whether a request uses them or not.
- * `waiting`: when each request in the queue arrived or was preempted.
+ * `held`: blocks that wait for a request to start, with its id. `waiting`: when each request in the queue arrived or was preempted.
  */
 export class State {
   constructor(header) {
@@ -23,12 +23,13 @@ export class State {
     this.requests = new Map(header.requests.map((r) => [r.id, { ...r, tables: r.tables.map((t) => [...t]) }]));
     this.findable = new Set(header.cached);
     this.waiting = new Map(Object.entries(header.waiting ?? {}));
+    this.held = (header.held ?? []).map((block) => [block, ""]);
   }
 
   /** Return a header line that restates this state. */
   describe() {
     const requests = [...this.requests.values()].map((r) => ({ ...r, tables: r.tables.map((t) => [...t]) }));
-    return { ...this.header, requests, cached: [...this.findable], waiting: Object.fromEntries(this.waiting) };
+    return { ...this.header, requests, cached: [...this.findable], held: this.held.map(([block]) => block), waiting: Object.fromEntries(this.waiting) };
   }
 
   /** Return the requests that hold each block in use: block → ids. */
@@ -38,6 +39,7 @@ export class State {
       for (const table of request.tables)
         for (const block of table)
           if (block !== NULL_BLOCK) found.set(block, [...(found.get(block) ?? []), request.id]);
+    for (const [block, id] of this.held) found.set(block, [...(found.get(block) ?? []), id]);
     return found;
   }
 
@@ -53,6 +55,9 @@ export class State {
     else if (line.kind === "finish" || line.kind === "admit") this.waiting.delete(line.id);
     else if (line.kind === "cache") for (const block of line.block_ids) this.findable.add(block);
     else if (line.kind === "evict") for (const block of line.block_ids) this.findable.delete(block);
+    else if (line.kind === "fetch") for (const block of line.block_ids) this.held.push([block, line.id]);
+    else if (line.kind === "release")
+      for (const block of line.block_ids) this.held.splice(this.held.findIndex(([at]) => at === block), 1);
   }
 
   #step(line) {

@@ -69,6 +69,12 @@ class InProcessExecutor:
         worker.sampler.grammars = grammars
         return cls(worker)
 
+    @property
+    def stored_blocks(self) -> set[tuple[int, bytes]]:
+        """Cache group and digest of the blocks that the disk tier holds."""
+        disk = None if self._worker is None else self._worker.cache.disk
+        return set() if disk is None else disk.keys()
+
     def submit(self, output: SchedulerOutput) -> None:
         """See `Executor`. The step is computed by `collect`."""
         self._submitted = output
@@ -92,4 +98,6 @@ class InProcessExecutor:
 
     def shutdown(self) -> None:
         """Let go of the worker, and with it of weights and KV memory."""
+        if self._worker is not None:
+            self._worker.cache.close()
         self._worker = None

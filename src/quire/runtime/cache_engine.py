@@ -8,18 +8,25 @@ Next to read: `batch.py`, which turns block tables into slots of this pool.
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from quire.cache_spec import PoolShape
 from quire.config import EngineConfig
 from quire.errors import EngineError
 from quire.runtime.commit_ahead import CommitAhead
+from quire.runtime.disk_tier import CLOSE_S, DiskTier
 from quire.runtime.huge_pages import allocate
-from quire.types import Tier, Transfer
+from quire.transfers import Tier, Transfer, TransferReport
 
 if TYPE_CHECKING:
     import torch
+
+WAIT_S = 0.005
+"""Longest wait for transfers in a step that computes nothing."""
 
 
 class CacheEngine:
@@ -30,6 +37,7 @@ class CacheEngine:
         layer_groups: per layer the index of its cache group.
         layer_addresses: per layer the address of its slice of block 0; block b is b * block_stride_bytes further on.
         block_stride_bytes: bytes from one block to the next.
+        disk: set by the worker, if there is a disk tier.
     Dtypes: memory uint8.
     """
 
@@ -52,6 +60,11 @@ class CacheEngine:
             memory = torch.empty(num_bytes, dtype=torch.uint8, device=config.device)
             address = memory.data_ptr()
         self.memory = memory.reshape(scheduler.num_blocks, self.block_stride_bytes)
+        host_bytes = scheduler.num_host_blocks * self.block_stride_bytes
+        self._host_memory = allocate(host_bytes).reshape(scheduler.num_host_blocks, self.block_stride_bytes)
+        self.disk: DiskTier | None = None
+        self._filled: list[int] = []
+        self._host_bytes_per_s = 0.0
         # Block 0 is read where a window left a block; its values are masked, but must not be NaN.
         self.memory[0] = 0
         placed = sorted(self._placed_layers())
@@ -102,21 +115,92 @@ class CacheEngine:
         finally:
             self._ahead.end_step()
 
-    def transfer(self, transfers: Sequence[Transfer]) -> None:
-        """Copy blocks in all layers of their group. All sources are read before any target is written.
+    def transfer(self, transfers: Sequence[Transfer], *, may_wait: bool = False) -> None:
+        """Copy blocks in all layers of their group. All sources in memory are read before any target is written.
 
-        Mutates: memory. Raises: EngineError for tiers other than the device, which hold no blocks.
+        Transfers from and to the disk go on beside the steps: `report` tells which have filled blocks. `may_wait`:
+        nothing else is to be done, so that blocks for the disk wait for a slow disk rather than being dropped.
+        Mutates: memory.
         """
-        for item in transfers:
-            if item.source_tier is not Tier.DEVICE or item.target_tier is not Tier.DEVICE:
-                moves = f"{item.source_tier.value} to {item.target_tier.value}"
-                raise EngineError(f"a transfer from {moves} was scheduled, but blocks are kept on the device only")
-        moved = []
-        for group_index in {item.group_index for item in transfers}:
-            chosen = [item for item in transfers if item.group_index == group_index]
-            source_ids, target_ids = ([block_id for item in chosen for block_id in getattr(item, name)]
-                                      for name in ("source_ids", "target_ids"))  # fmt: skip
-            pages = self.memory[:, : self._groups[group_index].page_bytes(self._block_size)]
-            moved.append((pages, target_ids, pages[source_ids]))
-        for pages, target_ids, values in moved:
-            pages[target_ids] = values
+        deadline_s = time.monotonic() + CLOSE_S if may_wait else None
+        started, host_bytes = time.monotonic(), 0
+        moved: list[tuple[Any, list[int], Any]] = []
+        reads: list[Transfer] = []
+        for (group_index, source, target), items in _by_places(transfers).items():
+            sources, targets = (
+                [block_id for item in items for block_id in getattr(item, name)]
+                for name in ("source_ids", "target_ids")
+            )
+            if source is Tier.DISK:
+                reads += items
+                continue
+            values = self._pages(group_index, source)[sources]
+            if target is Tier.DISK:
+                digests = [digest for item in items for digest in item.digests]
+                self._disk().write(group_index, digests, values, deadline_s)
+                continue
+            if source is not target:
+                host_bytes += values.size if isinstance(values, np.ndarray) else values.numel()
+                values = self._to(target, values)
+            if source is Tier.HOST:
+                self._filled += targets
+            moved.append((self._pages(group_index, target), targets, values))
+        for pages, targets, values in moved:
+            pages[targets] = values
+        if host_bytes:
+            self._host_bytes_per_s = host_bytes / max(time.monotonic() - started, 1e-6)
+        for item in reads:
+            pages = self._pages(item.group_index, Tier.DEVICE)
+            self._disk().read(item.group_index, item.digests, item.target_ids, pages)
+
+    def report(self, *, waits: bool = False) -> TransferReport | None:
+        """Return what transfers between tiers have done since the last report; None if nothing.
+
+        `waits`: no request can run before one has ended, so wait for them, but not so long that new requests notice.
+        """
+        filled, self._filled = self._filled, []
+        failed: list[int] = []
+        num_read = num_written = 0
+        if self.disk is not None:
+            read, failed = self.disk.take_read(WAIT_S if waits and not filled else 0.0)
+            filled += read
+            num_read, num_written = self.disk.take_counts()
+        speed, self._host_bytes_per_s = self._host_bytes_per_s, 0.0
+        if not (filled or failed or num_read or num_written or speed):
+            return None
+        return TransferReport(tuple(filled), tuple(failed), num_read, num_written, speed)
+
+    def forget_transfers(self) -> None:
+        """Forget transfers under way: a step was lost. No block is written by them afterwards."""
+        self._filled = []
+        if self.disk is not None:
+            self.disk.cancel_reads()
+
+    def close(self) -> None:
+        """End the threads of transfers; blocks for the disk are written first, if that is soon done."""
+        if self.disk is not None:
+            self.disk.close(time.monotonic() + CLOSE_S)
+
+    def _pages(self, group_index: int, tier: Tier) -> Any:
+        """The pages of a tier's memory, as far as the group's layers use them."""
+        memory = self.memory if tier is Tier.DEVICE else self._host_memory
+        return memory[:, : self._groups[group_index].page_bytes(self._block_size)]
+
+    def _to(self, tier: Tier, values: Any) -> Any:
+        if isinstance(self.memory, np.ndarray):
+            return values
+        import torch
+
+        return values.cpu().numpy() if tier is Tier.HOST else torch.from_numpy(values).to(self.memory.device)
+
+    def _disk(self) -> DiskTier:
+        if self.disk is None:
+            raise EngineError("a transfer from or to the disk was scheduled, but there is no disk tier")
+        return self.disk
+
+
+def _by_places(transfers: Sequence[Transfer]) -> dict[tuple[int, Tier, Tier], list[Transfer]]:
+    places: dict[tuple[int, Tier, Tier], list[Transfer]] = {}
+    for item in transfers:
+        places.setdefault((item.group_index, item.source_tier, item.target_tier), []).append(item)
+    return places

@@ -81,10 +81,12 @@ class ModelRunner:
         states = self.states.apply(output)
         for new in output.new_requests:
             self.states[new.request_id].sampling = self.sampler.start(new)
+        if output.forgets_all:
+            self.cache.forget_transfers()
         if output.transfers:
-            self.cache.transfer(output.transfers)
+            self.cache.transfer(output.transfers, may_wait=output.awaits_transfers)
         if not output.num_tokens:
-            return StepResult(output.step_id, ())
+            return StepResult(output.step_id, (), transfers=self.cache.report(waits=output.awaits_transfers))
         with self.cache.in_use(self.states.highest_block):
             return self._compute(output, lay_out(output, states))
 
@@ -120,7 +122,10 @@ class ModelRunner:
             elif of_prompt or embedding is not None:
                 results.append(RequestResult(request_id, prompt_logprobs=of_prompt, embedding=embedding))
         op_times = self.forward.take_op_times()
-        return StepResult(output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times)
+        return StepResult(
+            output.step_id, tuple(results), num_iterations=num_iterations, op_times=op_times,
+            transfers=self.cache.report(),
+        )  # fmt: skip
 
     def _forward(self, layout: StepLayout) -> list[int | None] | None:
         """Compute hidden states; returns the likeliest token per logit row, if no request wants more."""

@@ -14,6 +14,7 @@ from quire.errors import UnsupportedModelError
 from quire.kernels.tracing import NotTraceableError
 from quire.memory_plan import PROMPT_LOGPROB_ROWS
 from quire.runtime.cache_engine import CacheEngine
+from quire.runtime.disk_tier import open_disk_tier
 from quire.runtime.forward import EagerForward, Forward, PlannedForward
 from quire.runtime.links import ONE_RANK, Links
 from quire.runtime.plan.emit import PlanLimits, PlannedModel
@@ -59,7 +60,9 @@ class Worker:
         self.config = config
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, links)
+        disk = open_disk_tier(config, checkpoint)
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
+        self.cache.disk = disk
         self.runner = make_runner(config, self.forward, self.cache, self.sampler, links)
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:

@@ -6,28 +6,22 @@ gets a copy. Sliding-window groups give blocks back as the window moves past the
 
 The table of a state group has one entry, which every step rewrites. So a step that starts from a state which others
 need continues in a copy: after a fork, after a prefix hit, at a checkpoint, and before drafts, which may be rejected.
-Knows neither queues nor budgets. Next to read: `scheduler.py`.
+Knows neither queues nor budgets. Next to read: `scheduler.py`; `prefix_lookup.py` and `tiers.py` for its parts.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from quire.cache_spec import PoolShape, RecurrentState
 from quire.config import SchedulerConfig
 from quire.errors import MemoryCapacityError
 from quire.events import EventKind, EventLog
 from quire.scheduler.block_pool import BlockPool, KeptState, OwnedBlocks
-from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
-from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request, Tier, Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """The longest usable cached prefix: whole blocks, available in all groups, never the whole sequence."""
-
-    num_tokens: int
-    tables: list[list[int]]
-    """Per group an entry per block, null blocks where no coming token looks; for states the checkpoint."""
+from quire.scheduler.prefix_cache import PrefixCache
+from quire.scheduler.prefix_lookup import PrefixHit, PrefixLookup
+from quire.scheduler.tiers import BlockTiers
+from quire.transfers import Tier, Transfer
+from quire.types import NULL_BLOCK_ID, BlockTableUpdate, Request
 
 
 class BlockManager:
@@ -51,7 +45,8 @@ class BlockManager:
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache()
         self.owned: dict[str, OwnedBlocks] = {}
-        self._chains: dict[str, PrefixChain] = {}
+        self.lookup = PrefixLookup(config, self.cache, self._checkpoint_interval)
+        self.tiers = BlockTiers(config, self.pool, self.cache, self.lookup, events)
 
     # --- How much is needed ---------------------------------------------------------------------
 
@@ -116,56 +111,16 @@ class BlockManager:
     # --- Prefix cache ---------------------------------------------------------------------------
 
     def find_prefix(self, request: Request) -> PrefixHit:
-        """Look up the request's known tokens; at least one token is left to compute. Takes nothing."""
-        if not (self._caches_prefixes and request.reads_prefix_cache):
-            return PrefixHit(0, [[] for _ in self._specs])
-        limit = (request.num_tokens - 1) // self._block_size
-        chain = self._chain(request, limit)
-        found: list[list[int | None]] = []
-        for index, spec in enumerate(self._specs):
-            row: list[int | None] = []
-            for digest, content in zip(chain.digests[:limit], chain.contents, strict=False):
-                block_id = self.cache.find(index, digest, content)
-                if block_id is None and spec.window is None and not spec.is_state:
-                    break
-                row.append(block_id)
-            found.append(row)
-            limit = min(limit, len(row))
-        num_blocks = self._agree(found, limit)
-        num_tokens = num_blocks * self._block_size
-        tables = []
-        for spec, row in zip(self._specs, found, strict=True):
-            real = [block_id or NULL_BLOCK_ID for block_id in row[:num_blocks]]
-            del real[: spec.first_of_hit(num_tokens, self._block_size)]
-            tables.append([NULL_BLOCK_ID] * (spec.table_len(num_tokens, self._block_size) - len(real)) + real)
-        return PrefixHit(num_tokens, tables)
+        """Look up the request's known tokens on the device; at least one token is left to compute. Takes nothing."""
+        return self.lookup.find(request)
 
-    def _agree(self, found: list[list[int | None]], limit: int) -> int:
-        """Blocks of the longest prefix that every group can serve: full groups need all blocks, window groups the
-        window's, state groups a checkpoint at the end."""
-        num_blocks = limit
-        while num_blocks:
-            if self._checkpoint_interval is not None:
-                num_blocks -= num_blocks % (self._checkpoint_interval // self._block_size)
-            gaps = [
-                at
-                for spec, row in zip(self._specs, found, strict=True)
-                for at in range(spec.first_of_hit(num_blocks * self._block_size, self._block_size), num_blocks)
-                if row[at] is None
-            ]
-            if not gaps:
-                break
-            # Every prefix that reaches beyond a gap and is no longer than this one needs the missing block too.
-            num_blocks = min(gaps)
-        return num_blocks
+    def awaits_tiers(self, request: Request, hit: PrefixHit, num_reserved: int) -> bool:
+        """Return True if blocks behind the hit are on the way to the device, from now on if they fit.
 
-    def _chain(self, request: Request, num_blocks: int) -> PrefixChain:
-        """Return the request's chain, which covers at least the first `num_blocks` blocks."""
-        chain = self._chains.get(request.request_id)
-        if chain is None:
-            chain = self._chains[request.request_id] = PrefixChain(request.hash_extras)
-        chain.extend(request, num_blocks, self._block_size)
-        return chain
+        As many blocks must be free as for admission, beside `num_reserved` ones.
+        """
+        has_room = partial(self.fits, request, hit, num_reserved + len(self.state_groups))
+        return self.tiers.awaits(request, hit, has_room, self._take)
 
     def register(self, request: Request, num_tokens: int) -> None:
         """Offer the blocks and checkpoints of the first `num_tokens` tokens, which steps have computed, to the prefix
@@ -176,7 +131,7 @@ class BlockManager:
             self._settle_states(request, owned, num_tokens)
         if num_full <= owned.num_registered or not self._caches_prefixes:
             return
-        chain = self._chain(request, num_full)
+        chain = self.lookup.chain(request, num_full)
         cached = [
             block_id
             for index in self.token_groups
@@ -192,10 +147,11 @@ class BlockManager:
         """Take all blocks of a request out of the prefix cache: their content is not to be trusted."""
         owned = self.owned[request_id]
         block_ids = list(owned.block_ids())
-        if self.state_groups and (chain := self._chains.get(request_id)):
+        if self.state_groups and (chain := self.lookup.chains.get(request_id)):
             for digest, content in zip(chain.digests, chain.contents, strict=True):
                 found = (self.cache.find(index, digest, content) for index in self.state_groups)
                 block_ids += [checkpoint for checkpoint in found if checkpoint is not None]
+        self.tiers.distrust(block_ids)
         self._evict(block_ids)
 
     def reset_prefix_cache(self) -> bool:
@@ -211,6 +167,7 @@ class BlockManager:
         """Start the request's tables with the blocks of a hit."""
         num_left_behind = [spec.first_needed(hit.num_tokens, self._block_size) for spec in self._specs]
         self._own(request.request_id, hit.tables, num_left_behind, hit.num_tokens // self._block_size)
+        self.tiers.admit(request.request_id)
 
     def allocate(self, request: Request, num_tokens: int, num_drafts: int = 0) -> tuple[Transfer, ...] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing taken, if too few blocks are free.
@@ -271,8 +228,8 @@ class BlockManager:
         num_held = -(-child.num_computed_tokens // self._block_size)
         tables = [table[:num_held] for table in parent.tables]
         self._own(child.request_id, tables, parent.num_left_behind.copy(), parent.num_registered)
-        if parent_id in self._chains:
-            self._chains[child.request_id] = self._chains[parent_id].copy()
+        if parent_id in self.lookup.chains:
+            self.lookup.chains[child.request_id] = self.lookup.chains[parent_id].copy()
 
     def take_table_updates(self, request_id: str) -> tuple[BlockTableUpdate, ...]:
         """Return what changed in the tables since the last call, per group; the executor knows it from then on."""
@@ -321,6 +278,13 @@ class BlockManager:
                 owned.is_changed = True
         return num_tokens
 
+    def preempt(self, request_id: str) -> None:
+        """Drop all blocks of a request that comes back; full ones may be kept in host memory until then."""
+        chain = self.lookup.chains.get(request_id)
+        if chain is not None:
+            self.tiers.swap_out(request_id, chain.digests[: self.owned[request_id].num_registered])
+        self.free(request_id)
+
     def free(self, request_id: str) -> None:
         """Drop all blocks of a request; it may come back and use its hashes again."""
         self.release(self.detach(request_id))
@@ -329,7 +293,8 @@ class BlockManager:
         """Drop the blocks, if any, and the hashes of a request that will not come back."""
         if request_id in self.owned:
             self.free(request_id)
-        self._chains.pop(request_id, None)
+        self.lookup.chains.pop(request_id, None)
+        self.tiers.forget(request_id)
 
     def detach(self, request_id: str) -> OwnedBlocks:
         """Take a request's blocks out without releasing them: a step that writes them is still in flight."""
@@ -351,7 +316,7 @@ class BlockManager:
         if start > request.num_tokens:
             return True  # steps in flight will yield some of its tokens: `register` will know the hash
         at = start // self._block_size - 1
-        chain = self._chain(request, at + 1)
+        chain = self.lookup.chain(request, at + 1)
         return any(self.cache.find(i, chain.digests[at], chain.contents[at]) is None for i in self.state_groups)
 
     def _settle_states(self, request: Request, owned: OwnedBlocks, num_tokens: int) -> None:
@@ -361,7 +326,7 @@ class BlockManager:
             interval = self._checkpoint_interval
             if interval is not None and kept.position > 0 and kept.position % interval == 0:
                 at = kept.position // self._block_size - 1
-                chain = self._chain(request, at + 1)
+                chain = self.lookup.chain(request, at + 1)
                 for index, block_id in kept.block_ids.items():
                     if self.cache.register(index, chain.digests[at], chain.contents[at], block_id):
                         self._record(EventKind.CACHE, request.request_id, block_ids=(block_id,))
@@ -403,6 +368,7 @@ class BlockManager:
 
     def _take(self, count: int) -> list[int]:
         block_ids = self.pool.take(count)
+        self.tiers.leave(block_ids)
         self._evict(block_ids)
         return block_ids
 

@@ -54,7 +54,9 @@ def _root(hash_extras: tuple[str, ...]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class CacheEntry:
+    """Content of a cached block: the tokens `content` after the prefix of `digest`, in the layers of a group."""
+
     group_index: int
     digest: bytes
     content: bytes
@@ -65,7 +67,7 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._block_ids: dict[tuple[int, bytes], int] = {}
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, CacheEntry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,7 +89,7 @@ class PrefixCache:
         if key in self._block_ids or block_id in self._entries:
             return False
         self._block_ids[key] = block_id
-        self._entries[block_id] = _Entry(group_index, digest, content)
+        self._entries[block_id] = CacheEntry(group_index, digest, content)
         return True
 
     def forget(self, block_id: int) -> bool:
@@ -97,6 +99,10 @@ class PrefixCache:
             return False
         del self._block_ids[entry.group_index, entry.digest]
         return True
+
+    def entry(self, block_id: int) -> CacheEntry | None:
+        """Return what the block holds; None if it holds no prefix."""
+        return self._entries.get(block_id)
 
     def block_ids(self) -> tuple[int, ...]:
         """All blocks that can be found."""

@@ -140,8 +140,8 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """True if any request is waiting, running, or awaiting a token."""
-        return bool(self.requests.by_id)
+        """True if any request is waiting, running, or awaiting a token, or blocks are on the way to the device."""
+        return bool(self.requests.by_id) or self.blocks.tiers.is_fetching
 
     @property
     def num_running(self) -> int:
@@ -159,29 +159,34 @@ class Scheduler:
 
     # --- Schedule -------------------------------------------------------------------------------
 
-    def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None, step_tokens: int = 0, tokens_per_s: float = 0.0) -> SchedulerOutput:
         """Decide the next step: the tokens that each request computes, and their blocks.
 
-        Running requests come first; waiting requests join only if no request had to leave. The output is empty, and
-        needs no `update`, if no request can run. `alone`: only this request runs, with siblings that its step forks; it
-        takes blocks of other requests if needed. `step_tokens`: smallest token budget if prefill is throttled.
-        Raises: EngineError if `max_in_flight` steps, or for `alone` any, are in flight.
+        Running requests come first; waiting requests join only if no request had to leave. If none can run, the output
+        `awaits_transfers`, or is empty and needs no `update`. `alone`: only this request runs, with siblings that its
+        step forks; it takes blocks of others if needed. `step_tokens`: smallest token budget if prefill is throttled.
+        `tokens_per_s`: of prefill. Raises: EngineError if `max_in_flight` steps, or for `alone` any, are in flight.
         """
         if len(self._in_flight) >= (self.config.max_in_flight if alone is None else 1):
             raise EngineError(f"schedule() called before update() of step {self._in_flight[0].output.step_id}")
         self._step_id += 1
+        self.blocks.tiers.tokens_per_s = tokens_per_s
         if alone is None:
             plan = self._planner.plan(step_tokens, is_first=not self._in_flight)
         else:
             plan = self._planner.plan_alone(self.requests.by_id[alone])
-        output = self._planner.executor_view.commit(self._step_id, plan, self.blocks)
-        if plan.shares:
+        output = self._planner.executor_view.commit(self._step_id, plan, self.blocks, is_first=not self._in_flight)
+        if plan.shares or output.awaits_transfers:
             self._in_flight.append(_StepInFlight(output, {name: share.request for name, share in plan.shares.items()}))
             self._events.record(
                 EventKind.SCHEDULE, step_id=self._step_id, num_tokens=output.num_tokens,
                 num_requests=len(plan.shares), num_waiting=self.num_waiting,
             )  # fmt: skip
         return output
+
+    def schedule_last(self) -> SchedulerOutput:
+        """Return a step that computes nothing and keeps the free cached blocks on disk; it needs no `update`."""
+        return SchedulerOutput(self._step_id + 1, (), (), self.blocks.tiers.save_all(), (), (), awaits_transfers=True)
 
     # --- Update ---------------------------------------------------------------------------------
 
@@ -205,6 +210,7 @@ class Scheduler:
                 taken = results.get(item.request_id)
                 if taken is not None or not result.is_lost:  # of a lost step there are errors only
                     self._take(request, item, taken, updates)
+        self.blocks.tiers.note(result.transfers)
         if result.is_lost:
             self._lose_steps(step)
         for owned in step.detached:
@@ -219,6 +225,7 @@ class Scheduler:
             for request in step.requests.values():
                 request.num_in_flight -= 1
         self._in_flight.clear()
+        self.blocks.tiers.lose_steps()
         for request in tuple(self.requests.running):
             if oldest.requests.get(request.request_id) is request:
                 request.num_computed_tokens = 0  # its sample is lost too: it is not idle

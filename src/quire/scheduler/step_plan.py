@@ -16,7 +16,8 @@ from quire.events import EventKind, EventLog
 from quire.scheduler.blocks import BlockManager
 from quire.scheduler.pace import prefill_budget
 from quire.scheduler.request_table import RequestTable, is_idle
-from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput, Transfer
+from quire.transfers import Transfer
+from quire.types import NewRequest, Request, RequestStatus, ScheduledRequest, SchedulerOutput
 
 _MAX_OVERTAKEN = 32
 """Long prompts looked past in one step: bounds the step's cost when thousands wait."""
@@ -26,7 +27,7 @@ class Admission(enum.Enum):
     """Outcome for a waiting request in this step."""
 
     ADMITTED = enum.auto()
-    OVERTAKEN = enum.auto()  # later requests may go first: only the number of long prompts is in the way
+    OVERTAKEN = enum.auto()  # later requests may go first: it awaits blocks, or there are too many long prompts
     BLOCKED = enum.auto()  # later requests wait too: else a big request would wait for ever
 
 
@@ -192,11 +193,7 @@ class StepPlanner:
         self._continue_running(plan.may_compute(requests.running), plan)
         if requests.waiting and not (plan.num_preempted or plan.is_blocked):
             self._admit_waiting(plan)
-            # If only requests that await an external token hold blocks, requests that wait for blocks go first.
-            while (
-                is_first and not plan.shares and requests.waiting and (idle := list(filter(is_idle, requests.running)))
-            ):
-                self._preempt(requests.victim(idle), plan)
+            while is_first and not plan.shares and requests.waiting and self._free_idle_blocks(plan):
                 self._admit_waiting(plan)
         self._fork_siblings(plan)
         return plan
@@ -207,9 +204,9 @@ class StepPlanner:
         self._continue_running((request,), plan)
         while request.status is not RequestStatus.RUNNING:  # not admitted yet, or it was its own victim
             plan.free_places = self._requests.num_free_places()
-            if self._try_admit(request, plan) is Admission.ADMITTED:
+            if self._try_admit(request, plan, fetches=False) is Admission.ADMITTED:
                 self._requests.waiting.remove(request)
-            else:
+            elif not self._blocks.tiers.yield_blocks():
                 self._preempt(self._requests.victim(self._requests.running), plan)
         self._fork_siblings(plan)
         return plan
@@ -243,6 +240,8 @@ class StepPlanner:
         self, request: Request, num_tokens: int, num_drafts: int, plan: StepPlan
     ) -> tuple[Transfer, ...] | None:
         while (transfers := self._blocks.allocate(request, num_tokens, num_drafts)) is None:
+            if self._blocks.tiers.yield_blocks():
+                continue
             victim = self._requests.victim(self._requests.running)
             if victim.num_in_flight:
                 self._leaving = victim
@@ -253,13 +252,23 @@ class StepPlanner:
                 return None
         return transfers
 
+    def _free_idle_blocks(self, plan: StepPlan) -> bool:
+        """If only requests that do not run hold blocks, take some from them. Returns: whether blocks were freed."""
+        tiers = self._blocks.tiers
+        if tiers.is_fetching or tiers.yield_blocks():
+            return not tiers.is_fetching
+        idle = list(filter(is_idle, self._requests.running))
+        if idle:
+            self._preempt(self._requests.victim(idle), plan)
+        return bool(idle)
+
     def _admit_waiting(self, plan: StepPlan) -> None:
         overtaken: list[Request] = []
         # Counted once: over all admissions of a step it would take time quadratic in their number.
         plan.free_places = self._requests.num_free_places()
         while self._requests.waiting and plan.budget > 0 and len(overtaken) < _MAX_OVERTAKEN:
             request = self._requests.waiting.first()
-            outcome = self._try_admit(request, plan)
+            outcome = self._try_admit(request, plan, fetches=True)
             if outcome is Admission.BLOCKED:
                 break
             self._requests.waiting.remove(request)
@@ -268,10 +277,13 @@ class StepPlanner:
         for request in overtaken:
             self._requests.waiting.push(request)
 
-    def _try_admit(self, request: Request, plan: StepPlan) -> Admission:
+    def _try_admit(self, request: Request, plan: StepPlan, *, fetches: bool) -> Admission:
         if plan.free_places < 1 + len(request.siblings):
             return Admission.BLOCKED
         hit = self._blocks.find_prefix(request)
+        num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
+        if fetches and self._blocks.awaits_tiers(request, hit, num_reserved):
+            return Admission.OVERTAKEN
         num_left = request.num_tokens - hit.num_tokens
         num_tokens = plan.chunk_len(num_left)
         if num_tokens < num_left:
@@ -279,7 +291,6 @@ class StepPlanner:
                 return Admission.OVERTAKEN
             if not num_tokens or not plan.allows_partial():
                 return Admission.BLOCKED
-        num_reserved = plan.num_reserved_blocks + (self._headroom if self._requests.running else 0)
         if not self._blocks.fits(request, hit, num_reserved):
             return Admission.BLOCKED
         if request.status is RequestStatus.WAITING:
@@ -322,11 +333,11 @@ class StepPlanner:
         self.withdraw(victim)
 
     def withdraw(self, victim: Request) -> None:
-        """Preempt by recompute: free all blocks, keep all tokens."""
+        """Preempt: free all blocks, keep all tokens."""
         self._events.record(EventKind.PREEMPT, victim.request_id, num_computed_tokens=victim.num_computed_tokens)
         has_sampled = is_idle(victim)
         self._requests.running.remove(victim)
-        self._blocks.free(victim.request_id)
+        self._blocks.preempt(victim.request_id)
         victim.status = RequestStatus.PREEMPTED
         self.executor_view.forget(victim)
         victim.num_computed_tokens = victim.num_pending_tokens = 0
@@ -360,17 +371,18 @@ class ExecutorView:
         """Make the executor forget every request; those that go on return as new. All must be preempted before."""
         self._preempted, self._finished, self._forgets_all = [], [], True
 
-    def commit(self, step_id: int, plan: StepPlan, blocks: BlockManager) -> SchedulerOutput:
+    def commit(self, step_id: int, plan: StepPlan, blocks: BlockManager, *, is_first: bool) -> SchedulerOutput:
         """Turn the plan into the message to the executor. Mutates: its requests, which are now in flight."""
-        if not plan.shares:
+        awaits = is_first and not plan.shares and blocks.tiers.is_fetching
+        if not (plan.shares or awaits):
             return SchedulerOutput(step_id, (), (), (), (), ())
-        shares = plan.shares.values()
+        shares, moved = plan.shares.values(), blocks.tiers.take_transfers()
         new_requests = tuple([_announce(it.request) for it in shares if it.request.num_sent_tokens is None])
         scheduled = [_schedule(share, plan, blocks) for share in shares]
-        transfers = tuple([item for share in shares if share.transfers for item in share.transfers])
+        transfers = (*moved, *[item for share in shares if share.transfers for item in share.transfers])
         news = tuple(self._preempted), tuple(self._finished), self._forgets_all
         self._preempted, self._finished, self._forgets_all = [], [], False
-        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, *news)
+        return SchedulerOutput(step_id, new_requests, tuple(scheduled), transfers, *news, awaits_transfers=awaits)
 
 
 def _announce(request: Request) -> NewRequest:

@@ -52,6 +52,11 @@ COUNTERS: tuple[_Row, ...] = (
      lambda s: s.num_looked_up_tokens),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache",
      lambda s: s.num_cached_tokens),
+    ("kv_disk_hits", None, "Tokens whose KV blocks were read back from disk", lambda s: s.num_disk_tokens),
+    ("kv_disk_read_bytes", None, "KV blocks read from disk", lambda s: s.num_disk_bytes_read),
+    ("kv_disk_written_bytes", None, "KV blocks written to disk", lambda s: s.num_disk_bytes_written),
+    ("kv_swapped_in_tokens", None, "Tokens of preempted requests whose KV blocks came back from host memory",
+     lambda s: s.num_swapped_tokens),
     ("preemptions", "num_preemptions", "Preempted sequences", lambda s: s.num_preemptions),
     ("lost_events", None, "Events that left the event log before they were counted", lambda s: s.num_lost_events),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from quire.runtime.plan.load import plan_model
 from quire.runtime.plan.packed_weights import PackedWeights
 from quire.runtime.plan.record import planned_model
 from quire.runtime.worker import kv_layers
-from quire.types import Tier, Transfer
+from quire.transfers import Tier, Transfer
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.sources import ModelFiles

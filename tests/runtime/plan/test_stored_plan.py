@@ -210,7 +210,7 @@ def test_models_formats_and_code_are_in_the_key(checkpoint: Any, monkeypatch: py
     keys.add(plan_key(make_config({**CONFIG, "rms_norm_eps": 1e-3}), checkpoint, (0, 0)))
     monkeypatch.setattr(stored_plan._native, "isa", lambda: "other")
     keys.add(plan_key(config, checkpoint, (0, 0)))
-    monkeypatch.setattr(stored_plan, "_code_digest", lambda: "other")
+    monkeypatch.setattr(stored_plan, "code_digest", lambda: "other")
     keys.add(plan_key(config, checkpoint, (0, 0)))
     assert len(keys) == 7
     assert None not in keys

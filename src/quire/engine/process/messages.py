@@ -137,6 +137,11 @@ class Statistics(msgspec.Struct, array_like=True):
     """Prompt tokens looked up in the prefix cache."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    num_disk_tokens: int = 0
+    """Tokens whose KV blocks were read back from disk; those from host memory are `num_swapped_tokens`."""
+    num_swapped_tokens: int = 0
+    num_disk_bytes_read: int = 0
+    num_disk_bytes_written: int = 0
     num_preemptions: int = 0
     num_finished: dict[str, int] = {}
     """By finish reason; each completion of `n` counts."""

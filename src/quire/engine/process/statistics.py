@@ -89,6 +89,14 @@ class Meter:
         self._preempted.add(event.request_id)
         self.statistics.num_preemptions += 1
 
+    def _on_fetched(self, event: Event) -> None:
+        self.statistics.num_disk_tokens += event.data["num_disk_tokens"]
+        self.statistics.num_swapped_tokens += event.data["num_host_tokens"]
+
+    def _on_disk(self, event: Event) -> None:
+        self.statistics.num_disk_bytes_read += event.data["num_bytes_read"]
+        self.statistics.num_disk_bytes_written += event.data["num_bytes_written"]
+
     def _on_step(self, event: Event) -> None:
         data, statistics = event.data, self.statistics
         if data["num_tokens"] == 0:  # nothing was computed
@@ -152,6 +160,8 @@ class Meter:
 _READERS: dict[EventKind, Callable[[Meter, Event], None]] = {
     EventKind.ADMIT: Meter._on_admit,
     EventKind.PREEMPT: Meter._on_preempt,
+    EventKind.FETCHED: Meter._on_fetched,
+    EventKind.DISK: Meter._on_disk,
     EventKind.STEP: Meter._on_step,
     EventKind.FINISH: Meter._on_finish,
 }

@@ -10,8 +10,10 @@ from operator import not_
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError, MemoryCapacityError
 from quire.events import EventKind, EventLog
-from quire.scheduler.blocks import BlockManager, PrefixHit
-from quire.types import Request, Tier, Transfer
+from quire.scheduler.blocks import BlockManager
+from quire.scheduler.prefix_lookup import PrefixHit
+from quire.transfers import Tier, Transfer
+from quire.types import Request
 
 
 class Contiguous:

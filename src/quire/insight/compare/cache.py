@@ -17,11 +17,11 @@ PROMPT_LEN = 16
 class RecomputingScheduler(Scheduler):
     """Computes every token of a request again in each step, from position 0, as a loop without a KV cache does."""
 
-    def schedule(self, alone: str | None = None, step_tokens: int = 0) -> SchedulerOutput:
+    def schedule(self, alone: str | None = None, step_tokens: int = 0, tokens_per_s: float = 0.0) -> SchedulerOutput:
         """Take back all computed tokens, then decide the step. Blocks stay and are overwritten."""
         for request in self.requests.running:
             request.num_computed_tokens = 0
-        return super().schedule(alone, step_tokens)
+        return super().schedule(alone, step_tokens, tokens_per_s)
 
 
 def compare(settings: Settings, progress: Progress) -> Comparison:

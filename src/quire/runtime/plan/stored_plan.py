@@ -54,6 +54,7 @@ INDIFFERENT = frozenset((
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant",
     "scheduling_policy", "sjf_ageing_tokens_per_s", "max_num_waiting", "max_logprobs", "max_num_events",
+    "kv_disk", "kv_disk_bytes", "preemption_mode", "swap_space",
 ))  # fmt: skip
 """Options that change no program, or are in the key as what they led to. All others are part of the key."""
 
@@ -135,7 +136,7 @@ def load_plan(
 
     program, weights = plan_model(config, checkpoint, layer_groups, progress, group, links.stage)
     recorded = record(program, weights, links.exchange)
-    if key is not None and _is_built_in(config.model.hf_config):
+    if key is not None and is_built_in(config.model.hf_config):
         described = [_described(item, checkpoint.tensors) for item in weights.placements]
         if all(described):
             parameters = {name: Parameter(shape, weights.formats[name].name if name in weights.formats else None)
@@ -154,7 +155,7 @@ def make_model_config(
     if found is not None:
         return replace(found, hf_config=merged)
     config = ModelRegistry.make_model_config(hf_config, generation_config, overrides)
-    if key is not None and _is_built_in(merged):
+    if key is not None and is_built_in(merged):
         write("model", key, config)
     return config
 
@@ -223,12 +224,12 @@ def make_key(*parts: Any) -> str | None:
     if os.environ.get("QUIRE_PLAN_CACHE") == "0" or ModelRegistry.has_registered():
         return None
     with suppress(TypeError):  # a configuration that is no JSON
-        return hashlib.sha256(msgspec.json.encode([_code_digest(), _native.isa(), *parts], order="sorted")).hexdigest()
+        return hashlib.sha256(msgspec.json.encode([code_digest(), _native.isa(), *parts], order="sorted")).hexdigest()
     return None
 
 
 @functools.cache
-def _code_digest() -> str:
+def code_digest() -> str:
     """Digest of the source that makes programs, of the extension's and torch's version."""
     package, digest = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
     for path in sorted(path for folder in SOURCES for path in (package / folder).rglob("*.py")):
@@ -241,7 +242,7 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _is_built_in(hf_config: Mapping[str, Any]) -> bool:
+def is_built_in(hf_config: Mapping[str, Any]) -> bool:
     """Return whether the model's code is Quire's own: that of others may change without notice."""
     return str(ModelRegistry.resolve(hf_config).__module__).startswith("quire.models.")
 

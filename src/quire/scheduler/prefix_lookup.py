@@ -1,0 +1,98 @@
+"""`PrefixLookup`: the longest cached prefix that all cache groups of the model can serve, on the device or in any tier.
+
+Takes nothing: the blocks that it names are the caller's to share. Next to read: `blocks.py`, `tiers.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from quire.config import SchedulerConfig
+from quire.scheduler.prefix_cache import PrefixCache, PrefixChain
+from quire.types import NULL_BLOCK_ID, Request
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The longest usable cached prefix: whole blocks, available in all groups, never the whole sequence."""
+
+    num_tokens: int
+    tables: list[list[int]]
+    """Per group an entry per block, null blocks where no coming token looks; for states the checkpoint."""
+
+
+class PrefixLookup:
+    """Looks requests up; keeps the hash chain of each. `checkpoint_interval`: see `RecurrentState`."""
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache, checkpoint_interval: int | None) -> None:
+        self._block_size = config.block_size
+        self._is_enabled = config.enable_prefix_caching
+        self._specs = [group.spec for group in config.kv_cache_groups]
+        self._cache = cache
+        self._checkpoint_interval = checkpoint_interval
+        self.chains: dict[str, PrefixChain] = {}
+
+    def chain(self, request: Request, num_blocks: int) -> PrefixChain:
+        """Return the request's chain, which covers at least the first `num_blocks` blocks."""
+        chain = self.chains.get(request.request_id)
+        if chain is None:
+            chain = self.chains[request.request_id] = PrefixChain(request.hash_extras)
+        chain.extend(request, num_blocks, self._block_size)
+        return chain
+
+    def find(self, request: Request) -> PrefixHit:
+        """Return the cached prefix of the request's known tokens; at least one token is left to compute."""
+        num_tokens, found = self.search(request, self._cache.find)
+        tables = []
+        for spec, real in zip(self._specs, found, strict=True):
+            padding = spec.table_len(num_tokens, self._block_size) - len(real)
+            tables.append([NULL_BLOCK_ID] * padding + real)
+        return PrefixHit(num_tokens, tables)
+
+    def search(self, request: Request, find: Callable[[int, bytes, bytes], T | None]) -> tuple[int, list[list[T]]]:
+        """Return the tokens of the longest prefix whose blocks `find` knows, and per group the blocks it needs.
+
+        `find`: group, digest and content of a block → the block, None if it is not there.
+        """
+        if not (self._is_enabled and request.reads_prefix_cache):
+            return 0, [[] for _ in self._specs]
+        limit = (request.num_tokens - 1) // self._block_size
+        chain = self.chain(request, limit)
+        rows: list[list[T | None]] = []
+        for index, spec in enumerate(self._specs):
+            row: list[T | None] = []
+            for digest, content in zip(chain.digests[:limit], chain.contents, strict=False):
+                block = find(index, digest, content)
+                if block is None and spec.window is None and not spec.is_state:
+                    break
+                row.append(block)
+            rows.append(row)
+            limit = min(limit, len(row))
+        num_blocks = self._agree(rows, limit)
+        num_tokens = num_blocks * self._block_size
+        needed = []
+        for spec, row in zip(self._specs, rows, strict=True):
+            first = spec.first_of_hit(num_tokens, self._block_size)
+            needed.append([block for block in row[first:num_blocks] if block is not None])
+        return num_tokens, needed
+
+    def _agree(self, rows: list[list[T | None]], limit: int) -> int:
+        """Blocks of the longest prefix that every group can serve: full groups need all blocks, window groups the
+        window's, state groups a checkpoint at the end."""
+        num_blocks = limit
+        while num_blocks:
+            if self._checkpoint_interval is not None:
+                num_blocks -= num_blocks % (self._checkpoint_interval // self._block_size)
+            gaps = [
+                at
+                for spec, row in zip(self._specs, rows, strict=True)
+                for at in range(spec.first_of_hit(num_blocks * self._block_size, self._block_size), num_blocks)
+                if row[at] is None
+            ]
+            if not gaps:
+                break
+            # Every prefix that reaches beyond a gap and is no longer than this one needs the missing block too.
+            num_blocks = min(gaps)
+        return num_blocks

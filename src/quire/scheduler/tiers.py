@@ -1,0 +1,303 @@
+"""`BlockTiers`: cached blocks that have left the device for host memory or disk, and those on the way back.
+
+A cached block whose memory is taken is written to disk, if there is a disk tier and it is not there yet. If it belongs
+to a preempted request, it goes to a slot of host memory, until that request runs again or ends. A waiting request whose
+prefix goes on in another tier takes device blocks for it, and waits while other requests run; when they are filled,
+they are cached blocks like all others, and the request is admitted with them. So a block that cannot be read back costs
+time, and nothing else. Knows no I/O and no bytes. Next to read: `blocks.py`; `runtime/cache_engine.py` moves the bytes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from quire.config import SchedulerConfig
+from quire.events import EventKind, EventLog
+from quire.scheduler.block_pool import BlockPool
+from quire.scheduler.prefix_cache import CacheEntry, PrefixCache
+from quire.scheduler.prefix_lookup import PrefixHit, PrefixLookup
+from quire.transfers import Tier, Transfer, TransferReport
+from quire.types import Request
+
+Key = tuple[int, bytes]
+"""Cache group and digest of a block."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Device blocks that wait for a request: those of its hit, and those that another tier fills.
+
+    coming: blocks that are not filled yet. num_tokens: of the prefix when all are.
+    """
+
+    request: Request
+    block_ids: list[int]
+    coming: dict[int, tuple[Tier, CacheEntry]]
+    disk_digests: set[bytes] = field(default_factory=set)
+    host_digests: set[bytes] = field(default_factory=set)
+
+
+class BlockTiers:
+    """Blocks outside of the device. `stored`: those on disk as far as is known; a read finds out.
+
+    Set by others: `tokens_per_s`, the measured speed of prefill, tells whether blocks are worth copies to the host.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        cache: PrefixCache,
+        lookup: PrefixLookup,
+        events: EventLog | None,
+    ) -> None:
+        self._config, self._pool, self._cache, self._lookup, self._events = config, pool, cache, lookup, events
+        self._uses_disk = config.max_disk_bytes > 0
+        self.stored: set[Key] = set()
+        self.tokens_per_s = 0.0
+        self._host_bytes_per_s = 0.0
+        self._block_bytes = sum(group.page_bytes(config.block_size) for group in config.kv_cache_groups)
+        self.slots: dict[Key, int] = {}
+        self._unsent: set[Key] = set()
+        """Keys of slots that a transfer of the next step fills: the same step cannot read them."""
+        self.free_slots = list(range(config.num_host_blocks - 1, -1, -1))
+        self._swapped: dict[str, list[Key]] = {}
+        self._num_wanted: Counter[Key] = Counter()
+        """Preempted requests that need a block again."""
+        self.fetches: dict[str, Fetch] = {}
+        self.orphans: list[Fetch] = []
+        """Fetches whose request has ended."""
+        self._fetch_of: dict[int, Fetch] = {}
+        self._num_fetched: dict[str, int] = {}
+        """Request → how often it had been preempted when it fetched: it does so once before each admission."""
+        self._transfers: list[Transfer] = []
+
+    # --- Leaving the device ---------------------------------------------------------------------
+
+    def leave(self, block_ids: Iterable[int]) -> None:
+        """Copy the cached ones of these blocks to other tiers, before the next step overwrites them."""
+        if not (self._uses_disk or self._num_wanted):
+            return
+        to_host: dict[int, list[tuple[int, int]]] = {}
+        to_disk: dict[int, list[tuple[int, bytes]]] = {}
+        for block_id in block_ids:
+            entry = self._cache.entry(block_id)
+            if entry is None:
+                continue
+            group, key = entry.group_index, (entry.group_index, entry.digest)
+            if self._uses_disk and key not in self.stored:
+                self.stored.add(key)
+                to_disk.setdefault(group, []).append((block_id, entry.digest))
+            if self._num_wanted[key] and key not in self.slots and self.free_slots and self._host_pays():
+                self.slots[key] = self.free_slots.pop()
+                self._unsent.add(key)
+                to_host.setdefault(group, []).append((block_id, self.slots[key]))
+        for group, moved in to_host.items():
+            ids, slots = zip(*moved, strict=True)
+            self._transfers.append(Transfer(group, Tier.DEVICE, ids, Tier.HOST, slots))
+            self._record(EventKind.OFFLOAD, block_ids=ids, tier=Tier.HOST.value)
+        for group, stored in to_disk.items():
+            ids, digests = zip(*stored, strict=True)
+            self._transfers.append(Transfer(group, Tier.DEVICE, ids, Tier.DISK, (), digests))
+            self._record(EventKind.OFFLOAD, block_ids=ids, tier=Tier.DISK.value)
+
+    def save_all(self) -> tuple[Transfer, ...]:
+        """Return transfers of all free cached blocks to disk, for the end. The newest come first, each prefix from its
+        start."""
+        self._num_wanted.clear()
+        self.leave(reversed(self._pool.free_ids()))
+        return self.take_transfers()
+
+    def take_transfers(self) -> tuple[Transfer, ...]:
+        """Return the transfers since the last call; the next step makes them."""
+        self._unsent.clear()
+        transfers, self._transfers = tuple(self._transfers), []
+        return transfers
+
+    def distrust(self, block_ids: Iterable[int]) -> None:
+        """Forget copies of these blocks: their content may be damaged."""
+        for block_id in block_ids:
+            entry = self._cache.entry(block_id)
+            if entry is not None:
+                self.stored.discard((entry.group_index, entry.digest))
+                self._free_slot((entry.group_index, entry.digest))
+
+    # --- Preempted requests ---------------------------------------------------------------------
+
+    def swap_out(self, request_id: str, digests: Iterable[bytes]) -> None:
+        """Keep blocks of a preempted request in host memory from the moment they leave the device."""
+        if self._config.num_host_blocks:
+            groups = range(len(self._config.kv_cache_groups))
+            keys = self._swapped[request_id] = [(group, digest) for digest in digests for group in groups]
+            self._num_wanted.update(keys)
+
+    def _forget_swapped(self, request_id: str) -> None:
+        for key in self._swapped.pop(request_id, ()):
+            self._num_wanted[key] -= 1
+            if self._num_wanted[key] <= 0:
+                del self._num_wanted[key]
+                self._free_slot(key)
+
+    def _free_slot(self, key: Key) -> None:
+        if (slot := self.slots.pop(key, None)) is not None:
+            self.free_slots.append(slot)
+
+    def _host_pays(self) -> bool:
+        """Return True unless computing a block again is known to be faster than copying it out and back."""
+        if not self._config.compares_swap or not (self.tokens_per_s and self._host_bytes_per_s):
+            return True
+        return 2 * self._block_bytes / self._host_bytes_per_s < self._config.block_size / self.tokens_per_s
+
+    # --- Coming back ----------------------------------------------------------------------------
+
+    @property
+    def is_fetching(self) -> bool:
+        """True while transfers to the device are under way."""
+        return bool(self._fetch_of)
+
+    def held_ids(self) -> list[int]:
+        """Return the blocks that fetches hold, one entry per reference."""
+        return [block_id for fetch in (*self.fetches.values(), *self.orphans) for block_id in fetch.block_ids]
+
+    def awaits(
+        self, request: Request, hit: PrefixHit, has_room: Callable[[], bool], take: Callable[[int], list[int]]
+    ) -> bool:
+        """Return True if the request must wait for blocks behind its hit. Starts to fetch them, if `has_room`."""
+        request_id = request.request_id
+        if (fetch := self.fetches.get(request_id)) is not None:
+            return bool(fetch.coming)
+        if not (self.stored or self.slots) or self._num_fetched.get(request_id) == request.num_preemptions:
+            return False
+        num_tokens, rows = self._lookup.search(request, self._find)
+        if num_tokens <= hit.num_tokens or not has_room():
+            return False
+        found = [block for row in rows for block in row]
+        held = [block for block in found if isinstance(block, int)]
+        wanted = [block for block in found if isinstance(block, CacheEntry)]
+        num_idle = sum(not self._pool.reference_counts[block_id] for block_id in held)
+        if len(wanted) + num_idle > self._pool.num_free:  # a window's blocks may be others than those of the hit
+            return False
+        for block_id in held:
+            self._pool.share(block_id)
+        # A transfer frees no slot before the step has read it, so blocks that leave now do not take those of `wanted`.
+        slots = [self._slot_of(entry) for entry in wanted]
+        taken = take(len(wanted))
+        self._num_fetched[request_id] = request.num_preemptions
+        self._start(Fetch(request, held + taken, {}), list(zip(taken, wanted, slots, strict=True)))
+        return True
+
+    def _find(self, group_index: int, digest: bytes, content: bytes) -> int | CacheEntry | None:
+        block_id = self._cache.find(group_index, digest, content)
+        if block_id is not None:
+            return block_id
+        key = group_index, digest
+        if key in self.stored or (key in self.slots and key not in self._unsent and self._host_pays()):
+            return CacheEntry(group_index, digest, content)
+        return None
+
+    def _slot_of(self, entry: CacheEntry) -> int | None:
+        key = entry.group_index, entry.digest
+        return None if key in self._unsent else self.slots.get(key)
+
+    def _start(self, fetch: Fetch, moves: list[tuple[int, CacheEntry, int | None]]) -> None:
+        self.fetches[fetch.request.request_id] = fetch
+        for group in sorted({entry.group_index for _, entry, _ in moves}):
+            of_group = [move for move in moves if move[1].group_index == group]
+            from_host = [(slot, block_id) for block_id, _, slot in of_group if slot is not None]
+            from_disk = [(entry.digest, block_id) for block_id, entry, slot in of_group if slot is None]
+            if from_host:
+                slots, ids = zip(*from_host, strict=True)
+                self._transfers.append(Transfer(group, Tier.HOST, slots, Tier.DEVICE, ids))
+            if from_disk:
+                digests, ids = zip(*from_disk, strict=True)
+                self._transfers.append(Transfer(group, Tier.DISK, (), Tier.DEVICE, ids, digests))
+        for block_id, entry, slot in moves:
+            fetch.coming[block_id] = (Tier.DISK if slot is None else Tier.HOST, entry)
+            self._fetch_of[block_id] = fetch
+        self._record(EventKind.FETCH, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
+
+    def note(self, report: TransferReport | None) -> None:
+        """Take up the blocks that transfers have filled or could not fill."""
+        if report is None:
+            return
+        if report.host_bytes_per_s:
+            self._host_bytes_per_s = report.host_bytes_per_s
+        if report.num_bytes_read or report.num_bytes_written:
+            self._record(
+                EventKind.DISK, num_bytes_read=report.num_bytes_read, num_bytes_written=report.num_bytes_written
+            )
+        ended = [self._fill(block_id) for block_id in report.filled]
+        ended += [self._fail(block_id) for block_id in report.failed]
+        for fetch in {id(fetch): fetch for fetch in ended if not fetch.coming}.values():
+            size, digests = self._config.block_size, (fetch.disk_digests, fetch.host_digests)
+            num_disk_tokens, num_host_tokens = (size * len(found) for found in digests)
+            self._record(
+                EventKind.FETCHED, fetch.request.request_id, num_disk_tokens=num_disk_tokens,
+                num_host_tokens=num_host_tokens,
+            )  # fmt: skip
+            if fetch in self.orphans:
+                self.orphans.remove(fetch)
+                self._release(fetch)
+
+    def _fill(self, block_id: int) -> Fetch:
+        fetch = self._fetch_of.pop(block_id)
+        tier, entry = fetch.coming.pop(block_id)
+        (fetch.disk_digests if tier is Tier.DISK else fetch.host_digests).add(entry.digest)
+        if self._cache.register(entry.group_index, entry.digest, entry.content, block_id):
+            self._record(EventKind.CACHE, fetch.request.request_id, block_ids=(block_id,))
+        return fetch
+
+    def _fail(self, block_id: int) -> Fetch:
+        fetch = self._fetch_of.pop(block_id)
+        _, entry = fetch.coming.pop(block_id)
+        self.stored.discard((entry.group_index, entry.digest))
+        fetch.block_ids.remove(block_id)
+        self._pool.release(block_id, holds_prefix=False)
+        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=(block_id,))
+        return fetch
+
+    # --- Ends -----------------------------------------------------------------------------------
+
+    def admit(self, request_id: str) -> None:
+        """Give up what was kept for a request: its tables hold the blocks now."""
+        self._forget_swapped(request_id)
+        if (fetch := self.fetches.pop(request_id, None)) is not None:
+            assert not fetch.coming, "a request was admitted before its blocks were filled"
+            self._release(fetch)
+
+    def forget(self, request_id: str) -> None:
+        """Give up what is kept for a request that ended; blocks on the way stay taken until they are filled."""
+        self._forget_swapped(request_id)
+        self._num_fetched.pop(request_id, None)
+        if (fetch := self.fetches.pop(request_id, None)) is not None:
+            if fetch.coming:
+                self.orphans.append(fetch)
+            else:
+                self._release(fetch)
+
+    def yield_blocks(self) -> bool:
+        """Free the filled blocks that wait for requests; they stay cached. Returns: whether there were any."""
+        ready = [request_id for request_id, fetch in self.fetches.items() if not fetch.coming]
+        for request_id in ready:
+            self._release(self.fetches.pop(request_id))
+        return bool(ready)
+
+    def lose_steps(self) -> None:
+        """Give up all fetches and the host's blocks: steps in flight were lost, and with them transfers."""
+        for fetch in (*self.fetches.values(), *self.orphans):
+            self._release(fetch)
+        self.fetches.clear()
+        self.orphans.clear()
+        self._fetch_of.clear()
+        self.take_transfers()
+        self.free_slots += self.slots.values()
+        self.slots.clear()
+
+    def _release(self, fetch: Fetch) -> None:
+        for block_id in reversed(fetch.block_ids):
+            self._pool.release(block_id, holds_prefix=self._cache.holds(block_id))
+        self._record(EventKind.RELEASE, fetch.request.request_id, block_ids=tuple(fetch.block_ids))
+
+    def _record(self, kind: EventKind, request_id: str = "", **data: object) -> None:
+        if self._events is not None:
+            self._events.record(kind, request_id, **data)

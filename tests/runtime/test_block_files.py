@@ -1,0 +1,268 @@
+"""Blocks as files: whatever happens to a file, a read gives the block's own bytes or nothing."""
+
+import errno
+import functools
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.errors import ConfigError
+from quire.runtime import block_files
+from quire.runtime.block_files import (
+    HEADER_BYTES,
+    BlockFile,
+    BlockFileError,
+    BlockFiles,
+    check,
+    list_files,
+    read_description,
+)
+from quire.runtime.disk_tier import DiskTier
+
+FINGERPRINT = hashlib.sha256(b"model").digest()
+BLOCK_BYTES = 700
+FILE_BYTES = HEADER_BYTES + BLOCK_BYTES
+NUM_DAMAGES = 1000
+NUM_KILLS = 3
+
+
+def digest_of(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+@functools.cache
+def block_of(digest: bytes, group: int = 0, num_bytes: int = BLOCK_BYTES) -> bytes:
+    return random.Random(digest + bytes([group])).randbytes(num_bytes)
+
+
+def open_files(root: Path, max_bytes: int = 1 << 30, fingerprint: bytes = FINGERPRINT) -> BlockFiles:
+    return BlockFiles(root, fingerprint, {"model": "tiny"}, max_bytes)
+
+
+def write(files: BlockFiles, number: int, group: int = 0) -> Path:
+    digest = digest_of(number)
+    files.write(group, digest, memoryview(block_of(digest, group)))
+    return files.path(group, digest)
+
+
+def read(files: BlockFiles, number: int, group: int = 0) -> bytes:
+    target = bytearray(BLOCK_BYTES)
+    files.read(group, digest_of(number), memoryview(target))
+    return bytes(target)
+
+
+def read_later(tier: DiskTier, digests: list[bytes], pages: np.ndarray) -> tuple[list[int], list[int]]:
+    """Read into rows 1, 2, …; returns the rows filled, and those that were not."""
+    tier.read(0, digests, range(1, len(digests) + 1), pages)
+    return tier.take_read(10.0)
+
+
+def test_blocks_are_found_by_another_process(tmp_path: Path) -> None:
+    files = open_files(tmp_path / "made" / "here")
+    for number, group in ((1, 0), (1, 1), (2, 0)):
+        write(files, number, group)
+    again = open_files(tmp_path / "made" / "here")
+    assert again.keys() == {(0, digest_of(1)), (1, digest_of(1)), (0, digest_of(2))}
+    assert read(again, 1, 1) == block_of(digest_of(1), 1)
+    assert read_description(again.directory) == {"model": "tiny"}
+    other = open_files(tmp_path / "made" / "here", fingerprint=b"\1" * 32)
+    assert other.keys() == set()
+    assert len(list(list_files(other.root))) == 3
+    assert again.directory.stat().st_mode & 0o77 == 0, "prompts can be guessed from keys and values"
+
+
+def damage(rng: random.Random, path: Path, others: list[Path]) -> bytes:
+    """Damage a file as torn writes, bad memory and careless people do. Returns what it held."""
+    before = path.read_bytes()
+    data = bytearray(before)
+    at = rng.randrange(len(data))
+    kind = rng.randrange(6)
+    if kind == 0:
+        del data[at:]
+    elif kind == 1:
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == 2:
+        data[at:] = bytes(len(data) - at)
+    elif kind == 3:
+        data += rng.randbytes(rng.randrange(1, 9))
+    elif kind == 4:
+        data = bytearray(rng.choice(others).read_bytes())
+    else:
+        data[at : at + 9] = rng.randbytes(9)
+    path.write_bytes(data)
+    return before
+
+
+def test_damaged_file_is_never_used(tmp_path: Path) -> None:
+    files, foreign = open_files(tmp_path), open_files(tmp_path, fingerprint=b"\1" * 32)
+    paths = [write(files, number, group) for number in range(6) for group in (0, 1)]
+    others = [*paths, write(foreign, 1), write(foreign, 2)]
+    rng, num_refused = random.Random(3), 0
+    for _ in range(NUM_DAMAGES):
+        number, group = rng.randrange(6), rng.randrange(2)
+        path = files.path(group, digest_of(number))
+        before = damage(rng, path, others)
+        try:
+            found = read(files, number, group)
+        except BlockFileError:
+            num_refused += 1
+            if path.read_bytes() != before:
+                assert check(BlockFile(path, group, digest_of(number), 0, 0)) is not None
+        else:  # the file of the same block, or zeros where zeros were
+            assert found == block_of(digest_of(number), group)
+            assert path.read_bytes() == before
+        path.write_bytes(before)
+    assert num_refused > 0.8 * NUM_DAMAGES
+
+
+WRITER = """
+import hashlib, random, sys
+from quire.runtime.block_files import BlockFiles
+files = BlockFiles(sys.argv[1], hashlib.sha256(b"model").digest(), {}, 120 * 828)
+digests = [hashlib.sha256(b"%d" % number).digest() for number in range(400)]
+blocks = [memoryview(random.Random(digest + bytes(1)).randbytes(700)) for digest in digests]
+print("ready", flush=True)
+while True:
+    for digest, block in zip(digests, blocks):
+        files.write(0, digest, block)
+"""
+
+
+def test_killed_writers_leave_only_whole_blocks(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    for _ in range(NUM_KILLS):
+        # Two at a time share the directory.
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+        time.sleep(rng.random() / 10)
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+    files = open_files(tmp_path)
+    known = {digest_of(number): number for number in range(400)}
+    assert len(files.keys()) > 50
+    for _, digest in sorted(files.keys()):
+        assert read(files, known[digest]) == block_of(digest)
+    assert [file for file in list_files(tmp_path) if check(file)] == []
+
+
+def test_blocks_used_longest_ago_are_deleted_first(tmp_path: Path) -> None:
+    files = open_files(tmp_path, max_bytes=10 * FILE_BYTES)
+    for number in range(10):
+        os.utime(write(files, number), ns=(number, number))
+    read(files, 0)
+    write(files, 10)
+    # Nine tenths of ten blocks are left.
+    assert files.keys() == {(0, digest_of(number)) for number in (0, 3, 4, 5, 6, 7, 8, 9, 10)}
+    leftover = tmp_path / files.directory / f"{digest_of(1).hex()}-0.kv.17"
+    leftover.write_bytes(b"torn")
+    os.utime(leftover, (0, 0))
+    smaller = open_files(tmp_path, max_bytes=5 * FILE_BYTES)
+    assert len(smaller.keys()) == 4
+    assert not leftover.exists()
+
+
+def test_directory_that_cannot_hold_blocks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--kv-disk .*/file cannot hold KV blocks \(File exists\): name a directory"):
+        open_files(tmp_path / "file")
+
+    def refuse(*arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(block_files.os, "open", refuse)  # root may write anywhere
+    with pytest.raises(ConfigError, match=r"\(Permission denied\): name a directory that this user may write to"):
+        open_files(tmp_path / "closed")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_full_disk_is_noted_once_and_blocks_are_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    files = open_files(tmp_path)
+    write(files, 1)
+    tier = DiskTier(files)
+
+    def refuse(descriptor: int, parts: list[bytes]) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(block_files.os, "writev", refuse)
+    values = np.zeros((2, BLOCK_BYTES), np.uint8)
+    for number in (5, 7):
+        tier.write(0, [digest_of(number), digest_of(number + 1)], values, time.monotonic() + 5)
+    pages = np.ones((4, BLOCK_BYTES), np.uint8)
+    assert read_later(tier, [digest_of(1)], pages) == ([1], [])
+    assert pages[1].tobytes() == block_of(digest_of(1))
+    tier.close(time.monotonic() + 5)
+    assert [record.message.split(": ", 1)[1] for record in caplog.records] == [
+        f"KV blocks are no longer written ({os.strerror(code)}): "
+        + ("free some space" if code == errno.ENOSPC else "see its state")
+    ]
+    assert [path.name for path in files.directory.iterdir() if "-0.kv" in path.name] == [
+        files.path(0, digest_of(1)).name
+    ]
+
+
+def test_short_write_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = open_files(tmp_path)
+    monkeypatch.setattr(block_files.os, "writev", lambda descriptor, parts: os.write(descriptor, parts[0]))
+    with pytest.raises(OSError, match="No space left"):
+        write(files, 1)
+    assert files.keys() == set()
+
+
+def test_blocks_that_cannot_be_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = open_files(tmp_path)
+    paths = [write(files, number) for number in range(3)]
+    for path in paths[:2]:
+        path.write_bytes(path.read_bytes()[:-1])
+    tier = DiskTier(files)
+    pages = np.ones((6, BLOCK_BYTES), np.uint8)
+    filled, failed = read_later(tier, [digest_of(number) for number in (0, 1, 2, 3)], pages)
+    assert (sorted(filled), sorted(failed)) == ([3], [1, 2, 4])
+    # Steps may read what they mask: it must be numbers.
+    assert not pages[1:3].any()
+    assert len(caplog.records) == 1
+    assert "has another length: its tokens are computed again" in caplog.text
+    tier.close(time.monotonic())
+
+
+def test_block_that_waits_to_be_written_is_read_from_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(open_files(tmp_path))
+    release = tier._writer.submit(time.sleep, 0.2)
+    values = np.frombuffer(block_of(digest_of(1)), np.uint8).reshape(1, -1)
+    tier.write(0, [digest_of(1)], values)
+    pages = np.ones((2, BLOCK_BYTES), np.uint8)
+    assert read_later(tier, [digest_of(1)], pages) == ([1], [])
+    assert (pages[1] == values[0]).all()
+    assert not release.done()
+    tier.close(time.monotonic() + 5)
+    assert tier.take_counts() == (BLOCK_BYTES, BLOCK_BYTES)
+
+
+def test_slow_disk_drops_blocks_rather_than_stall_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.runtime.disk_tier.MAX_QUEUED_BYTES", 2 * BLOCK_BYTES)
+    tier = DiskTier(open_files(tmp_path))
+    release = tier._writer.submit(time.sleep, 0.2)
+    digests = [digest_of(number) for number in range(9)]
+    tier.write(0, digests, np.zeros((9, BLOCK_BYTES), np.uint8))
+    assert not release.done()
+    # At the end nothing is dropped.
+    tier.write(0, digests[5:], np.zeros((4, BLOCK_BYTES), np.uint8), time.monotonic() + 5)
+    tier.close(time.monotonic() + 5)
+    assert len(open_files(tmp_path).keys()) == 3 + 4
+    assert len(caplog.records) == 1
