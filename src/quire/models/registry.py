@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 NOT_MODELS = ("_", "hf_", "registry")
 """Prefixes of the files here that are not models."""
 ENTRY_POINT_GROUP = "quire.models"
+FALLBACK = "TransformersForCausalLM"
+"""Architecture of any causal language model that Transformers' own module computes."""
+_ADVICE = "pip install quire[hf] lets Transformers' own module compute most of the others. "
 ModelClass = Any
 """A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
 compute_logits.
@@ -59,6 +63,8 @@ class ModelRegistry:
         Raises: UnsupportedModelError listing what is supported; ModelFileError if the config names no architecture.
         """
         names = _architectures(hf_config)
+        if names == [FALLBACK]:
+            return _fallback()
         for name in names:
             if name in cls._registered:
                 return _load(name, cls._registered[name])
@@ -70,10 +76,13 @@ class ModelRegistry:
         for name in names:
             for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
                 return _load(name, point.value)
+        if _is_in_transformers(hf_config, names):
+            return _fallback()
         supported = cls.supported()
         raise UnsupportedModelError(
             f"architecture {', '.join(names)} is not supported{nearest(names[0], supported)}; "
-            f"supported are {', '.join(supported)}. Others can be added with ModelRegistry.register_model"
+            f"supported are {', '.join(supported)}. {_ADVICE if find_spec('transformers') is None else ''}"
+            "Others can be added with ModelRegistry.register_model"
         )
 
     @classmethod
@@ -88,14 +97,24 @@ class ModelRegistry:
         hf_config: Mapping[str, Any],
         generation_config: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
+        model_impl: str = "auto",
     ) -> ModelConfig:
         """Make the `ModelConfig` of a model. `overrides` replace fields of `hf_config` first.
 
+        `model_impl`: see `EngineOptions`.
         Raises: UnsupportedModelError, ModelFileError.
         """
         merged = {**hf_config, **(overrides or {})}
+        architecture = _architectures(merged)[0]
+        if model_impl == "transformers":
+            merged["architectures"] = [FALLBACK]
         generation = generation_config or {}
         model_class = cls.resolve(merged)
+        implementation = "transformers" if model_class.__name__ == FALLBACK else "quire"
+        if model_impl == "quire" != implementation:
+            raise UnsupportedModelError(
+                f"architecture {architecture} has no implementation in Quire: --model-impl auto runs Transformers' own"
+            )
         config = model_class.Config.from_hf(merged)
         import torch
 
@@ -103,7 +122,8 @@ class ModelRegistry:
             model = model_class(config, SINGLE)
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
-            architecture=_architectures(merged)[0],
+            architecture=architecture,
+            implementation=implementation,
             hf_config=merged,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -150,6 +170,20 @@ def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
             f"model_type={hf_config.get('model_type')!r}; name one with hf_overrides={{'architectures': […]}}"
         )
     return names
+
+
+def _fallback() -> ModelClass:
+    if find_spec("transformers") is None:
+        raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install quire[hf]")
+    return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
+
+
+def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
+    """Return whether Transformers is installed and has a causal language model of this kind."""
+    if find_spec("transformers") is None or not all(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return False
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    return hf_config.get("model_type") in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:

@@ -21,6 +21,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.layers.linear import pack_weights
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
+from quire.runtime.fallback import load_fallback
 from quire.runtime.placement import FLOATS, Placement, fill
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -43,6 +44,8 @@ def load_model(
     """
     check_environment()
     check_split(config, checkpoint, group)
+    if config.model.implementation == "transformers" and config.options.load_format != "dummy":
+        return load_fallback(config, checkpoint.tensors)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
     parameters = dict(model.named_parameters())
