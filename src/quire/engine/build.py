@@ -74,7 +74,9 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
 
 def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
     """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
-    model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl)
+    model = make_model_config(
+        checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
+    )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     return resolve(options, detect_hardware(options.device), model)

@@ -18,7 +18,7 @@ from quire.layers.attention import Attention
 from quire.layers.forward_batch import ForwardBatch
 from quire.layers.group import SINGLE, Group
 from quire.models.hf_decoder import DecoderConfig
-from quire.models.hf_probe import GivenStates, ProbedLayer, make_module, probe, read_config, refused
+from quire.models.hf_probe import ProbedLayer, make_module, probe, read_config, refused, take_decoder
 
 RUN = "quire"
 """Name of the attention function here in Transformers' table."""
@@ -77,8 +77,7 @@ class TransformersForCausalLM(nn.Module):
             raise UnsupportedModelError("Transformers' modules run on one rank: --tensor-parallel-size 1 fits")
         self.config = config
         self.model = make_module(config.hf, RUN) if module is None else module
-        self.decoder = self.model.base_model
-        setattr(self.model, self.model.base_model_prefix, GivenStates())
+        self.decoder = take_decoder(self.model)
         self.step = Step()
         for index, layer in enumerate(config.layers):
             attention = Attention(

@@ -23,7 +23,7 @@ READ = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal"}
 HARMLESS = {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 """Arguments of attention that change nothing in a forward pass with positions applied."""
 STEP_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Kinds of rotary embedding whose frequencies follow the longest sequence of a call, here a step of several requests."""
+"""Kinds of rotary embedding whose frequencies follow the longest sequence of a call, here of a whole step."""
 PROBE_LEN = 5
 MAX_PROBED_POSITION = 2**20
 
@@ -41,13 +41,33 @@ class ProbedLayer:
     soft_cap: float | None
 
 
+class HiddenStates(tuple[torch.Tensor]):
+    """A decoder's output of hidden states alone: what heads read besides (router logits, cross attention) is None."""
+
+    @property
+    def last_hidden_state(self) -> torch.Tensor:
+        """Shapes: [1, S, E]."""
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 class GivenStates(nn.Module):
     """Stands for the decoder while the head runs: the hidden states are those that the caller gives."""
 
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> Any:
-        """Shapes: inputs_embeds [1, S, E] -> `last_hidden_state` the same."""
-        outputs = importlib.import_module("transformers.modeling_outputs")
-        return outputs.MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> HiddenStates:
+        """Shapes: inputs_embeds [1, S, E] -> the same."""
+        return HiddenStates((inputs_embeds,))
+
+
+def take_decoder(model: Any) -> Any:
+    """Return the module below the head. Mutates: model, whose head then runs on given hidden states."""
+    for name, child in model.named_children():
+        if child in (model.base_model, model.get_decoder()):
+            setattr(model, name, GivenStates())
+            return child
+    raise refused(model.config.model_type, "its head is not apart from its layers")
 
 
 def make_module(hf: Any, attention: str, dtype: torch.dtype | None = None) -> Any:
@@ -78,7 +98,7 @@ def refused(model_type: Any, reason: str) -> UnsupportedModelError:
 
 
 @dataclass
-class _Mask:
+class Mask:
     """The window of a mask, or why it is not one."""
 
     window: int | None = None
@@ -89,27 +109,29 @@ def probe(hf: Any) -> tuple[ProbedLayer, ...]:
     """Run the module of a config on the meta device. Raises: UnsupportedModelError naming what cannot be computed."""
     transformers = importlib.import_module("transformers")
     transformers.AttentionInterface.register(PROBE, _record)
-    transformers.AttentionMaskInterface.register(PROBE, _describe_mask)
+    transformers.AttentionMaskInterface.register(PROBE, describe_mask)
     with torch.device("meta"):
         model = make_module(hf, PROBE, torch.bfloat16)
-        decoder, kind = model.base_model, type(model)
+        kind = type(model)
         if getattr(kind, "_is_stateful", False):
             raise refused(hf.model_type, "it keeps recurrent state")
-        if decoder is model or not (kind._supports_sdpa or kind._supports_flash_attn or kind._supports_attention_backend):
+        if not (kind._supports_sdpa or kind._supports_flash_attn or kind._supports_attention_backend):
             raise refused(hf.model_type, "its attention cannot be replaced")
+        decoder = take_decoder(model)
         calls: list[tuple[Any, ProbedLayer]] = []
         for module in decoder.modules():
             module.quire_probe = (hf.model_type, calls)
             kinds = getattr(module, "rope_type", None)
             for rope_type in kinds.values() if isinstance(kinds, dict) else (kinds,):
                 if rope_type in STEP_DEPENDENT_ROPE:
-                    raise refused(hf.model_type, f"rope_parameters has rope_type={rope_type!r}, which follows the batch")
+                    raise refused(
+                        hf.model_type, f"rope_parameters has rope_type={rope_type!r}, which follows the batch"
+                    )
         inputs = torch.zeros(1, PROBE_LEN, dtype=torch.long)
         # With a mask of ones Transformers does not look for several sequences in one.
         hidden = decoder(
             input_ids=inputs, attention_mask=torch.ones_like(inputs), position_ids=inputs, use_cache=False
         )[0]
-        setattr(model, model.base_model_prefix, GivenStates())
         logits = model(inputs_embeds=hidden, use_cache=False).logits
     if tuple(logits.shape) != (1, PROBE_LEN, hf.vocab_size):
         raise refused(hf.model_type, f"its logits are {list(logits.shape)}")
@@ -133,8 +155,8 @@ def _record(
         raise refused(model_type, "its attention has is_causal=False")
     if hasattr(module, "sinks") and options.get("s_aux") is None:
         raise refused(model_type, "its attention has sinks that it does not pass on")
-    if not isinstance(attention_mask, _Mask) or attention_mask.problem:
-        problem = attention_mask.problem if isinstance(attention_mask, _Mask) else "is not Transformers' own"
+    if not isinstance(attention_mask, Mask) or attention_mask.problem:
+        problem = attention_mask.problem if isinstance(attention_mask, Mask) else "is not Transformers' own"
         raise refused(model_type, f"its attention_mask {problem}")
     layer = ProbedLayer(
         "", query.shape[1], key.shape[1], max(query.shape[-1], value.shape[-1]),
@@ -144,7 +166,7 @@ def _record(
     return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
 
-def _describe_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> _Mask:
+def describe_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Mask:
     """The mask function of the probe. `mask_function(0, 0, query, keys)` is true where the query sees the key."""
     last = min(config.max_position_embeddings, MAX_PROBED_POSITION) - 1
     with torch.device("cpu"):
@@ -160,7 +182,7 @@ def _describe_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, *
                 position = min(max(query, 0), last)
                 expected = (keys <= position) & (keys > position - (window or last + 2))
                 if not torch.equal(seen(position), expected):
-                    return _Mask(problem="is neither causal nor a sliding window")
+                    return Mask(problem="is neither causal nor a sliding window")
         except (RuntimeError, NotImplementedError) as error:
-            return _Mask(problem=f"cannot be read: {error}")
-    return _Mask(window)
+            return Mask(problem=f"cannot be read: {error}")
+    return Mask(window)

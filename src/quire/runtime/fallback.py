@@ -19,6 +19,7 @@ from quire.errors import ModelFileError
 from quire.layers.forward_batch import ForwardBatch
 from quire.models.hf_fallback import RUN, FallbackConfig, TransformersForCausalLM
 from quire.models.hf_probe import refused
+from quire.models.registry import model_types
 from quire.weights.weight_tensor import WeightTensor
 
 logger = logging.getLogger("quire.runtime")
@@ -63,14 +64,14 @@ def check_fallback(model: TransformersForCausalLM) -> None:
     decodes = [_step(model, pools, [([], 0), (ids[at : at + 1], at)]) for at in range(chunk, CHECK_LEN)]
     ragged = torch.cat([first[1:], *(rows for rows, _ in decodes)])
     difference = float((ragged - whole).norm() / whole.norm())
-    name = type(model.model).__name__
     if not difference <= MAX_DIFFERENCE.get(next(model.parameters()).dtype, MAX_16_BIT_DIFFERENCE):
         reason = f"its hidden states differ by {difference:.1g} when tokens are computed in several steps"
         raise refused(config.hf.model_type, reason)
+    name, is_ours = type(model.model).__name__, config.hf.model_type in model_types()
     logger.warning(
-        "Transformers' own %s computes this model, op by op: about %.0f tok/s for one request here. Quire's own models"
-        " run as plans, several times as fast; none is written for %s yet",
-        name, 1 / min(seconds for _, seconds in decodes), config.hf.model_type,
+        "Transformers' own %s computes this model, op by op, at about %.0f tok/s for one request here; %s",
+        name, 1 / min(seconds for _, seconds in decodes),
+        "Quire's own runs as a plan, several times as fast" if is_ours else f"Quire has no implementation of {name}",
     )  # fmt: skip
 
 

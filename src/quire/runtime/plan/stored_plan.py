@@ -47,8 +47,8 @@ MAX_FILES = 128
 SOURCES = ("models", "layers", "kernels", "runtime")
 """Folders whose code decides what a program is."""
 INDIFFERENT = frozenset((
-    "model", "model_impl", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format", "device",
-    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "model", "model_impl", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format",
+    "device", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant",
