@@ -11,6 +11,7 @@ from transformers import masking_utils
 from quire.config import EngineOptions, Hardware
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, ModelFileError, UnsupportedModelError
+from quire.insight.explain.explanation import Settings, explain
 from quire.models import registry
 from quire.models.hf_fallback import FallbackConfig, TransformersForCausalLM
 from quire.models.hf_probe import describe_mask
@@ -19,6 +20,8 @@ from quire.resolve import resolve
 from quire.runtime.fallback import load_fallback
 from quire.runtime.forward import EagerForward
 from quire.sampling_params import SamplingParams
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.sources import resolve_source
 from tests.models.harness import Runner, random_tokens
 from tests.models.oracle import Pair
 from tests.models.test_conformance import assert_close
@@ -209,6 +212,12 @@ def test_options_that_need_a_plan_or_quires_own_model_are_refused(directory: Pat
         build(directory, kv_cache_dtype="int8")
     with pytest.raises(UnsupportedModelError, match="Cohere2ForCausalLM has no implementation in Quire"):
         build(directory, model_impl="quire")
+
+
+def test_explain_refuses_work_that_it_does_not_know(directory: Path) -> None:
+    checkpoint = open_checkpoint(resolve_source(str(directory)))
+    with pytest.raises(UnsupportedModelError, match=r"Cohere2ForCausalLM is computed by Transformers' own module"):
+        explain(checkpoint, Settings(ctx=64))
 
 
 def test_without_transformers_the_error_tells_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
