@@ -57,11 +57,11 @@ def write_tiny(path: Path, config: Any) -> Path:
     """A random causal language model of this config, with a tokenizer of bytes."""
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    _byte_tokenizer().save(str(path / "tokenizer.json"))
+    byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """All bytes, each of which is a token, and pairs of letters: texts can follow grammars, and cut characters."""
     specials = ["<unk>", "<s>", "</s>"]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

@@ -178,6 +178,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Recommendations of generation_config.json, under the names of `SamplingParams`."""
+    labels: tuple[str, ...] = ()
+    """Labels of the classification head; empty for a model that generates text."""
+    label_tokens: tuple[str, ...] = ()
+    """Of a model that judges pairs by its next token: the words for no and yes; else empty."""
+    embedding_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Pooling that the files of sentence-transformers name, under the names of `PoolingParams`."""
     implementation: str = "quire"
     """"quire", or "transformers" for Transformers' own module."""
 

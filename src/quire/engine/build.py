@@ -26,9 +26,12 @@ from quire.runtime.plan.stored_plan import make_model_config
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.progress import Progress
+from quire.weights.sentence_transformers import read_pooling
 from quire.weights.sources import resolve_source
 
 logger = logging.getLogger("quire.engine")
+JUDGE = "qwen3-reranker"
+"""Name of a model that answers "yes" or "no"; its files do not differ from those of Qwen3."""
 
 
 class StartupTimes(dict[str, float]):
@@ -79,6 +82,10 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConf
     )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
+    if checkpoint.format != "gguf":
+        model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
+    if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:
+        model = replace(model, label_tokens=("no", "yes"))
     return resolve(options, detect_hardware(options.device), model)
 
 

@@ -22,6 +22,8 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 NOT_MODELS = ("_", "hf_", "registry")
 """Prefixes of the files here that are not models."""
 ENTRY_POINT_GROUP = "quire.models"
+CLASSIFIER = "ForSequenceClassification"
+"""End of the names of architectures with a classification head instead of one for tokens."""
 FALLBACK = "TransformersForCausalLM"
 """Architecture of any causal language model that Transformers' own module computes."""
 _ADVICE = "pip install quire[hf] lets Transformers' own module compute most of the others. "
@@ -106,6 +108,13 @@ class ModelRegistry:
         """
         merged = {**hf_config, **(overrides or {})}
         architecture = _architectures(merged)[0]
+        label_tokens = tuple(merged.pop("classifier_from_token", None) or ())
+        merged.pop("is_original_qwen3_reranker", None)
+        labels: tuple[str, ...] = ()
+        if architecture.endswith(CLASSIFIER):
+            merged["architectures"] = [architecture.replace(CLASSIFIER, "ForCausalLM")]
+            if not label_tokens:
+                labels, merged["tie_word_embeddings"] = _labels(merged), True  # there is no head for tokens
         if model_impl == "transformers":
             merged["architectures"] = [FALLBACK]
         generation = generation_config or {}
@@ -124,6 +133,8 @@ class ModelRegistry:
         return ModelConfig(
             architecture=architecture,
             implementation=implementation,
+            labels=labels,
+            label_tokens=label_tokens,
             hf_config=merged,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -221,6 +232,14 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
         raise ConfigError(
             f"{model_class!r} for {architecture} cannot be built: its __init__ must take (config, group), {error}"
         ) from None
+
+
+def _labels(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a classification head's rows; Transformers makes two unless told otherwise."""
+    named = hf_config.get("id2label")
+    if not isinstance(named, dict):
+        named = {index: f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
+    return tuple(str(named[index]) for index in sorted(named, key=int))
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

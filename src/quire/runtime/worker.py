@@ -58,7 +58,12 @@ class Worker:
         self.pool = _native.ThreadPool(config.threads_per_rank)
         self.sampler = make_sampler(config.model.vocab_size, config.device, self.pool, exchange)
         self.forward = self._make_forward(checkpoint, progress, exchange)
-        self.runner = ModelRunner(config, self.forward, self.cache, self.sampler)
+        classifier = None
+        if config.model.labels:
+            from quire.runtime.loader import load_classifier  # imports torch
+
+            classifier = load_classifier(config, checkpoint)
+        self.runner = ModelRunner(config, self.forward, self.cache, self.sampler, classifier)
         if exchange is not None:
             self.runner.agree = partial(agree, exchange)
 

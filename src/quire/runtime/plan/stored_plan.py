@@ -155,9 +155,9 @@ def make_model_config(
     key = None if model_impl == "transformers" else _key(merged, dict(generation_config))
     found = None if key is None else read("model", key, ModelConfig)
     if found is not None:
-        return replace(found, hf_config=merged)
+        return found if found.labels or found.label_tokens else replace(found, hf_config=merged)
     config = ModelRegistry.make_model_config(hf_config, generation_config, overrides, model_impl)
-    if key is not None and config.implementation == "quire" and _is_built_in(merged):
+    if key is not None and config.implementation == "quire" and _is_built_in(config.hf_config):
         write("model", key, config)
     return config
 
