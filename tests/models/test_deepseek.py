@@ -20,7 +20,7 @@ from tests.models.oracle import Pair
 from tests.models.test_published_configs import PUBLISHED
 from tests.models.tiny_configs import DEEPSEEK, DEEPSEEK_YARN
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
-from tests.tiny_engine import VOCAB_SIZE, byte_tokenizer, build
+from tests.tiny_engine import VOCAB_SIZE, build, byte_tokenizer
 
 WIDE = {
     **DEEPSEEK, "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,

@@ -24,9 +24,8 @@ from quire.runtime.hardware import detect_hardware
 from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.plan.stored_plan import make_model_config
 from quire.text.tokenizer import Tokenizer
-from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
 from quire.weights.progress import Progress
-from quire.weights.sentence_transformers import read_pooling
 from quire.weights.sources import resolve_source
 
 logger = logging.getLogger("quire.engine")

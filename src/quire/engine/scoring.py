@@ -37,7 +37,7 @@ class Scoring:
         self._is_pooled = False
         self.prompts: list[Any]
         if model.label_tokens:
-            self.prompts = [{"prompt_token_ids": _judged(tokenizer, *pair)} for pair in pairs]
+            self.prompts = [_judged(tokenizer, *pair) for pair in pairs]
             ids = [_single(tokenizer, word) for word in model.label_tokens]
             self.params = PoolingParams(task="token_logits", token_ids=ids)
         elif model.labels:
@@ -45,7 +45,7 @@ class Scoring:
                 raise RequestError(
                     f"scores need a classification head of one label, this model has {len(model.labels)}: use classify"
                 )
-            self.prompts = [{"prompt_token_ids": tokenizer.encode_pair(*pair)} for pair in pairs]
+            self.prompts = [tokenizer.encode_pair(*pair) for pair in pairs]
             self.params = PoolingParams(task="classify")
         else:
             self._is_pooled = True

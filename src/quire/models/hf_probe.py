@@ -30,7 +30,7 @@ MAX_PROBED_POSITION = 2**20
 
 @dataclass(frozen=True)
 class ProbedLayer:
-    """What one attention module computes. Units: window in tokens, the query's own included; None: no window."""
+    """Attention of one module. Units: window in tokens, the query's own included; None: no window."""
 
     name: str
     num_heads: int
