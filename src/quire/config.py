@@ -59,6 +59,10 @@ class EngineOptions:
     load_format: str = option(
         "auto", "weights: auto, or dummy for random ones", choices=("auto", "dummy"), group="model"
     )
+    model_impl: str = option(
+        "auto", "code of the model: Quire's own, or Transformers' module, which auto takes where Quire has none",
+        choices=("auto", "quire", "transformers"), group="model",
+    )  # fmt: skip
     dtype: str = option("auto", "compute type: auto, float32, bfloat16, float16", group="model")
     quantization: str | None = option(
         None, "quantise the weights of an unquantised model at load", choices=("int8", "int4"), group="model"
@@ -201,6 +205,14 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Recommendations of generation_config.json, under the names of `SamplingParams`."""
+    labels: tuple[str, ...] = ()
+    """Labels of the classification head; empty for a model that generates text."""
+    label_tokens: tuple[str, ...] = ()
+    """Of a model that judges pairs by its next token: the words for no and yes; else empty."""
+    embedding_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Pooling that the files of sentence-transformers name, under the names of `PoolingParams`."""
+    implementation: str = "quire"
+    """"quire", or "transformers" for Transformers' own module."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,41 @@ class PoolingRequestOutput:
 
 
 @dataclass(slots=True)
+class ScoringOutput:
+    """A probability, or the cosine of two embeddings."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The result of `score` for one pair."""
+
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """The probability of each label, in the order of the head's rows."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of labels."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """The result of `classify` for one prompt."""
+
+    outputs: ClassificationOutput
+    finished: bool = True
+
+
+@dataclass(slots=True)
 class BeamSearchSequence:
     """A beam: its generated tokens, text and scores."""
 

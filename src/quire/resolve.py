@@ -59,7 +59,7 @@ def resolve(options: EngineOptions, hardware: Hardware, model: ModelConfig) -> E
     if hardware.tuned:
         decisions.append(Decision("num_threads", str(hardware.num_threads), f"quire tune: {hardware.tuned}"))
     block_size = _resolve_block_size(options, device, model, decisions)
-    uses_plan = _resolve_execution(options, device, block_size, decisions)
+    uses_plan = _resolve_execution(options, device, model, block_size, decisions)
     dtype = _resolve_dtype(options, hardware, uses_plan, decisions)
     keeps_stored = uses_plan and canonical_dtype(options.dtype) != "float32"
     batch_invariant = _resolve_batch_invariance(options, hardware, dtype, uses_plan, decisions)
@@ -141,9 +141,12 @@ def _resolve_device(options: EngineOptions, hardware: Hardware, decisions: list[
     return hardware.device
 
 
-def _resolve_execution(options: EngineOptions, device: str, block_size: int, decisions: list[Decision]) -> bool:
+def _resolve_execution(
+    options: EngineOptions, device: str, model: ModelConfig, block_size: int, decisions: list[Decision]
+) -> bool:
     """Return True if the model runs as a native plan."""
     reasons = {
+        "Transformers' own module computes the model": model.implementation == "transformers",
         "on a GPU kernels are launched one by one": device != "cpu",
         "enforce_eager was chosen": options.enforce_eager,
         f"a plan needs blocks of a multiple of {PLAN_BLOCK_MULTIPLE} tokens": block_size % PLAN_BLOCK_MULTIPLE != 0,

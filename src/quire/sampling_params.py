@@ -143,16 +143,28 @@ class PoolingParams:
 
     Fields:
         pooling: "last" (the last token's) or "mean" (the mean over all tokens).
-        normalize: divide by the Euclidean length.
+        normalize: divide by the Euclidean length; only of an embedding.
+        task: "embed" returns the pooled vector, "classify" what the model's classification head makes of it (a logit
+            per label), "token_logits" the logits of `token_ids` behind the last token.
     """
 
     pooling: str = "last"
     normalize: bool = True
+    task: str = "embed"
+    token_ids: Sequence[int] = field(default=())
 
     def __post_init__(self) -> None:
         if self.pooling not in ("last", "mean"):
             raise InvalidParameterError("pooling", self.pooling, "'last' or 'mean'")
+        if self.task not in ("embed", "classify", "token_logits"):
+            raise InvalidParameterError("task", self.task, "'embed', 'classify' or 'token_logits'")
         _boolean("normalize", self.normalize)
+        _set(self, "token_ids", _token_ids("token_ids", self.token_ids) or ())
+        if bool(self.token_ids) != (self.task == "token_logits"):
+            limit = "given with task 'token_logits', and only then"
+            raise InvalidParameterError("token_ids", list(self.token_ids), limit)
+        if self.pooling != "last" and self.task == "token_logits":
+            raise InvalidParameterError("pooling", self.pooling, "'last' with task 'token_logits'")
 
 
 @dataclass(frozen=True, kw_only=True)

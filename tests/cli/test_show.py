@@ -1,8 +1,12 @@
 """`quire show`: the facts of a model's files, and one line when they cannot be read."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.cli.command_line import call, parsed
 from tests.cli.tiny_directory import CONFIG, TEMPLATE, make_tiny_directory
@@ -34,6 +38,21 @@ def test_broken_tokenizer_does_not_hide_the_rest(tmp_path: Path) -> None:
     value = parsed(call("show", str(path), "--json"))
     assert value["num_parameters"] > 0
     assert "tokenizer.json" in value["tokenizer"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "Quire's own model"),
+        ({"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}, "Transformers' own module, op by op"),
+        ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "none: bloom models are not implemented"),
+        ({"model_type": "new", "architectures": ["NewForCausalLM"]}, "none: architecture NewForCausalLM is not"),
+    ],
+)
+def test_implementation_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = make_tiny_directory(tmp_path / "tiny")
+    (path / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    assert f"computed by      {words}" in call("show", str(path)).stdout
 
 
 def test_show_loads_no_torch(tiny: str) -> None:

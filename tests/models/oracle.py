@@ -6,7 +6,6 @@ import torch
 import transformers
 
 from tests.models.harness import Runner, build_model
-from tests.models.tiny_configs import full_config
 from tests.runtime.plan.harness import PlanRunner, make_checkpoint, make_config
 
 CORRECTION = "e_score_correction_bias"
@@ -47,7 +46,7 @@ class Pair:
         for name, buffer in self.oracle.named_buffers():
             if name.endswith(CORRECTION):
                 buffer.normal_(0.0, 0.3, generator=generator)
-        self.hf_config = full_config(model_type, fields)
+        self.hf_config = {"model_type": model_type, "architectures": [type(self.oracle).__name__], **fields}
         self.checkpoint = make_checkpoint(self.hf_config, self.oracle.state_dict())
 
     def runner(self, **options: Any) -> PlanRunner:

@@ -50,6 +50,6 @@ def test_answers_are_as_described(api: Any, method: str, path: str, is_good: boo
     assert not found.breaks
     assert (found.undocumented, found.accepted) == (0, 0)
     assert max(found.statuses, default=0) < 500
-    if is_good and method == "post":
+    if is_good and method == "post" and path != "/classify":  # the model has no classification head
         # Hypothesis also draws constants of the modules that are loaded, so the share depends on the other tests.
         assert found.statuses[200] > count // 10, found.statuses

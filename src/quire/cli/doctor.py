@@ -197,9 +197,19 @@ def check_model() -> Finding:
     return Finding("model", NOTE, f"{default} is not fetched yet", f"quire pull {default}")
 
 
+def check_transformers() -> Finding:
+    """Report whether architectures that Quire lacks can run."""
+    found = package_version("transformers")
+    if found is None:
+        advice = "pip install quire[hf] runs architectures that Quire lacks by Transformers' own module"
+        return Finding("transformers", NOTE, "not installed: only Quire's own models run", advice)
+    return Finding("transformers", OK, f"{found} runs architectures that Quire lacks, op by op")
+
+
 CHECKS: dict[str, Callable[[], Finding]] = {
     "python": check_python,
     "torch": check_torch,
+    "transformers": check_transformers,
     "cpu": check_cpu,
     "native module": check_native,
     "memory": check_memory,

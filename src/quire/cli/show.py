@@ -1,9 +1,10 @@
 """`quire show`: architecture, sizes, tensor formats, tokenizer and origin of a model, from its files alone.
 
-Reads headers only; no weights, no torch. Next to read: `tokenize.py`.
+Reads headers only; no weights, and torch only for an architecture that Quire lacks. Next to read: `tokenize.py`.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,6 +34,7 @@ CONFIG_FIELDS = {
     "tie_word_embeddings": "tied embeddings",
 }
 """The shown fields of config.json, and their labels."""
+IMPLEMENTATIONS = {"quire": "Quire's own model", "transformers": "Transformers' own module, op by op"}
 
 
 @verb("show", ("quire show", "quire show ./model.gguf --tensors"))
@@ -93,6 +95,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "path": str(files.path),
         "format": checkpoint.format,
         "architectures": list(config.get("architectures") or ()),
+        "implementation": _implementation(config),
         "num_parameters": checkpoint.num_parameters,
         "num_bytes": sum(item["num_bytes"] for item in formats.values()),
         "config": {name: config[name] for name in CONFIG_FIELDS if config.get(name) is not None},
@@ -101,6 +104,16 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "generation_config": dict(checkpoint.generation_config),
         "tokenizer": _tokenizer(checkpoint),
     }
+
+
+def _implementation(config: Mapping[str, Any]) -> str:
+    """Return "quire", "transformers" for Transformers' own module, or the error of a model that cannot be computed."""
+    from quire.models.registry import ModelRegistry, is_built_in
+
+    try:
+        return "quire" if is_built_in(config) else ModelRegistry.make_model_config(config).implementation
+    except QuireError as error:
+        return f"none: {error.message}"
 
 
 def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
@@ -129,6 +142,7 @@ def _lines(value: dict[str, Any]) -> dict[str, str]:
     lines = {
         **{name: value[name] for name in ("model", "origin", "path", "format")},
         "architecture": ", ".join(value["architectures"]) or "unknown",
+        "computed by": IMPLEMENTATIONS.get(value["implementation"], value["implementation"]),
         "parameters": f"{format_count(value['num_parameters'])} ({value['num_parameters']})",
         "weights": f"{format_bytes(value['num_bytes'])}: {'; '.join(formats)}",
         **{CONFIG_FIELDS[name]: str(item) for name, item in value["config"].items()},

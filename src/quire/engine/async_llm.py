@@ -118,7 +118,7 @@ class AsyncLLM(EngineHandle):
         cache_salt: str = "",
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Yield one output: the prompt's vector. Raises: RequestError, CapacityError, EngineDeadError."""
-        params = PoolingParams() if pooling_params is None else pooling_params
+        params = pooling_params or self.llm_engine.input_processor.default_pooling_params
         identity = {"priority": priority, "client_id": client_id, "cache_salt": cache_salt}
         return self._follow(prompt, params, PoolingParams, request_id, streams=False, **identity)
 

@@ -25,11 +25,13 @@ from quire.runtime.plan.packed_weights import kept_bytes
 from quire.runtime.plan.stored_plan import make_model_config
 from quire.runtime.tuning import tuned
 from quire.text.tokenizer import Tokenizer
-from quire.weights.checkpoint import Checkpoint, open_checkpoint
+from quire.weights.checkpoint import Checkpoint, open_checkpoint, read_pooling
 from quire.weights.progress import Progress
 from quire.weights.sources import resolve_source
 
 logger = logging.getLogger("quire.engine")
+JUDGE = "qwen3-reranker"
+"""Name of a model that answers "yes" or "no"; its files do not differ from those of Qwen3."""
 
 
 class StartupTimes(dict[str, float]):
@@ -81,9 +83,15 @@ def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Har
 
     Raises: ConfigError, UnsupportedModelError, CapacityError.
     """
-    model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides)
+    model = make_model_config(
+        checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides, options.model_impl
+    )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
+    if checkpoint.format != "gguf":
+        model = replace(model, embedding_defaults=read_pooling(checkpoint.files.path))
+    if JUDGE in checkpoint.files.name.lower() and not model.labels and not model.label_tokens:
+        model = replace(model, label_tokens=("no", "yes"))
     return resolve(options, hardware or tuned(detect_hardware(options.device), options, checkpoint), model)
 
 

@@ -62,6 +62,11 @@ class InputProcessor:
         """The recommendation of the model's generation_config.json over the defaults of `SamplingParams`."""
         return SamplingParams(**self._config.model.generation_defaults)
 
+    @property
+    def default_pooling_params(self) -> PoolingParams:
+        """The pooling that the model's files name over the defaults of `PoolingParams`."""
+        return PoolingParams(**self._config.model.embedding_defaults)
+
     def prepare(
         self,
         request_id: str,
@@ -203,11 +208,16 @@ class InputProcessor:
                 f"the prompt has {request.num_prompt_tokens} tokens, the context holds {max_model_len}: "
                 f"{self._way_out()}"
             )
+        if params.task == "classify" and not self._config.model.labels:
+            raise InvalidParameterError("task", "classify", "left to models with a classification head")
+        self.check_in_vocabulary("token_ids", params.token_ids)
         request.pooling = params
         request.max_tokens = 0
         request.reads_prefix_cache = params.pooling != "mean"
 
     def _make_generation(self, request: Request, params: SamplingParams) -> None:
+        if self._config.model.labels:
+            raise RequestError("this model has a classification head and generates no text: use classify or score")
         room = self.room_for_generation(request.num_prompt_tokens)
         self._check_numbers(params)
         self.check_in_vocabulary("stop_token_ids", params.stop_token_ids)

@@ -20,8 +20,17 @@ from quire.engine.interrupts import interrupts_between_steps
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.prompts import split_prompts
+from quire.engine.scoring import Scoring, make_pairs, probabilities
 from quire.errors import PromptError, QueueFullError, RequestError
-from quire.outputs import BeamSearchOutput, PoolingRequestOutput, RequestOutput
+from quire.outputs import (
+    BeamSearchOutput,
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from quire.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 
 RESERVED_TEMPLATE_NAMES = frozenset(
@@ -154,15 +163,20 @@ class LLM(EngineHandle):
         *,
         use_tqdm: UseTqdm = True,
     ) -> list[PoolingRequestOutput]:
-        """Return one vector per prompt from its final hidden states. Parameters None: the last token's, normalised.
+        """Return one vector per prompt from its final hidden states.
+
+        Parameters None: as the model's files for sentence-transformers say, else the last token's, normalised.
 
         Raises: RequestError, CapacityError, EngineDeadError.
         """
         items = split_prompts(prompts)
         given = _per_prompt("pooling_params", pooling_params, PoolingParams, len(items))
-        prepare = self.llm_engine.input_processor.prepare
+        prepare, default = (
+            self.llm_engine.input_processor.prepare,
+            self.llm_engine.input_processor.default_pooling_params,
+        )
         prepared = [
-            prepare(str(next(self._ids)), item, params or PoolingParams(), streams=False)
+            prepare(str(next(self._ids)), item, params or default, streams=False)
             for item, params in zip(items, given, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -176,6 +190,27 @@ class LLM(EngineHandle):
     ) -> list[PoolingRequestOutput]:
         """`encode` under vLLM's name for embeddings; see `outputs.embedding` of each result."""
         return self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+
+    # --- Scores ---------------------------------------------------------------------------
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True
+    ) -> list[ScoringRequestOutput]:
+        """Score a query with each of the documents, or each of `data_1` with its own of `data_2`.
+
+        A score is the probability of a cross-encoder's one label, or of "yes" by Qwen3-Reranker, else the cosine of
+        two embeddings. Raises: RequestError, CapacityError, EngineDeadError.
+        """
+        pairs = make_pairs(data_1, data_2)
+        scoring = Scoring(self.llm_engine.config.model, self.get_tokenizer(), pairs)
+        outputs = self.encode(scoring.prompts, scoring.params, use_tqdm=use_tqdm)
+        scores = scoring.scores([_vector(output) for output in outputs])
+        return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
+
+    def classify(self, prompts: Any, *, use_tqdm: UseTqdm = True) -> list[ClassificationRequestOutput]:
+        """Return the probability of each label for each prompt. Raises: RequestError, also without such a head."""
+        outputs = self.encode(prompts, PoolingParams(task="classify"), use_tqdm=use_tqdm)
+        return [ClassificationRequestOutput(ClassificationOutput(probabilities(_vector(item)))) for item in outputs]
 
     # --- The model ------------------------------------------------------------------------
 
@@ -263,6 +298,12 @@ def _per_prompt(name: str, given: Any, kind: type, num_prompts: int) -> list[Any
         if not isinstance(value, kind):
             raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {type(value).__name__}")
     return values
+
+
+def _vector(output: PoolingRequestOutput) -> list[float]:
+    if output.error is not None:
+        raise RequestError(output.error)
+    return output.outputs.embedding
 
 
 def _count_tokens(output: Output) -> TokenCounts:

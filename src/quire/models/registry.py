@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,11 @@ from quire.sampling_params import MODEL_DEFAULTS, SamplingParams
 NOT_MODELS = ("_", "hf_", "registry")
 """Prefixes of the files here that are not models."""
 ENTRY_POINT_GROUP = "quire.models"
+CLASSIFIER = "ForSequenceClassification"
+"""End of the names of architectures with a classification head instead of one for tokens."""
+FALLBACK = "TransformersForCausalLM"
+"""Architecture of any causal language model that Transformers' own module computes."""
+_ADVICE = "pip install quire[hf] lets Transformers' own module compute most of the others. "
 ModelClass = Any
 """A class like `llama.LlamaForCausalLM`: an nn.Module made of (config, group), with Config, stacked_params, renames and
 compute_logits.
@@ -59,6 +65,8 @@ class ModelRegistry:
         Raises: UnsupportedModelError listing what is supported; ModelFileError if the config names no architecture.
         """
         names = _architectures(hf_config)
+        if names == [FALLBACK]:
+            return _fallback()
         for name in names:
             if name in cls._registered:
                 return _load(name, cls._registered[name])
@@ -70,10 +78,13 @@ class ModelRegistry:
         for name in names:
             for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
                 return _load(name, point.value)
+        if _is_in_transformers(hf_config, names):
+            return _fallback()
         supported = cls.supported()
         raise UnsupportedModelError(
             f"architecture {', '.join(names)} is not supported{nearest(names[0], supported)}; "
-            f"supported are {', '.join(supported)}. Others can be added with ModelRegistry.register_model"
+            f"supported are {', '.join(supported)}. {_ADVICE if find_spec('transformers') is None else ''}"
+            "Others can be added with ModelRegistry.register_model"
         )
 
     @classmethod
@@ -88,14 +99,31 @@ class ModelRegistry:
         hf_config: Mapping[str, Any],
         generation_config: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
+        model_impl: str = "auto",
     ) -> ModelConfig:
         """Make the `ModelConfig` of a model. `overrides` replace fields of `hf_config` first.
 
+        `model_impl`: see `EngineOptions`.
         Raises: UnsupportedModelError, ModelFileError.
         """
         merged = {**hf_config, **(overrides or {})}
+        architecture = _architectures(merged)[0]
+        label_tokens = tuple(merged.pop("classifier_from_token", None) or ())
+        merged.pop("is_original_qwen3_reranker", None)
+        labels: tuple[str, ...] = ()
+        if architecture.endswith(CLASSIFIER):
+            merged["architectures"] = [architecture.replace(CLASSIFIER, "ForCausalLM")]
+            if not label_tokens:
+                labels, merged["tie_word_embeddings"] = _labels(merged), True  # there is no head for tokens
+        if model_impl == "transformers":
+            merged["architectures"] = [FALLBACK]
         generation = generation_config or {}
         model_class = cls.resolve(merged)
+        implementation = "transformers" if model_class.__name__ == FALLBACK else "quire"
+        if model_impl == "quire" != implementation:
+            raise UnsupportedModelError(
+                f"architecture {architecture} has no implementation in Quire: --model-impl auto runs Transformers' own"
+            )
         config = model_class.Config.from_hf(merged)
         import torch
 
@@ -103,7 +131,10 @@ class ModelRegistry:
             model = model_class(config, SINGLE)
         bos_token_ids = _token_ids("bos_token_id", generation, merged)
         return ModelConfig(
-            architecture=_architectures(merged)[0],
+            architecture=architecture,
+            implementation=implementation,
+            labels=labels,
+            label_tokens=label_tokens,
             hf_config=merged,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -123,6 +154,15 @@ class ModelRegistry:
 def model_types() -> list[str]:
     """The model types that have a file in this package, without importing it."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith(NOT_MODELS))
+
+
+def is_built_in(hf_config: Mapping[str, Any]) -> bool:
+    """Return whether the file of the model type names the architecture; nothing is imported."""
+    model_type, names = str(hf_config.get("model_type")), hf_config.get("architectures") or [""]
+    if model_type not in model_types():
+        return False
+    text = (Path(__file__).parent / f"{model_type}.py").read_text()
+    return any(str(name) in text for name in names)
 
 
 @functools.cache
@@ -152,6 +192,20 @@ def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
     return names
 
 
+def _fallback() -> ModelClass:
+    if find_spec("transformers") is None:
+        raise UnsupportedModelError("model_impl='transformers' needs Transformers: pip install quire[hf]")
+    return importlib.import_module("quire.models.hf_fallback").TransformersForCausalLM
+
+
+def _is_in_transformers(hf_config: Mapping[str, Any], names: list[str]) -> bool:
+    """Return whether Transformers is installed and has a causal language model of this kind."""
+    if find_spec("transformers") is None or not all(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return False
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    return hf_config.get("model_type") in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
 def _load(architecture: str, model_class: ModelClass | str) -> ModelClass:
     if not isinstance(model_class, str):
         return model_class
@@ -178,6 +232,14 @@ def _check_model_class(architecture: str, model_class: ModelClass) -> None:
         raise ConfigError(
             f"{model_class!r} for {architecture} cannot be built: its __init__ must take (config, group), {error}"
         ) from None
+
+
+def _labels(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a classification head's rows; Transformers makes two unless told otherwise."""
+    named = hf_config.get("id2label")
+    if not isinstance(named, dict):
+        named = {index: f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
+    return tuple(str(named[index]) for index in sorted(named, key=int))
 
 
 def _generation_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from quire.config import EngineConfig
@@ -21,6 +23,7 @@ from quire.layers.group import SINGLE, Group, LocalGroup, Partition, UnevenSplit
 from quire.layers.linear import pack_weights
 from quire.models.hf_decoder import DecoderConfig
 from quire.models.registry import ModelRegistry
+from quire.runtime.fallback import load_fallback
 from quire.runtime.placement import FLOATS, Placement, fill
 from quire.weights.block_formats import BLOCK_FORMATS
 from quire.weights.checkpoint import Checkpoint
@@ -28,6 +31,7 @@ from quire.weights.progress import Progress
 from quire.weights.weight_tensor import WeightTensor
 
 NUM_NAMES_SHOWN = 3
+CLASSIFIER = "score.weight"
 QUANTIZATION_BLOCK = 32
 """Weights that are quantised at load share a scale per 32 inputs."""
 
@@ -43,6 +47,8 @@ def load_model(
     """
     check_environment()
     check_split(config, checkpoint, group)
+    if config.model.implementation == "transformers" and config.options.load_format != "dummy":
+        return load_fallback(config, checkpoint.tensors)
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     model = build_empty_model(config.model.hf_config, dtype, device, group, config.scheduler.max_model_len)
     parameters = dict(model.named_parameters())
@@ -57,6 +63,25 @@ def load_model(
         fill(put, plan_placements(model, checkpoint.tensors), progress)
     pack_weights(model)
     return model
+
+
+def load_classifier(config: EngineConfig, checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    """Read the classification head; None if the model has none. Raises: ModelFileError.
+
+    Shapes: -> [labels, E].
+    """
+    shape = len(config.model.labels), config.model.hidden_size
+    if not shape[0]:
+        return None
+    if config.options.load_format == "dummy":
+        return np.random.default_rng(config.options.seed).normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+    tensor = checkpoint.tensors.get(CLASSIFIER)
+    if tensor is None or tensor.shape != shape:
+        found = "lacks it" if tensor is None else f"has {list(tensor.shape)}"
+        raise ModelFileError(
+            f"the model's config names {shape[0]} labels: {CLASSIFIER} {list(shape)}; the file {found}"
+        )
+    return tensor.to_numpy()
 
 
 def build_empty_model(
@@ -143,7 +168,8 @@ def plan_placements(model: Any, tensors: Mapping[str, WeightTensor], quantizatio
     parameters, partitions = dict(model.named_parameters()), partitions_of(model)
     # Further names of tied parameters: a checkpoint may store these a second time.
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-    ignored = [re.compile(pattern) for pattern in getattr(model, "ignored_tensors", ())]
+    # A classification head is the worker's own, beside the model.
+    ignored = [re.compile(pattern) for pattern in (*getattr(model, "ignored_tensors", ()), rf"^{CLASSIFIER}$")]
     parts_of: dict[str, dict[int, WeightTensor]] = {name: {} for name in parameters}
     stacks: dict[str, list[WeightTensor]] = {}
     segments: Mapping[str, str] = getattr(model, "renamed_segments", {})

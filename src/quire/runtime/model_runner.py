@@ -21,6 +21,7 @@ from quire.runtime.cache_engine import CacheEngine
 from quire.runtime.forward import Forward
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import Sampled, SamplingState
+from quire.sampling_params import PoolingParams
 from quire.types import RequestResult, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs, find_stop
 
 _BAD_EMBEDDING = (
@@ -60,8 +61,17 @@ class ModelRunner:
     must decode equally often.
     """
 
-    def __init__(self, config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        forward: Forward,
+        cache: CacheEngine,
+        sampler: Sampler,
+        classifier: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`classifier`: the classification head [labels, E] of a model that has one."""
         scheduler = config.scheduler
+        self.classifier = classifier
         self.forward = forward
         self.cache = cache
         self.sampler = sampler
@@ -185,13 +195,24 @@ class ModelRunner:
                 continue
             if new.pooling is not None:
                 rows = self.forward.hidden(first_row, first_row + item.num_tokens)
-                embedding = _pool(state, item.num_computed_tokens, rows)
-                if embedding is not None:
-                    embeddings[item.request_id] = embedding
+                pooled = _pool(state, item.num_computed_tokens, rows)
+                if pooled is not None:
+                    vector = self._finish_pooling(new.pooling, pooled, first_row + item.num_tokens - 1)
+                    embeddings[item.request_id] = tuple(vector.tolist())
             elif new.sampling is not None and new.sampling.prompt_logprobs is not None:
                 num_logprobs = new.sampling.prompt_logprobs
                 prompt_logprobs[item.request_id] = self._prompt_logprobs(state, num_logprobs, item, first_row)
         return prompt_logprobs, embeddings
+
+    def _finish_pooling(self, params: PoolingParams, pooled: NDArray[np.float32], last_row: int) -> NDArray[np.float32]:
+        """Return what `params.task` asks for. Shapes: pooled [E] -> [E], [labels] or [token_ids]."""
+        if params.task == "token_logits":
+            logits: Any = self.forward.logits(np.array([last_row], np.int32))[0]
+            return np.array([float(logits[token_id]) for token_id in params.token_ids], np.float32)
+        if params.task == "classify":
+            assert self.classifier is not None
+            return self.classifier @ pooled
+        return pooled / max(np.linalg.norm(pooled), np.float32(1e-12)) if params.normalize else pooled
 
     def _prompt_logprobs(
         self, state: RequestState, num_logprobs: int, item: ScheduledRequest, first_row: int
@@ -218,11 +239,11 @@ def _result(taken: _Yield, prompt_logprobs: tuple[TokenLogprobs, ...]) -> Reques
     return RequestResult(request_id, tokens, logprobs, error=error, error_code=code)
 
 
-def _pool(state: RequestState, start: int, hidden: Any) -> tuple[float, ...] | None:
-    """Return the embedding once the prompt is complete; None before. Mutates: state.
+def _pool(state: RequestState, start: int, hidden: Any) -> NDArray[np.float32] | None:
+    """Return the pooled vector once the prompt is complete; None before. Mutates: state.
 
-    last: h[P-1]; mean: (h[0] + … + h[P-1]) / P; normalize: divided by its Euclidean length.
-    Shapes: hidden [T, E] of positions start …, an array or a tensor.
+    last: h[P-1]; mean: (h[0] + … + h[P-1]) / P.
+    Shapes: hidden [T, E] of positions start …, an array or a tensor -> [E].
     """
     new = state.new
     assert new.pooling is not None
@@ -237,8 +258,4 @@ def _pool(state: RequestState, start: int, hidden: Any) -> tuple[float, ...] | N
         pooled = (total / new.num_prompt_tokens).astype(np.float32)
     else:
         pooled = values[-1]
-    if not complete:
-        return None
-    if new.pooling.normalize:
-        pooled = pooled / max(np.linalg.norm(pooled), np.float32(1e-12))
-    return tuple(pooled.tolist())
+    return pooled if complete else None

@@ -58,12 +58,17 @@ def make_sampler(vocab_size: int, device: str, pool: _native.ThreadPool, links: 
 
 
 def make_runner(
-    config: EngineConfig, forward: Forward, cache: CacheEngine, sampler: Sampler, links: Links
+    config: EngineConfig,
+    forward: Forward,
+    cache: CacheEngine,
+    sampler: Sampler,
+    links: Links,
+    classifier: NDArray[np.float32] | None = None,
 ) -> ModelRunner:
-    """Return the runner of a rank, or of the one worker there is."""
+    """Return the runner of a rank, or of the one worker there is. `classifier`: see `ModelRunner`."""
     if not links.is_last:
         return StageRunner(config, forward, cache, sampler)
-    runner = ModelRunner(config, forward, cache, sampler)
+    runner = ModelRunner(config, forward, cache, sampler, classifier)
     if links.exchange is not None:
         runner.agree = partial(agree, links.exchange)
     return runner

@@ -63,7 +63,12 @@ class Worker:
         disk = open_disk_tier(config, checkpoint)
         self.forward, self.cache = self._make_forward(checkpoint, progress, links)
         self.cache.disk = disk
-        self.runner = make_runner(config, self.forward, self.cache, self.sampler, links)
+        classifier = None
+        if config.model.labels:
+            from quire.runtime.loader import load_classifier  # imports torch
+
+            classifier = load_classifier(config, checkpoint)
+        self.runner = make_runner(config, self.forward, self.cache, self.sampler, links, classifier)
 
     def follow(self, output: SchedulerOutput, yielded: Sequence[Yielded]) -> StepResult:
         """Run a step on a rank whose result is not the engine's. `yielded`: of earlier steps."""

@@ -24,7 +24,12 @@ ACCESS_LOG = logging.getLogger("quire.access")
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Probes, which need no API key."""
 OPEN_WHILE_DRAINING = OPEN_PATHS | {"/metrics", "/version"}
-QUEUED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
+SCORE_PATHS = ("/score", "/v1/score")
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+QUEUED_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/classify"}
+    | {*SCORE_PATHS, *RERANK_PATHS}
+)
 """Routes whose requests take a place in the queue."""
 CORS_EXPOSED = ("x-request-id", "retry-after", "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens")
 MAX_TOKEN_BYTES = 1024

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
-from quire.server.gate import OPEN_PATHS, QUEUED_PATHS
+from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
 from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.server.protocol.prompts import (
@@ -27,6 +27,14 @@ from quire.server.protocol.prompts import (
     TokenizeRequest,
 )
 from quire.server.protocol.responses import ResponseEvent, ResponseObject, ResponsesRequest
+from quire.server.protocol.scores import (
+    ClassifyAnswer,
+    ClassifyRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 
 PATH = Path("docs") / "openapi.json"
 REF = "#/components/schemas/{model}"
@@ -79,6 +87,9 @@ ENDPOINTS = (
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
              ResponseEvent),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
+    *(Endpoint("post", path, "Score pairs of texts", ScoreRequest, ScoreList) for path in SCORE_PATHS),
+    *(Endpoint("post", path, "Sort documents by a query", RerankRequest, RerankAnswer) for path in RERANK_PATHS),
+    Endpoint("post", "/classify", "Probabilities of labels", ClassifyRequest, ClassifyAnswer),
     Endpoint("get", "/v1/models", "The model of this server", None, ModelList),
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),

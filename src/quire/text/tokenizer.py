@@ -76,6 +76,16 @@ class Tokenizer:
                 f"the prompt has half of a surrogate pair (U+{ord(text[position]):04X}) at character {position}, which "
                 f"is not Unicode text; remove it"
             ) from None
+        return self._checked(ids)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts with the special tokens that the model has for pairs.
+
+        Raises: PromptError for a text with tokens that the model has no embedding for.
+        """
+        return self._checked(self._backend.encode(first, second).ids)
+
+    def _checked(self, ids: list[int]) -> list[int]:
         if self._id_limit is not None and max(ids, default=0) >= self._id_limit:
             piece = self._backend.id_to_token(max(ids))
             raise PromptError(

@@ -7,19 +7,23 @@ then `runtime/loader.py`, which consumes this.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelFileError, printable
+from quire.errors import ModelFileError, UnsupportedModelError, printable
 from quire.weights.gguf_architectures import architecture_of
 from quire.weights.gguf_config import translate_config, translate_generation_config
 from quire.weights.gguf_file import GGUFFile, read_gguf
 from quire.weights.gguf_names import huggingface_name, is_rotary_projection, rotary_row_order
 from quire.weights.model_cache import list_cached
-from quire.weights.model_files import read_json_object
+from quire.weights.model_files import read_json, read_json_object
 from quire.weights.quantized_names import joined_quantized
 from quire.weights.safetensors_file import read_directory
 from quire.weights.sources import ModelFiles
 from quire.weights.weight_tensor import WeightTensor
+
+POOLINGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+"""Poolings of sentence-transformers, and those of `PoolingParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,31 @@ def _open_directory(files: ModelFiles, *, with_tensors: bool) -> Checkpoint:
         # The tensors' formats tell the rest.
         config = {name: value for name, value in config.items() if value is not quantization}
     return Checkpoint(files, "safetensors", config, generation_config, {}, tensors)
+
+
+def read_pooling(directory: Path) -> dict[str, Any]:
+    """Read `modules.json`'s pooling and normalisation under the names of `PoolingParams`; empty if there is none.
+
+    Raises: ModelFileError; UnsupportedModelError for another pooling or further modules, such as a dense layer.
+    """
+    path = directory / "modules.json"
+    if not path.is_file():
+        return {}
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelFileError(f"{path}: not a list of modules; fetch it again")
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if "Pooling" not in kinds:
+        return {}
+    if unknown := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise UnsupportedModelError(f"{path}: embeddings with modules {', '.join(sorted(unknown))} are not supported")
+    config = read_json_object(directory / str(modules[kinds.index("Pooling")].get("path")) / "config.json")
+    chosen = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+        raise UnsupportedModelError(
+            f"{path}: pooling by {', '.join(chosen)} is not supported, only {', '.join(POOLINGS)}"
+        )
+    return {"pooling": POOLINGS[chosen[0]], "normalize": "Normalize" in kinds}
 
 
 def joined(tensors: Mapping[str, WeightTensor]) -> dict[str, WeightTensor]:

@@ -16,8 +16,8 @@ from quire.weights.progress import Progress, ignore_progress
 
 DIRECTORY_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 LIST_TIMEOUT_S = 10
-SUBDIRECTORY_PATTERNS = ["*/*.json", "*/*.safetensors", "*/*.model"]
-"""Not fetched: other formats and precisions of the same model."""
+SUBDIRECTORY_PATTERNS = ["[!1]*/*.json", "*/*.safetensors", "*/*.model"]
+"""Not fetched: other formats and precisions of the same model; 1_Pooling/config.json is."""
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII)
 
 

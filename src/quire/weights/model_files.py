@@ -45,6 +45,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises: ModelFileError when it is missing, unreadable, too long, nested too deeply or anything else.
     """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: not a JSON object; fetch it again")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read a file that holds one JSON value. Raises: as `read_json_object`."""
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_JSON_BYTES:
@@ -55,6 +63,4 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise ModelFileError(f"{path}: not valid JSON: {problem}; fetch it again") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: not a JSON object; fetch it again")
     return value

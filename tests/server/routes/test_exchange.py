@@ -16,7 +16,8 @@ from quire.server.routes.chat import prepare_chat
 from quire.server.routes.exchange import LARGE_BYTES, answer
 from tests.server.fake_engine import CHAT, MODEL, assert_error, in_loop, make_server, record_of, requests_to
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank",
+         "/classify", "/tokenize", "/detokenize"]  # fmt: skip
 BODIES = [
     b"", b"{", b"null", b"[]", b'"x"', b"\xff", b"[" * 100_000, b'{"model": "tiny", "model": "tiny"}', b'{"a": NaN}',
     b'{"model": "\\ud800"}', b'{"model": "\\u0000"}', b'{"a": 1e400}', b'{"n": ' + b"9" * 5000 + b"}",
@@ -74,6 +75,8 @@ async def test_large_answer_is_written_in_a_thread(fields: dict[str, Any]) -> No
         ("/v1/completions", {"prompt": "hi"}),
         ("/v1/responses", {"input": "hi"}),
         ("/v1/embeddings", {"input": "hi"}),
+        ("/v1/score", {"queries": "hi", "documents": "ho"}),
+        ("/v1/rerank", {"query": "hi", "documents": ["ho"]}),
     ],
 )
 @in_loop

@@ -10,7 +10,7 @@ from itertools import groupby
 from quire.byte_sizes import format_bytes
 from quire.cache_spec import LatentKV, PagedKV, PoolShape
 from quire.config import EngineConfig, EngineOptions, Hardware, ModelConfig
-from quire.errors import CapacityError, ConfigError
+from quire.errors import CapacityError, ConfigError, UnsupportedModelError
 from quire.insight.explain.device import Device, find_device
 from quire.insight.explain.phases import Phase, phase_section
 from quire.insight.explain.rank_model import RankModel, trace_rank
@@ -58,6 +58,11 @@ def explain(checkpoint: Checkpoint, settings: Settings, *, with_ops: bool = Fals
     Raises: ModelError for a model that cannot be explained; ConfigError for settings that do not fit it.
     """
     model = ModelRegistry.make_model_config(checkpoint.hf_config)
+    if model.implementation != "quire":
+        raise UnsupportedModelError(
+            f"{model.architecture} is computed by Transformers' own module, whose work Quire does not know: explain"
+            " needs a model that Quire implements (docs/models.md)"
+        )
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
     _check_lengths(settings, model)

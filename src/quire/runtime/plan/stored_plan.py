@@ -48,8 +48,8 @@ MAX_FILES = 128
 SOURCES = ("models", "layers", "kernels", "runtime")
 """Folders whose code decides what a program is."""
 INDIFFERENT = frozenset((
-    "model", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format", "device",
-    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "model", "model_impl", "tokenizer", "revision", "hf_overrides", "chat_template", "trust_remote_code", "load_format",
+    "device", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_memory_bytes", "num_blocks_override", "enable_prefix_caching", "enable_chunked_prefill",
     "max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "performance_mode",
     "multi_step_decode", "batch_invariant",
@@ -146,16 +146,20 @@ def load_plan(
 
 
 def make_model_config(
-    hf_config: Mapping[str, Any], generation_config: Mapping[str, Any], overrides: Mapping[str, Any] | None
+    hf_config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    model_impl: str = "auto",
 ) -> ModelConfig:
     """`ModelRegistry.make_model_config`, from its file if there is one. Raises: as that."""
     merged = {**hf_config, **(overrides or {})}
-    key = make_key(merged, dict(generation_config))
+    # A description of Quire's own code, which `model_impl` "quire" allows and "transformers" does not.
+    key = None if model_impl == "transformers" else make_key(merged, dict(generation_config))
     found = None if key is None else read("model", key, ModelConfig)
     if found is not None:
-        return replace(found, hf_config=merged)
-    config = ModelRegistry.make_model_config(hf_config, generation_config, overrides)
-    if key is not None and is_built_in(merged):
+        return found if found.labels or found.label_tokens else replace(found, hf_config=merged)
+    config = ModelRegistry.make_model_config(hf_config, generation_config, overrides, model_impl)
+    if key is not None and config.implementation == "quire" and is_built_in(config.hf_config):
         write("model", key, config)
     return config
 

@@ -7,12 +7,12 @@ import math
 import sys
 from array import array
 from base64 import b64encode
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from quire.engine.process.messages import RequestUpdate
-from quire.sampling_params import PoolingParams
 from quire.server.errors import ApiError
 from quire.server.generation import new_id
 from quire.server.protocol.fields import prompt_list
@@ -40,7 +40,8 @@ def _prepare(state: ServerState, body: EmbeddingRequest, caller: Caller) -> list
     if body.dimensions is not None and body.dimensions > width:
         message = f"dimensions must be at most {width}, the width of this model, got {body.dimensions}"
         raise ApiError(400, message, code="invalid_parameter", param="dimensions")
-    params = PoolingParams(normalize=body.is_normalized)
+    default = front_end.input_processor.default_pooling_params
+    params = replace(default, normalize=default.normalize and body.is_normalized)
     max_len = front_end.max_prompt_len(body.truncate_prompt_tokens, None)
     adds_special_tokens, keeps_start = body.add_special_tokens is not False, body.truncation_side != "left"
     identity = caller.identity(body.priority)

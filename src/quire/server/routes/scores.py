@@ -1,0 +1,112 @@
+"""`POST /v1/score`, `/v1/rerank` and `/classify`, with the other paths that vLLM, Jina and Cohere give them.
+
+Next to read: `engine/scoring.py` for the scores, `exchange.py`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from quire.engine.process.messages import RequestUpdate
+from quire.engine.scoring import Scoring, make_pairs, probabilities
+from quire.sampling_params import PoolingParams
+from quire.server.generation import new_id, timestamp
+from quire.server.protocol.fields import prompt_list
+from quire.server.protocol.scores import ClassifyRequest, PooledFields, RerankRequest, ScoreRequest
+from quire.server.request_record import Caller
+from quire.server.routes.exchange import answer, prepare, read_body
+from quire.server.state import ServerState, state_of
+from quire.types import Request as EngineRequest
+
+router = APIRouter()
+Prepared = tuple[Scoring, list[EngineRequest]]
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def create_scores(request: Request) -> Response:
+    """Score pairs of texts."""
+    body = await read_body(request, ScoreRequest)
+    pairs = make_pairs(body.queries, body.documents)
+    scoring, requests = await prepare(request, body, partial(_prepare, pairs), num_prompts=len(pairs), n=1)
+
+    def write(results: list[RequestUpdate]) -> dict[str, Any]:
+        scores = scoring.scores(_vectors(results))
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return {**_list_head(request, "score"), "data": data, "usage": _usage(requests)}
+
+    return await answer(request, requests, write)
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def create_rerank(request: Request) -> Response:
+    """Sort documents by their score with a query."""
+    body = await read_body(request, RerankRequest)
+    texts = [item if isinstance(item, str) else item.text for item in body.documents]
+    pairs = make_pairs(body.query, texts)
+    scoring, requests = await prepare(request, body, partial(_prepare, pairs), num_prompts=len(pairs), n=1)
+
+    def write(results: list[RequestUpdate]) -> dict[str, Any]:
+        scores = scoring.scores(_vectors(results))
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or len(texts)]
+        ranked: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        if body.return_documents is not False:
+            ranked = [{**item, "document": {"text": texts[item["index"]]}} for item in ranked]
+        head = {"id": new_id("rerank"), "model": state_of(request).model_name}
+        return {**head, "results": ranked, "usage": _usage(requests)}
+
+    return await answer(request, requests, write)
+
+
+@router.post("/classify")
+async def create_classification(request: Request) -> Response:
+    """Return the probabilities of a classification head's labels."""
+    body = await read_body(request, ClassifyRequest)
+    prompts = prompt_list(body.input)
+    requests = await prepare(request, body, _prepare_texts, num_prompts=len(prompts), n=1)
+    labels = state_of(request).supervisor.front_end.config.model.labels
+
+    def write(results: list[RequestUpdate]) -> dict[str, Any]:
+        data = []
+        for index, vector in enumerate(_vectors(results)):
+            probs = probabilities(vector)
+            label = labels[probs.index(max(probs))]
+            data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+        return {**_list_head(request, "classify"), "data": data, "usage": _usage(requests)}
+
+    return await answer(request, requests, write)
+
+
+def _prepare(pairs: Sequence[tuple[str, str]], state: ServerState, body: PooledFields, caller: Caller) -> Prepared:
+    front_end = state.supervisor.front_end
+    scoring = Scoring(front_end.config.model, front_end.tokenizer, pairs)
+    return scoring, _requests(state, scoring.prompts, scoring.params, caller.identity(body.priority))
+
+
+def _prepare_texts(state: ServerState, body: ClassifyRequest, caller: Caller) -> list[EngineRequest]:
+    params = PoolingParams(task="classify")
+    return _requests(state, prompt_list(body.input), params, caller.identity(body.priority))
+
+
+def _requests(
+    state: ServerState, prompts: Sequence[str | list[int]], params: PoolingParams, identity: dict[str, Any]
+) -> list[EngineRequest]:
+    front_end = state.supervisor.front_end
+    return [front_end.prepare(new_id("pool"), front_end.prompt(item), params, **identity) for item in prompts]
+
+
+def _vectors(results: list[RequestUpdate]) -> list[list[float]]:
+    return [update.embedding or [] for update in results]
+
+
+def _list_head(request: Request, kind: str) -> dict[str, Any]:
+    return {"id": new_id(kind), "object": "list", "created": timestamp(), "model": state_of(request).model_name}
+
+
+def _usage(requests: list[EngineRequest]) -> dict[str, int]:
+    num_tokens = sum(request.num_prompt_tokens for request in requests)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
