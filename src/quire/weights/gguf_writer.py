@@ -61,9 +61,7 @@ def _string(text: str) -> bytes:
     return _U64.pack(len(content)) + content
 
 
-def write_gguf(
-    path: Path, keys: Mapping[str, bytes], tensors: Sequence[TensorToWrite], *, alignment: int = 32
-) -> None:
+def write_gguf(path: Path, keys: Mapping[str, bytes], tensors: Sequence[TensorToWrite], *, alignment: int = 32) -> None:
     """Write the file; it has its name only when it is whole. `keys`: as `key_value` makes them.
 
     Raises: ModelFileError when the file cannot be written.

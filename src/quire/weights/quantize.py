@@ -43,13 +43,17 @@ _VALUES = re.compile(r"attn_(v|qkv|kv_b)\.weight")
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A stored tensor by its GGUF name; `read(first, last)` gives fp32 rows, `copy` the stored bytes."""
+    """A stored tensor by its GGUF name; `read(first, last)` gives fp32 rows, `copy` the stored bytes.
+
+    `hf_name`: of the same weight in a Hugging Face directory, where it is known and one matrix.
+    """
 
     name: str
     shape: tuple[int, ...]
     format: str
     read: Callable[[int, int], np.ndarray]
     copy: Callable[[], np.ndarray]
+    hf_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,10 @@ def quantize(
         rounded = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
         return rounded.view(np.uint8).reshape(len(values), -1)
     out = np.empty((len(values), row_bytes(BLOCK_FORMATS[format_name], values.shape[1])), np.uint8)
+    num_rows, num_columns = values.shape
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     quantize_rows(
-        format_name, values.ctypes.data, *values.shape, out.ctypes.data,
+        format_name, values.ctypes.data, num_rows, num_columns, out.ctypes.data,
         0 if weights is None else weights.ctypes.data, num_threads,
     )  # fmt: skip
     return out
@@ -189,7 +194,8 @@ def quantize_gguf(
 ) -> dict[str, str]:
     """Write the model in `file_type` and return the format of each tensor.
 
-    `importance`: by tensor name, fp32 `[matrices, columns]`; tensors that it lacks are quantised without.
+    `importance`: by tensor name, fp32 `[columns]` or those of each matrix of a stack; tensors that it
+    lacks are quantised without.
     Raises: ConfigError, ModelFileError, UnsupportedModelError.
     """
     formats = choose_formats(source, file_type, has_importance=importance is not None)
@@ -204,13 +210,14 @@ def quantize_gguf(
             return
         columns = tensor.shape[-1]
         weights = (importance or {}).get(tensor.name)
+        num_matrices = int(np.prod(tensor.shape[:-2], dtype=np.int64))
+        if weights is not None and weights.size not in (columns, columns * num_matrices):
+            raise UnsupportedModelError(
+                f"the importance matrix has {weights.size:,} columns for '{tensor.name}', which has {columns:,}: it is "
+                "of another model"
+            )
         for first, last, matrix in _parts(tensor.shape):
-            given = None if weights is None else weights[min(matrix, len(weights) - 1)]
-            if given is not None and given.shape != (columns,):
-                raise UnsupportedModelError(
-                    f"the importance matrix has {len(given)} columns for '{tensor.name}', which has {columns}; it is "
-                    "of another model"
-                )
+            given = None if weights is None else weights.reshape(-1, columns)[matrix % (weights.size // columns)]
             try:
                 yield quantize(tensor.read(first, last), formats[tensor.name], given, num_threads=_num_threads())
             except ModelFileError as error:

@@ -3,13 +3,16 @@
 Next to read: `quantize.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from quire.errors import ModelFileError
 from quire.weights.dequantize import decode
+from quire.weights.gguf_architectures import ARCHITECTURES
 from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor, read_gguf
+from quire.weights.gguf_names import huggingface_name
 from quire.weights.quantize import Source, SourceTensor
 from quire.weights.sources import ModelFiles
 
@@ -31,9 +34,10 @@ def from_gguf(file: GGUFFile) -> Source:
     if "token_embd.weight" not in file.tensors:
         raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight': no model to quantise")
     num_heads = count("attention.head_count", 1)
+    names = ARCHITECTURES[architecture].names if architecture in ARCHITECTURES else None
     return Source(
         keys={key: file.data[place].tobytes() for key, place in file.key_places.items()},
-        tensors=tuple(_tensor(file, stored) for stored in file.tensors.values()),
+        tensors=tuple(_tensor(file, stored, names) for stored in file.tensors.values()),
         num_layers=count("block_count", 1),
         num_heads=num_heads,
         num_kv_heads=count("attention.head_count_kv", num_heads),
@@ -42,10 +46,11 @@ def from_gguf(file: GGUFFile) -> Source:
     )
 
 
-def _tensor(file: GGUFFile, stored: GGUFTensor) -> SourceTensor:
+def _tensor(file: GGUFFile, stored: GGUFTensor, names: Mapping[str, str] | None) -> SourceTensor:
     rows = file.rows(stored)
+    hf_name = huggingface_name(stored.name, names)
 
     def read(first: int, last: int) -> np.ndarray:
         return decode(rows[first:last], stored.format.name)
 
-    return SourceTensor(stored.name, stored.shape, stored.format.name, read, lambda: rows)
+    return SourceTensor(stored.name, stored.shape, stored.format.name, read, lambda: rows, hf_name)
