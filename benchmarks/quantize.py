@@ -24,8 +24,8 @@ from benchmarks.side_specs import KINDS, Models, Skipped, interpreter
 from benchmarks.sides.quire import prompt_logits
 from quire.engine.llm_engine import LLMEngine
 from quire.insight.importance import measure_importance
+from quire.insight.quantize_source import open_source
 from quire.weights.quantize import quantize_gguf
-from quire.weights.quantize_source import open_source
 from quire.weights.sources import ModelFiles
 
 TYPES = "Q8_0,Q6_K,Q5_K_M,Q5_K_S,Q5_1,Q5_0,Q4_K_M,Q4_K_S,Q4_1,Q4_0,Q3_K_L,Q3_K_M,Q3_K_S,Q2_K"

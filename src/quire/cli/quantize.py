@@ -45,8 +45,8 @@ def quantize_command(
     are llama.cpp's, and so are the formats of each tensor; rows that are no multiple of 256 weights take Q4_0, Q5_0,
     Q5_1 or Q8_0 in place of a K format.
     """
+    from quire.insight.quantize_source import open_source
     from quire.weights.quantize import FILE_TYPES, quantize_gguf
-    from quire.weights.quantize_source import open_source
     from quire.weights.sources import resolve_source
 
     output = output_of()

@@ -16,7 +16,8 @@ from quire.errors import ModelFileError
 from quire.weights.block_formats import BlockFormat, row_bytes
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_STRING, _ARRAY = 8, 9
+_UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9
+_LIST_TYPES = {_INT32: "<i4", 6: "<f4", 7: "u1"}
 _PYTHON_TYPES: dict[type, tuple[int, str]] = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
 """Value types and their codes: integers become uint32, floats float32."""
 
@@ -41,9 +42,14 @@ class TensorToWrite:
 
 
 def key_value(key: str, value: Any) -> bytes:
-    """A key with its value: a string, bool, int (uint32), float (float32), or a list of one of them."""
+    """A key with its value: a string, bool, int (uint32), float (float32), or a list of one of them (ints: int32)."""
     if isinstance(value, list):
-        item_type, items = _value(value[0] if value else "")[0], b"".join(_value(item)[1] for item in value)
+        item_type = _value(value[0] if value else "")[0]
+        if item_type == _STRING:
+            items = b"".join(_string(item) for item in value)
+        else:
+            item_type = _INT32 if item_type == _UINT32 else item_type
+            items = np.array(value, _LIST_TYPES[item_type]).tobytes()
         return _string(key) + _U32.pack(_ARRAY) + _U32.pack(item_type) + _U64.pack(len(value)) + items
     type_id, content = _value(value)
     return _string(key) + _U32.pack(type_id) + content
