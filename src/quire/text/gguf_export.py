@@ -59,14 +59,17 @@ def describe_tokenizer(path: Path, vocab_size: int, end_ids: Sequence[int] = ())
     for name, role in (("unknown", "unk_token"), ("padding", "pad_token")):
         if role in roles and (token_id := vocab.get(roles[role])) is not None:
             keys[f"tokenizer.ggml.{name}_token_id"] = token_id
-    if parts.bos_token_id is not None:
-        keys["tokenizer.ggml.bos_token_id"] = parts.bos_token_id
+    # What surrounds a text; the check below finds a template that adds more than one token.
+    ids, inner = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
+    before = next((index for index in range(len(ids)) if ids[index : index + len(inner)] == inner), 0)
+    bos_id = ids[0] if before and parts.bos_token_id is None else parts.bos_token_id
+    if bos_id is not None:
+        keys["tokenizer.ggml.bos_token_id"] = bos_id
     ends = list(dict.fromkeys([*([] if parts.eos_token_id is None else [parts.eos_token_id]), *end_ids]))
     for name, token_id in zip(("eos", "eot", "eom"), ends, strict=False):
         keys[f"tokenizer.ggml.{name}_token_id"] = token_id
-    around = backend.encode("a").ids
-    keys["tokenizer.ggml.add_bos_token"] = parts.bos_token_id is not None and around[:1] == [parts.bos_token_id]
-    keys["tokenizer.ggml.add_eos_token"] = parts.eos_token_id is not None and around[-1:] == [parts.eos_token_id]
+    keys["tokenizer.ggml.add_bos_token"] = before > 0
+    keys["tokenizer.ggml.add_eos_token"] = before + len(inner) < len(ids)
     if template := parts.chat_templates.get("default"):
         keys["tokenizer.chat_template"] = template
     _check(path, backend, keys)
@@ -120,7 +123,10 @@ def _check(path: Path, backend: tokenizers.Tokenizer, keys: Mapping[str, Any]) -
     except ModelError as error:
         raise UnsupportedModelError(f"{path}: GGUF cannot hold this tokenizer: {error}") from error
     for text in SAMPLES:
-        if found.encode(text).ids != backend.encode(text).ids:
+        if any(
+            found.encode(text, add_special_tokens=adds).ids != backend.encode(text, add_special_tokens=adds).ids
+            for adds in (True, False)
+        ):
             raise UnsupportedModelError(
                 f"{path}: as GGUF the tokenizer would give other ids for {text[:30]!r}; use llama.cpp's converter"
             )

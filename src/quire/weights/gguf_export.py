@@ -52,16 +52,29 @@ def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     return name, MIXTRAL if model_type == "mixtral" else ARCHITECTURES[name]
 
 
+def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
+    """Return the config with defaults of its model written out. `read`: the fields of `models.llama.LlamaConfig`."""
+    attributes = {
+        "tie_word_embeddings": "tie_word_embeddings", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size",
+        "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len",
+    }  # fmt: skip
+    known = {name: getattr(read, attribute) for name, attribute in attributes.items() if hasattr(read, attribute)}
+    theta = getattr(getattr(read, "rope", None), "theta", None)
+    return {**known, **({} if theta is None else {"rope_theta": theta}), **config}
+
+
 def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return the keys that say what the config says, and the divisors of the rotary frequencies if they are a tensor.
 
+    `config`: with the model's defaults, see `completed`.
     Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing sizes.
     """
     name, architecture = architecture_for(config)
     try:
-        head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-        theta = float({"rope_theta": 10000.0, **config, **rope}["rope_theta"])
+        found: Any = {"rope_theta": 10000.0, **config, **rope}["rope_theta"]
+        theta = float(found)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelFileError(f"config.json: {error} is missing or wrong") from error
     keys: dict[str, Any] = {}
@@ -103,7 +116,7 @@ def name_tensors(
     Raises: UnsupportedModelError for a tensor that has no GGUF name.
     """
     _, architecture = architecture_for(config)
-    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
     parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
     found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
