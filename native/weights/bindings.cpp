@@ -22,6 +22,8 @@ StoredFormat stored_format(const std::string& name) {
   if (name == "Q4_1") return StoredFormat::q4_1;
   if (name == "Q8_0") return StoredFormat::q8_0;
   if (name == "MXFP4") return StoredFormat::mxfp4;
+  if (name == "IQ4_NL") return StoredFormat::iq4_nl;
+  if (name == "IQ4_XS") return StoredFormat::iq4_xs;
   if (name == "Q4_K") return StoredFormat::q4_k;
   if (name == "Q5_K") return StoredFormat::q5_k;
   if (name == "Q6_K") return StoredFormat::q6_k;

@@ -73,15 +73,14 @@ def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarr
     try:
         head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-        found: Any = {"rope_theta": 10000.0, **config, **rope}["rope_theta"]
-        theta = float(found)
+        theta = float({"rope_theta": 10000.0, **config, **rope}["rope_theta"])
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelFileError(f"config.json: {error} is missing or wrong") from error
     keys: dict[str, Any] = {}
     for field, key in NUMBERS.items():
         value = config.get(field)
         is_off = field == "sliding_window" and config.get("use_sliding_window") is False
-        if type(value) in (int, float) and not is_off:
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_off:
             is_number = "epsilon" in key or "scal" in key or "softcap" in key or "freq" in key
             keys[key] = float(value) if is_number else value
     if architecture is MIXTRAL:
