@@ -3,6 +3,7 @@
 #include "isa/table.h"
 #include "op_headers.h"  // written by CMake: all of ops/
 #include "sampling/kernels.h"
+#include "weights/quantize_blocks.h"
 
 namespace quire {
 namespace {
@@ -16,7 +17,7 @@ constexpr void collect_ops(OpTable& table) {
 }
 
 constexpr OpTable make_op_table(const char* isa) {
-  OpTable table{isa, sampling::kKernels, 0, {}};
+  OpTable table{isa, sampling::kKernels, quantize::kQuantizers, 0, {}};
   collect_ops<kFirstOp + 1, __COUNTER__>(table);
   return table;
 }

@@ -1,15 +1,18 @@
-// What each instruction set provides: the ops of plans, in one order for all sets, and the sampler's kernels.
+// What each instruction set provides: the ops of plans, in one order for all sets, the sampler's kernels and
+// the quantisers.
 #pragma once
 #include <cstring>
 
 #include "plan/op.h"
 #include "sampling/table.h"
+#include "weights/quantize_table.h"
 
 namespace quire {
 
 struct OpTable {
   const char* isa;
   SamplingKernels sampling;
+  const BlockQuantizer* quantizers;  // [kNumQuantizers]
   int32_t num_ops;
   Op ops[kMostOps];
 };

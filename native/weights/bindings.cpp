@@ -6,6 +6,7 @@
 #include <string>
 
 #include "weights/pack.h"
+#include "weights/quantize.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,6 +22,8 @@ StoredFormat stored_format(const std::string& name) {
   if (name == "Q4_1") return StoredFormat::q4_1;
   if (name == "Q8_0") return StoredFormat::q8_0;
   if (name == "MXFP4") return StoredFormat::mxfp4;
+  if (name == "IQ4_NL") return StoredFormat::iq4_nl;
+  if (name == "IQ4_XS") return StoredFormat::iq4_xs;
   if (name == "Q4_K") return StoredFormat::q4_k;
   if (name == "Q5_K") return StoredFormat::q5_k;
   if (name == "Q6_K") return StoredFormat::q6_k;
@@ -52,6 +55,22 @@ void bind_weights(nb::module_& m) {
       "target"_a, "row_order"_a = 0, "num_threads"_a = 1,
       "Pack rows stored in a GGUF format as outputs first_output and following of the matrix at `packed`; see\n"
       "native/weights/pack.h. row_order: address of int32 row numbers, or 0 for rows as they come.");
+  m.def(
+      "quantize_rows",
+      [](const std::string& format, uintptr_t rows, int64_t num_rows, int64_t num_inputs, uintptr_t out,
+         uintptr_t importance, int num_threads) {
+        const QuantizedRows job{.format = format,
+                                .rows = reinterpret_cast<const float*>(rows),
+                                .importance = reinterpret_cast<const float*>(importance),
+                                .num_rows = num_rows,
+                                .num_inputs = num_inputs,
+                                .out = reinterpret_cast<std::byte*>(out)};
+        nb::gil_scoped_release release;
+        quantize_rows(job, num_threads);
+      },
+      "format"_a, "rows"_a, "num_rows"_a, "num_inputs"_a, "out"_a, "importance"_a = 0, "num_threads"_a = 1,
+      "Quantise fp32 rows to the blocks of a GGUF format at `out`; see native/weights/quantize.h. importance: address\n"
+      "of one fp32 weight per column, or 0.");
 }
 
 }  // namespace quire

@@ -1,31 +1,31 @@
-// fp16 and bf16 for code that is compiled without flags of its own.
+// fp16 and bf16 for code that uses no instructions for them. Static: each instruction set has its own copy.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 namespace quire {
 
-inline uint32_t bits_of(float value) {
+static inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-inline float float_of_bits(uint32_t bits) {
+static inline float float_of_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-inline float from_bf16(uint16_t half) { return float_of_bits(static_cast<uint32_t>(half) << 16); }
+static inline float from_bf16(uint16_t half) { return float_of_bits(static_cast<uint32_t>(half) << 16); }
 
 // Nearest, ties to even; NaN stays NaN.
-inline uint16_t round_to_bf16(float value) {
+static inline uint16_t round_to_bf16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
   return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-inline float from_f16(uint16_t half) {
+static inline float from_f16(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
   // Exponent and fraction moved to fp32's places; 2^112 corrects the exponent's bias, of denormals too.
   const float scaled = float_of_bits(magnitude << 13) * 0x1p112f;
@@ -34,7 +34,7 @@ inline float from_f16(uint16_t half) {
 }
 
 // Nearest, ties to even; NaN stays NaN, what is too large becomes infinity.
-inline uint16_t round_to_f16(float value) {
+static inline uint16_t round_to_f16(float value) {
   const uint32_t sign = (bits_of(value) >> 16) & 0x8000u, magnitude = bits_of(value) & 0x7fffffffu;
   // Adding a power of two whose last bit is worth half's last bit makes the addition round: for normal results
   // 2^13 times the value's own power, for denormals 0.5.

@@ -81,19 +81,41 @@ void copy_q8_0(const Lane& to, int64_t block, const std::byte* from) {
   for (int64_t i = 0; i < 8; ++i) put_word(to, WeightFormat::q8, block, i, word(from + 2, i) ^ 0x80808080u);
 }
 
-// A scale's exponent, then nibbles as in Q4_0: floats of one sign, two exponent bits and one fraction bit (OCP MX 1.0).
-void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
-  constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-  put_scale(to, WeightFormat::q8, block, round_to_f16(std::ldexp(1.0f, static_cast<int>(from[0]) - 128)));
+// 16 bytes of codes in the order of Q4_0, each standing for an integer.
+void put_codes(const Lane& to, int64_t block, const int8_t* values, const std::byte* from) {
   for (int64_t i = 0; i < kBlock; i += 4) {
     uint8_t bytes[4];
     for (int64_t j = 0; j < 4; ++j) {
-      const auto pair = static_cast<uint8_t>(from[1 + (i + j) % 16]);
-      bytes[j] = static_cast<uint8_t>(128 + kDoubled[i < 16 ? pair & 15 : pair >> 4]);
+      const auto pair = static_cast<uint8_t>(from[(i + j) % 16]);
+      bytes[j] = static_cast<uint8_t>(128 + values[i < 16 ? pair & 15 : pair >> 4]);
     }
     uint32_t word;
     std::memcpy(&word, bytes, sizeof word);
     put_word(to, WeightFormat::q8, block, i / 4, word);
+  }
+}
+
+// A scale's exponent, then codes: floats of one sign, two exponent bits and one fraction bit (OCP MX 1.0).
+void copy_mxfp4(const Lane& to, int64_t block, const std::byte* from) {
+  constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  put_scale(to, WeightFormat::q8, block, round_to_f16(std::ldexp(1.0f, static_cast<int>(from[0]) - 128)));
+  put_codes(to, block, kDoubled, from + 1);
+}
+
+constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+void copy_iq4_nl(const Lane& to, int64_t block, const std::byte* from) {
+  put_scale(to, WeightFormat::q8, block, half(from));
+  put_codes(to, block, kIq4, from + 2);
+}
+
+// d, the upper two bits of eight scales, their lower four bits, then 16 bytes of codes for each.
+void copy_iq4_xs(const Lane& to, int64_t block, const std::byte* from) {
+  const float d = from_f16(half(from));
+  for (int64_t i = 0; i < 8; ++i) {
+    const int lower = static_cast<int>(from[4 + i / 2]) >> (i % 2 * 4) & 15, upper = half(from + 2) >> (2 * i) & 3;
+    put_scale(to, WeightFormat::q8, block + i, round_to_f16(d * static_cast<float>((lower | upper << 4) - 32)));
+    put_codes(to, block + i, kIq4, from + 8 + 16 * i);
   }
 }
 
@@ -288,6 +310,10 @@ StoredBlock stored_block(StoredFormat stored) {
       return {256, 210};
     case StoredFormat::mxfp4:
       return {32, 17};
+    case StoredFormat::iq4_nl:
+      return {32, 18};
+    case StoredFormat::iq4_xs:
+      return {256, 136};
   }
   return {1, 1};
 }
@@ -317,6 +343,10 @@ void pack_chunk(const PackedRows& job, const Lane& to, int64_t first, int64_t co
       return copy_blocks<copy_q6_k>(to, first, count, size, from);
     case StoredFormat::mxfp4:
       return copy_blocks<copy_mxfp4>(to, first, count, size, from);
+    case StoredFormat::iq4_nl:
+      return copy_blocks<copy_iq4_nl>(to, first, count, size, from);
+    case StoredFormat::iq4_xs:
+      return copy_blocks<copy_iq4_xs>(to, first, count, size, from);
     default:
       break;
   }
@@ -351,7 +381,7 @@ void check(const PackedRows& job) {
                     (job.stored == StoredFormat::q4_k && job.target == WeightFormat::q4k) ||
                     (job.stored == StoredFormat::q5_k && job.target == WeightFormat::q5k) ||
                     (job.stored == StoredFormat::q6_k && job.target == WeightFormat::q6k) ||
-                    (job.stored == StoredFormat::mxfp4 && job.target == WeightFormat::q8);
+                    (job.stored >= StoredFormat::mxfp4 && job.target == WeightFormat::q8);
   if (!same && !(is_float(job.stored) && job.target != WeightFormat::q4 && !has_supers(job.target))) {
     throw std::invalid_argument("these stored weights cannot be packed as the target format");
   }

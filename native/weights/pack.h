@@ -8,7 +8,7 @@
 namespace quire {
 
 // GGUF's names; a row is a sequence of blocks. safetensors' floats are the first three.
-enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
+enum class StoredFormat { f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q5_k, q6_k, mxfp4, iq4_nl, iq4_xs };
 
 // Output first_output + r of the packed matrix becomes stored row r, or row_order[r] if row_order is not null.
 struct PackedRows {
@@ -26,6 +26,7 @@ struct PackedRows {
 // What can be packed:
 //   Q4_0 -> q4, Q4_1 -> q4m, Q8_0 -> q8, Q4_K -> q4k, Q5_K -> q5k, Q6_K -> q6k: the same values.
 //   MXFP4 -> q8: the same values, 2^scale / 2 times integers from -12 to 12, while that factor is 2^-24 to 2^15.
+//   IQ4_NL -> q8: the same values. IQ4_XS -> q8: the same integers, their scale rounded to f16.
 //   F32, F16, BF16 -> f32, f16, bf16: rounded to nearest, ties to even.
 //   F32, F16, BF16 -> q8: d = max|w| / 127 as f16, u = round(w / d) + 128.
 //   F32, F16, BF16 -> q4m: m = min(w), d = (max(w) - m) / 15, both as f16, u = round((w - m) / d), 0 to 15.

@@ -75,6 +75,9 @@ def pack_rows(
     stored: str, rows: int, num_rows: int, num_inputs: int, row_stride_bytes: int, packed: int, first_output: int,
     target: WeightFormat, row_order: int = 0, num_threads: int = 1,
 ) -> None: ...  # fmt: skip
+def quantize_rows(
+    format: str, rows: int, num_rows: int, num_inputs: int, out: int, importance: int = 0, num_threads: int = 1
+) -> None: ...
 
 # --- native/plan/plan.h -------------------------------------------------------------------------
 

@@ -45,13 +45,14 @@ def make_tiny_directory(path: Path, **config: Any) -> Path:
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.save(str(path / "tokenizer.json"))
     generator = np.random.default_rng(0)
-    shapes = _shapes(CONFIG)
+    shapes = tensor_shapes(CONFIG)
     weights = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(weights, path / "model.safetensors")
     return path
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """By name, for the sizes of a config.json."""
     width, mlp_width = config["hidden_size"], config["intermediate_size"]
     kv_width = width // config["num_attention_heads"] * config["num_key_value_heads"]
     shapes: dict[str, tuple[int, ...]] = {

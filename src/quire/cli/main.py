@@ -41,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "ls": Verb("Models", "quire.cli.models", "List cached models."),
     "show": Verb("Models", "quire.cli.show", "Describe a model: architecture, sizes, tensors, tokenizer."),
     "rm": Verb("Models", "quire.cli.models", "Remove a model from the cache."),
+    "quantize": Verb("Models", "quire.cli.quantize", "Write a model as a quantised GGUF file."),
     "tokenize": Verb("Models", "quire.cli.tokenize", "Show how text becomes tokens."),
     "explain": Verb("See inside", "quire.cli.explain", "Explain a model's size, memory, work and time."),
     "tour": Verb("See inside", "quire.cli.tour", "Follow one prompt through the engine, step by step."),

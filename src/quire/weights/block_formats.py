@@ -30,16 +30,25 @@ _FORMATS = (
     BlockFormat("Q4_K", 12, 256, 144),
     BlockFormat("Q5_K", 13, 256, 176),
     BlockFormat("Q6_K", 14, 256, 210),
+    BlockFormat("IQ2_XXS", 16, 256, 66),
+    BlockFormat("IQ2_XS", 17, 256, 74),
+    BlockFormat("IQ3_XXS", 18, 256, 98),
+    BlockFormat("IQ1_S", 19, 256, 50),
+    BlockFormat("IQ4_NL", 20, 32, 18),
+    BlockFormat("IQ3_S", 21, 256, 110),
+    BlockFormat("IQ2_S", 22, 256, 82),
+    BlockFormat("IQ4_XS", 23, 256, 136),
+    BlockFormat("IQ1_M", 29, 256, 56),
     BlockFormat("BF16", 30, 1, 2),
+    BlockFormat("TQ1_0", 34, 256, 54),
+    BlockFormat("TQ2_0", 35, 256, 66),
     BlockFormat("MXFP4", 39, 32, 17),
 )
 BLOCK_FORMATS = {item.name: item for item in _FORMATS}
 GGUF_FORMATS = {item.gguf_id: item for item in _FORMATS}
 
 UNSUPPORTED_GGUF_FORMATS = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 """Valid in GGUF, not decoded here. Q8_1 and Q8_K hold activations, never weights."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.weights.block_formats import BLOCK_FORMATS
+from quire.weights.dequantize_codebooks import CODEBOOK_DECODERS, halves
 
 if TYPE_CHECKING:
     import torch
@@ -97,11 +98,6 @@ def _decode_pieces(format_name: str, blocks: np.ndarray, out: np.ndarray) -> Non
             _DECODERS[format_name](blocks[piece], out[piece])
 
 
-def _halves(two_bytes: np.ndarray) -> np.ndarray:
-    """uint8 `[N, 2 n]` holding float16 -> fp32 `[N, n]`."""
-    return np.ascontiguousarray(two_bytes).view("<f2").astype(np.float32)
-
-
 def _fill_nibbles(packed: np.ndarray, out: np.ndarray) -> None:
     """uint8 `[..., n]` -> `[..., 2, n]`: lo first, then hi. Mutates: out."""
     np.bitwise_and(packed, 15, out=out[..., 0, :])
@@ -126,7 +122,7 @@ def _decode_32(blocks: np.ndarray, out: np.ndarray, *, has_minimum: bool, has_fi
     w = d q + m, or without a minimum d (q - half of the range of q).
     """
     start = 4 if has_minimum else 2
-    scale_min = _halves(blocks[:, :start])
+    scale_min = halves(blocks[:, :start])
     _fill_nibbles(blocks[:, -16:], out.reshape(-1, 2, 16))
     if has_fifth_bits:
         out += np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << 4
@@ -139,12 +135,12 @@ def _decode_32(blocks: np.ndarray, out: np.ndarray, *, has_minimum: bool, has_fi
 
 def _decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     """0:2 scale d, 2:34 int8. w = d q."""
-    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks[:, :2]), out=out)
+    np.multiply(blocks[:, 2:].view(np.int8), halves(blocks[:, :2]), out=out)
 
 
 def _decode_q2_k(blocks: np.ndarray, out: np.ndarray) -> None:
     """0:16 scale (lo) and minimum (hi) of each 16 weights, 16:80 crumbs, 80:82 d, 82:84 dmin. w = d s q - dmin m."""
-    super_scales = _halves(blocks[:, 80:])
+    super_scales = halves(blocks[:, 80:])
     scales = super_scales[:, :1] * (blocks[:, :16] & 15)
     minimums = super_scales[:, 1:] * (blocks[:, :16] >> 4)
     _fill_crumbs(blocks[:, 16:80].reshape(-1, 2, 32), out.reshape(-1, 2, 4, 32))
@@ -164,7 +160,7 @@ def _decode_q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
     _fill_crumbs(blocks[:, 104:108], high_bits)
     scales = (low_bits.reshape(-1, 16) | (high_bits.reshape(-1, 16) << 4)).astype(np.float32)
     scales -= 32
-    scales *= _halves(blocks[:, 108:])
+    scales *= halves(blocks[:, 108:])
     _fill_crumbs(blocks[:, 32:96].reshape(-1, 2, 32), out.reshape(-1, 2, 4, 32))
     _add_bits(blocks[:, :32], out.reshape(-1, 8, 32), worth=4)
     out -= 4
@@ -181,7 +177,7 @@ def _scales_and_minimums(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first_scales, first_minimums, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first_scales & 63, (last & 15) | ((first_scales >> 2) & 48)], axis=1)
     minimums = np.concatenate([first_minimums & 63, (last >> 4) | ((first_minimums >> 2) & 48)], axis=1)
-    super_scales = _halves(blocks[:, :4])
+    super_scales = halves(blocks[:, :4])
     return (super_scales[:, :1] * scales)[:, :, None], (super_scales[:, 1:] * minimums)[:, :, None]
 
 
@@ -204,7 +200,7 @@ def _decode_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
     out += top_bits.reshape(-1, 256) << 4
     out -= 32
     groups = out.reshape(-1, 16, 16)
-    groups *= (_halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))[:, :, None]
+    groups *= (halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
 def _decode_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -228,4 +224,5 @@ _DECODERS: dict[str, Decoder] = {
     "Q5_K": _decode_q45_k,
     "Q6_K": _decode_q6_k,
     "MXFP4": _decode_mxfp4,
+    **CODEBOOK_DECODERS,
 }

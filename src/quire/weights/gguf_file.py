@@ -9,7 +9,7 @@ Next to read: `gguf_names.py` and `gguf_config.py`, which give the contents thei
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,6 +68,8 @@ class GGUFFile:
     """Strings, numbers, booleans and lists of them."""
     tensors: dict[str, GGUFTensor]
     data: np.ndarray
+    key_places: dict[str, slice] = field(default_factory=dict)
+    """The bytes of each key with its value, to be copied to another file."""
 
     def rows(self, tensor: GGUFTensor) -> np.ndarray:
         """The stored blocks of a tensor, without copying. Shapes: uint8 `[rows, row_bytes]`."""
@@ -92,7 +94,7 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{path}: one part of a split GGUF; merge the parts with `llama-gguf-split --merge` and pass the result"
         )
     tensors = reader.read_tensor_infos(num_tensors, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    return GGUFFile(path, version, metadata, tensors, np.frombuffer(mapping, dtype=np.uint8))
+    return GGUFFile(path, version, metadata, tensors, np.frombuffer(mapping, dtype=np.uint8), reader.key_places)
 
 
 class _HeaderReader:
@@ -103,6 +105,7 @@ class _HeaderReader:
         self.mapping = mapping
         self.position = 0
         self.size = len(mapping)
+        self.key_places: dict[str, slice] = {}
         self._num_items = 0
 
     def fail(self, problem: str) -> NoReturn:
@@ -148,11 +151,13 @@ class _HeaderReader:
     def read_metadata(self, num_keys: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
         for index in range(num_keys):
+            start = self.position
             key = self.read_name(f"metadata key {index}")
             if key in metadata:
                 self.fail(f"metadata key '{key}' appears twice")
             type_id = self.read_integer(f"the type of '{key}'", _U32)
             metadata[key] = self._read_array(key) if type_id == _ARRAY else self._read_values(key, type_id, 1)[0]
+            self.key_places[key] = slice(start, self.position)
         return metadata
 
     def _read_array(self, key: str) -> list[Any]:

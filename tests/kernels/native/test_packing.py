@@ -51,6 +51,16 @@ def test_mxfp4_keeps_its_values_as_8_bits(shape: tuple[int, int]) -> None:
     assert same_bits(Packed("q8", *shape).add_rows("MXFP4", raw).decoded(), decoded("MXFP4", raw))
 
 
+@pytest.mark.parametrize("shape", [(1, 256), (37, 768)])
+def test_iq4_keeps_its_values_as_8_bits(shape: tuple[int, int]) -> None:
+    raw = random_rows("IQ4_NL", shape[0], shape[1] // 32)
+    assert same_bits(Packed("q8", *shape).add_rows("IQ4_NL", raw).decoded(), decoded("IQ4_NL", raw))
+    raw = random_rows("IQ4_XS", shape[0], shape[1] // 256)
+    raw.reshape(-1, 136)[:, :2] = np.frombuffer(np.float16(0.0123).tobytes(), np.uint8)
+    found, expected = Packed("q8", *shape).add_rows("IQ4_XS", raw).decoded(), decoded("IQ4_XS", raw)
+    np.testing.assert_allclose(found, expected, rtol=2**-11)
+
+
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("target", ["f32", "f16", "bf16"])
 def test_plain_floats_need_no_whole_blocks(stored: str, target: str) -> None:

@@ -1,0 +1,96 @@
+"""`quire quantize`: write a model as a quantised GGUF file. Next to read: `../weights/quantize.py`."""
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quire.byte_sizes import format_bytes
+from quire.cli.command import option, output_of, verb
+from quire.cli.options import revision_option
+from quire.cli.progress import show_progress
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.cli.output import Output
+    from quire.weights.importance import Importance
+    from quire.weights.quantize import Source
+    from quire.weights.sources import ModelFiles
+
+EXAMPLES = (
+    "quire quantize org/model model-q4_k_m.gguf --type Q4_K_M",
+    "quire quantize ./model.gguf small.gguf --type Q4_K_S --imatrix-text wiki.txt",
+)
+
+
+@verb("quantize", EXAMPLES)
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path))
+@option("--type", "file_type", required=True, metavar="TYPE",
+        help="Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, "
+        "BF16, F16 or F32")  # fmt: skip
+@option("--imatrix-text", type=click.Path(path_type=Path), metavar="FILE",
+        help="text on which to measure how much each weight matters")  # fmt: skip
+@option("--imatrix", "imatrix_path", type=click.Path(path_type=Path), metavar="FILE",
+        help="importance matrix of llama.cpp (.gguf or .dat); with --imatrix-text the file to write")  # fmt: skip
+@revision_option
+def quantize_command(
+    model: str, out: Path, file_type: str, imatrix_text: Path | None, imatrix_path: Path | None, revision: str | None
+) -> None:
+    """Write a model as a quantised GGUF file.
+
+    MODEL is a Hugging Face directory or a GGUF file, by path or name. OUT opens in Quire and in llama.cpp. The types
+    are llama.cpp's, and so are the formats of each tensor; rows that are no multiple of 256 weights take Q4_0, Q5_0,
+    Q5_1 or Q8_0 in place of a K format.
+    """
+    from quire.insight.quantize_source import open_source
+    from quire.weights.quantize import FILE_TYPES, quantize_gguf
+    from quire.weights.sources import resolve_source
+
+    output = output_of()
+    file_type = file_type.upper()
+    if file_type not in FILE_TYPES:
+        raise click.BadParameter(f"'{file_type}' is none of {', '.join(FILE_TYPES)}", param_hint="--type")
+    if out.exists():
+        raise ConfigError(f"{out} exists; remove it, or choose another name")
+    with show_progress(output) as progress:
+        files = resolve_source(model, revision=revision, progress=progress)
+    source = open_source(files)
+    importance = _importance(files, source, imatrix_text, imatrix_path, output)
+    start = time.monotonic()
+    with show_progress(output) as progress:
+        formats = quantize_gguf(source, out, file_type, importance, progress=progress)
+    seconds = time.monotonic() - start
+    counts = Counter(formats.values())
+    num_bytes = out.stat().st_size
+    if output.json:
+        value = {"path": str(out), "type": file_type, "num_bytes": num_bytes, "tensor_formats": formats}
+        output.result_json("quire.quantize/1", {**value, "seconds": seconds})
+        return
+    output.result(str(out))
+    held = ", ".join(f"{name} {count} tensors" for name, count in counts.most_common())
+    output.note(f"{format_bytes(num_bytes)} in {seconds:.1f} s: {held}   next: quire run {out}")
+
+
+def _importance(
+    files: "ModelFiles", source: "Source", text: Path | None, path: Path | None, output: "Output"
+) -> "Importance | None":
+    from quire.weights.importance import read_importance, write_importance
+
+    if text is None:
+        return None if path is None else read_importance(path)
+    from quire.insight.importance import WINDOW_LEN, measure_importance
+
+    if path is not None and path.exists():
+        raise ConfigError(f"{path} exists: give --imatrix alone to read it, or another name to write")
+    try:
+        content = text.read_text(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"--imatrix-text {text}: {error.strerror}") from error
+    with show_progress(output) as progress:
+        importance, num_tokens = measure_importance(files, source.tensors, content, progress=progress)
+    if path is not None:
+        write_importance(path, importance, text.name, num_tokens=num_tokens, window_len=WINDOW_LEN)
+    return importance

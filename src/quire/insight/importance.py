@@ -1,0 +1,80 @@
+"""`measure_importance`: the mean squared input of each column of a model's matrices, over a text.
+
+The model runs op by op, in windows of the text, and hooks see the inputs of its linear layers. Embeddings, the head and
+the matrices of experts have no entry. Next to read: `weights/importance.py`, `weights/quantize.py`.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.config import EngineOptions
+from quire.engine.build import resolve_config
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.tokenizer_source import load_tokenizer
+from quire.errors import ConfigError, UnsupportedModelError
+from quire.layers.linear import Linear
+from quire.parallel.executor import InProcessExecutor
+from quire.runtime.loader import target_of
+from quire.runtime.worker import Worker
+from quire.sampling_params import SamplingParams
+from quire.weights.checkpoint import open_checkpoint
+from quire.weights.progress import Progress, ignore_progress
+from quire.weights.quantize import SourceTensor
+from quire.weights.sources import ModelFiles
+
+WINDOW_LEN = 512
+
+
+def measure_importance(
+    files: ModelFiles, tensors: Iterable[SourceTensor], text: str, *, progress: Progress = ignore_progress
+) -> tuple[dict[str, np.ndarray], int]:
+    """Return the means by the tensors' GGUF names, and the number of tokens; whole windows of 512 tokens count.
+
+    Shapes: per tensor fp32 `[columns]`.
+    Raises: ConfigError for a text shorter than a window; UnsupportedModelError for a model of which no layer is seen.
+    """
+    checkpoint = open_checkpoint(files)
+    token_ids = load_tokenizer(checkpoint).encode(text)
+    windows = [token_ids[at : at + WINDOW_LEN] for at in range(0, len(token_ids) - WINDOW_LEN + 1, WINDOW_LEN)]
+    if not windows:
+        raise ConfigError(f"the text has {len(token_ids)} tokens; an importance matrix needs {WINDOW_LEN} or more")
+    options = EngineOptions(
+        model=files.name, device="cpu", enforce_eager=True, max_model_len=WINDOW_LEN + 1, max_num_seqs=1,
+        max_num_batched_tokens=WINDOW_LEN + 1, enable_prefix_caching=False,
+    )  # fmt: skip
+    worker = Worker(resolve_config(options, checkpoint), checkpoint)
+    model = worker.forward.model  # type: ignore[attr-defined]
+    engine = LLMEngine(worker.config, InProcessExecutor(worker), None)
+    sums: dict[str, torch.Tensor] = {}
+
+    def summing(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            squares = inputs[0].detach().float().square().sum(0).double()
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            module.register_forward_pre_hook(summing(name))
+    params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+    for index, window in enumerate(windows):
+        engine.add_request(str(index), {"prompt_token_ids": window}, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+        progress("measuring activations", len(text) * (index + 1) // len(windows), len(text))
+    engine.shutdown()
+    num_tokens = len(windows) * WINDOW_LEN
+    found = {}
+    for tensor in tensors:
+        if tensor.hf_name is not None:
+            target, _ = target_of(tensor.hf_name, model.renames, model.stacked_params)
+            total = sums.get(target.removesuffix(".weight"))
+            if total is not None and total.shape == tensor.shape[-1:]:
+                found[tensor.name] = (total / num_tokens).float().numpy()
+    if not found:
+        raise UnsupportedModelError(f"{files.name}: no linear layer was seen; quantise without an importance matrix")
+    return found, num_tokens

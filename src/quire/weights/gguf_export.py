@@ -1,0 +1,154 @@
+"""`describe_config`, `name_tensors`: a Hugging Face model under the keys and tensor names of GGUF.
+
+The opposite of `gguf_config.py` and `checkpoint.py`, for decoders whose config these keys say completely; the caller
+reads the keys back and compares. Sources: llama.cpp's converter. Next to read: `quantize_source.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelFileError, UnsupportedModelError
+from quire.weights.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
+from quire.weights.gguf_names import TOP_PARTS, huggingface_name, is_rotary_projection, rotary_row_order
+from quire.weights.gguf_rope import llama3_factors
+from quire.weights.weight_tensor import WeightTensor
+
+SAME_FILES = {"mistral": "llama", "mixtral": "llama"}
+"""Model types that llama.cpp stores as another architecture."""
+NUMBERS = {
+    "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon", "vocab_size": "vocab_size",
+    "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count", "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length", "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}  # fmt: skip
+"""Fields of config.json that are one key."""
+YARN = {
+    "original_max_position_embeddings": "original_context_length", "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor",
+}  # fmt: skip
+
+
+def architecture_for(config: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """GGUF's name of a model, and what it stores. Raises: UnsupportedModelError."""
+    model_type = str(config.get("model_type"))
+    name = SAME_FILES.get(model_type) or next(
+        (name for name, found in ARCHITECTURES.items() if found.model_type == model_type), None
+    )
+    if name is None:
+        raise UnsupportedModelError(
+            f"model_type '{model_type}' has no GGUF names here; convert the model with llama.cpp's "
+            "convert_hf_to_gguf.py, then quantise the result"
+        )
+    return name, MIXTRAL if model_type == "mixtral" else ARCHITECTURES[name]
+
+
+def completed(config: Mapping[str, Any], read: Any) -> dict[str, Any]:
+    """Return the config with defaults of its model written out. `read`: the fields of `models.llama.LlamaConfig`."""
+    attributes = {
+        "tie_word_embeddings": "tie_word_embeddings", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size",
+        "rms_norm_eps": "rms_norm_epsilon", "max_position_embeddings": "context_len",
+    }  # fmt: skip
+    known = {name: getattr(read, attribute) for name, attribute in attributes.items() if hasattr(read, attribute)}
+    theta = getattr(getattr(read, "rope", None), "theta", None)
+    return {**known, **({} if theta is None else {"rope_theta": theta}), **config}
+
+
+def describe_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Return the keys that say what the config says, and the divisors of the rotary frequencies if they are a tensor.
+
+    `config`: with the model's defaults, see `completed`.
+    Shapes: float32 `[D / 2]`. Raises: UnsupportedModelError; ModelFileError for missing sizes.
+    """
+    name, architecture = architecture_for(config)
+    try:
+        head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        theta = float({"rope_theta": 10000.0, **config, **rope}["rope_theta"])
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ModelFileError(f"config.json: {error} is missing or wrong") from error
+    keys: dict[str, Any] = {}
+    for field, key in NUMBERS.items():
+        value = config.get(field)
+        is_off = field == "sliding_window" and config.get("use_sliding_window") is False
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_off:
+            is_number = "epsilon" in key or "scal" in key or "softcap" in key or "freq" in key
+            keys[key] = float(value) if is_number else value
+    if architecture is MIXTRAL:
+        keys.setdefault("expert_count", 8)
+    rotated = head_size * (config.get("partial_rotary_factor") or 1)
+    keys |= {
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "rope.dimension_count": int(rotated),
+        "rope.freq_base": theta,
+    }
+    factors, kind = None, rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+        keys |= {
+            f"rope.scaling.{key}": int(rope[field]) if key.endswith("length") else float(rope[field])
+            for field, key in YARN.items()
+            if kind == "yarn" and rope.get(field) is not None
+        }
+    elif kind == "llama3":
+        factors = llama3_factors(float(rope["factor"]), head_size=head_size, theta=theta).astype(np.float32)
+    elif kind != "default":
+        raise UnsupportedModelError(f"rotary scaling '{kind}' is not written to GGUF here; use llama.cpp's converter")
+    return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}, factors
+
+
+def name_tensors(
+    config: Mapping[str, Any], tensors: Mapping[str, WeightTensor]
+) -> dict[str, tuple[str | None, list[WeightTensor]]]:
+    """The stored tensors by GGUF name: the Hugging Face name of a single one, and the matrices, several for experts.
+
+    Raises: UnsupportedModelError for a tensor that has no GGUF name.
+    """
+    _, architecture = architecture_for(config)
+    head_size: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    parts: list[tuple[int | None, str]] = [(None, part) for part in TOP_PARTS]
+    parts += [(layer, part) for layer in range(config["num_hidden_layers"]) for part in architecture.parts]
+    found: dict[str, tuple[str | None, list[WeightTensor]]] = {}
+    used = set()
+    for layer, part in parts:
+        for kind in ("weight", "bias"):
+            name = f"{part}.{kind}" if layer is None else f"blk.{layer}.{part}.{kind}"
+            hf_name = huggingface_name(name, architecture.names)
+            if hf_name is None or (part == "output" and config.get("tie_word_embeddings")):
+                continue
+            names = [hf_name.replace("*", str(index)) for index in range(_count(hf_name, tensors))]
+            if not all(name in tensors for name in names):
+                continue
+            used |= set(names)
+            stored = [_in_file_order(tensors[each], name, architecture, head_size) for each in names]
+            found[name] = (None if "*" in hf_name else hf_name, stored)
+    harmless = ("lm_head.weight", "rotary_emb.inv_freq") if config.get("tie_word_embeddings") else ("inv_freq",)
+    left = [name for name in tensors if name not in used and not name.endswith(harmless)]
+    if left:
+        raise UnsupportedModelError(f"tensor {left[0]} has no GGUF name here; use llama.cpp's converter")
+    return found
+
+
+def _count(hf_name: str, tensors: Mapping[str, WeightTensor]) -> int:
+    if "*" not in hf_name:
+        return 1
+    return next(index for index in range(len(tensors) + 1) if hf_name.replace("*", str(index)) not in tensors)
+
+
+def _in_file_order(tensor: WeightTensor, name: str, architecture: Architecture, head_size: int) -> WeightTensor:
+    """The rows of rotated heads with the elements of a pair side by side, and norms with their offset."""
+    if architecture.reorders_pairs and is_rotary_projection(name):
+        tensor = tensor.with_rows(np.argsort(rotary_row_order(math.prod(tensor.shape[:1]), head_size)))
+    if architecture.norm_offset and name.endswith("norm.weight"):
+        tensor = replace(tensor, offset=tensor.offset + architecture.norm_offset)
+    return tensor

@@ -1,0 +1,113 @@
+"""`from_gguf`, `from_tensors`: the tensors and keys of a model that is to be quantised.
+
+Next to read: `quantize.py`, `gguf_export.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import ModelFileError
+from quire.weights.block_formats import BLOCK_FORMATS, row_bytes
+from quire.weights.dequantize import decode
+from quire.weights.gguf_architectures import ARCHITECTURES
+from quire.weights.gguf_config import translate_config
+from quire.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile, GGUFTensor
+from quire.weights.gguf_names import ROPE_FACTORS, huggingface_name
+from quire.weights.gguf_writer import key_value
+from quire.weights.quantize import Source, SourceTensor
+from quire.weights.weight_tensor import WeightTensor
+
+
+def from_gguf(file: GGUFFile) -> Source:
+    """A GGUF file of any architecture. Raises: ModelFileError for a file that is no model."""
+    architecture = file.metadata.get("general.architecture")
+
+    def count(name: str, default: int) -> int:
+        value: Any = file.metadata.get(f"{architecture}.{name}", default)
+        largest = max(value) if isinstance(value, list) and value else value
+        return largest if type(largest) is int and largest > 0 else default
+
+    if "token_embd.weight" not in file.tensors:
+        raise ModelFileError(f"{file.path}: there is no matrix 'token_embd.weight': no model to quantise")
+    num_heads = count("attention.head_count", 1)
+    names = ARCHITECTURES[architecture].names if architecture in ARCHITECTURES else None
+    return Source(
+        keys={key: file.data[place].tobytes() for key, place in file.key_places.items()},
+        tensors=tuple(_tensor(file, stored, names) for stored in file.tensors.values()),
+        num_layers=count("block_count", 1),
+        num_heads=num_heads,
+        num_kv_heads=count("attention.head_count_kv", num_heads),
+        num_experts=count("expert_count", 0),
+        alignment=file.metadata.get("general.alignment", DEFAULT_ALIGNMENT),
+    )
+
+
+def _tensor(file: GGUFFile, stored: GGUFTensor, names: Mapping[str, str] | None) -> SourceTensor:
+    rows = file.rows(stored)
+    hf_name = huggingface_name(stored.name, names)
+
+    def read(first: int, last: int) -> np.ndarray:
+        return decode(rows[first:last], stored.format.name)
+
+    return SourceTensor(stored.name, stored.shape, stored.format.name, read, lambda: rows, hf_name)
+
+
+def from_tensors(
+    keys: Mapping[str, Any], tensors: Mapping[str, tuple[str | None, list[WeightTensor]]], factors: np.ndarray | None
+) -> Source:
+    """A Hugging Face model under GGUF's names: see `gguf_export.py`. `factors`: rotary divisors, `[D / 2]`."""
+    named = dict(tensors)
+    if factors is not None:
+        stored = WeightTensor(ROPE_FACTORS, factors.shape, "F32", factors.view(np.uint8).reshape(1, -1))
+        named[ROPE_FACTORS] = (None, [stored])
+    name = keys["general.architecture"]
+    num_heads = keys[f"{name}.attention.head_count"]
+    return Source(
+        keys={key: key_value(key, value) for key, value in keys.items()},
+        tensors=tuple(_stacked(name, *found) for name, found in named.items()),
+        num_layers=keys[f"{name}.block_count"],
+        num_heads=num_heads,
+        num_kv_heads=keys.get(f"{name}.attention.head_count_kv", num_heads),
+        num_experts=keys.get(f"{name}.expert_count", 0),
+    )
+
+
+def _stacked(name: str, hf_name: str | None, parts: list[WeightTensor]) -> SourceTensor:
+    """Vectors and routers are fp32, as llama.cpp expects them."""
+    first = parts[0]
+    shape = first.shape if len(parts) == 1 else (len(parts), *first.shape)
+    is_float = first.format in ("F32", "F16", "BF16") and not first.offset
+    is_kept = is_float and len(first.shape) == 2 and "ffn_gate_inp" not in name
+    rows = first.shape[0] if len(first.shape) == 2 else 1
+
+    def read(start: int, end: int) -> np.ndarray:
+        part = parts[start // rows]
+        if len(part.shape) == 1:
+            return part.to_numpy().reshape(1, -1)
+        at = start // rows * rows
+        return part.part(slice(start - at, end - at), slice(None)).to_numpy()
+
+    def copy() -> np.ndarray:
+        stored = [part.raw if is_kept else part.to_numpy().astype("<f4").view(np.uint8).reshape(-1) for part in parts]
+        return stored[0] if len(stored) == 1 else np.concatenate([each.reshape(-1) for each in stored])
+
+    return SourceTensor(name, shape, first.format if is_kept else "F32", read, copy, hf_name)
+
+
+def read_back(source: Source, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json that a reader of the file will find. Raises: as `translate_config`."""
+    tensors, pieces, offset = {}, [], 0
+    for tensor in source.tensors:
+        block = BLOCK_FORMATS[tensor.format]
+        num_bytes = math.prod(tensor.shape[:-1]) * row_bytes(block, tensor.shape[-1])
+        is_read = tensor.name == ROPE_FACTORS
+        tensors[tensor.name] = GGUFTensor(tensor.name, tensor.shape, block, offset, num_bytes if is_read else 0)
+        if is_read:
+            pieces.append(tensor.copy().reshape(-1))
+            offset += num_bytes
+    data = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+    return translate_config(GGUFFile(Path("the model as GGUF"), 3, dict(keys), tensors, data))

@@ -1,0 +1,89 @@
+"""`quire quantize` on a tiny directory: the file, its tokenizer, importance matrices and refusals."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from quire.cli.output import Output
+from quire.cli.show import open_model
+from quire.engine.tokenizer_source import load_tokenizer
+from quire.weights.importance import read_importance
+from tests.cli.command_line import call, parsed
+from tests.cli.tiny_directory import CONFIG, make_tiny_directory, tensor_shapes
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with rows of 32 weights and more."""
+    sizes = {"hidden_size": 32, "intermediate_size": 256, "max_position_embeddings": 1024}
+    path = make_tiny_directory(tmp_path_factory.mktemp("models") / "wide", **sizes)
+    generator = np.random.default_rng(0)
+    shapes = tensor_shapes({**CONFIG, **sizes})
+    weights = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, path / "model.safetensors")
+    return str(path)
+
+
+def test_directory_becomes_a_file_with_the_same_model(wide: str, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    value = parsed(call("quantize", wide, str(out), "--type", "q4_k_m", "--json"))
+    assert value["tensor_formats"]["blk.0.ffn_down.weight"] in ("Q4_K", "Q6_K")
+    assert value["tensor_formats"]["blk.0.attn_q.weight"] == "Q5_0"
+    assert value["num_bytes"] == out.stat().st_size
+    ours, source = open_model(str(out), None, Output()), open_model(wide, None, Output())
+    assert ours.tensors.keys() == source.tensors.keys()
+    for name, tensor in ours.tensors.items():
+        expected = source.tensors[name].to_numpy()
+        assert np.abs(tensor.to_numpy() - expected).max() <= 0.08 * np.abs(expected).max(), name
+    found, expected = load_tokenizer(ours), load_tokenizer(source)
+    assert found.encode("Hello wörld 123 </s>") == expected.encode("Hello wörld 123 </s>")
+    assert found.chat_template == expected.chat_template
+    assert (found.bos_token_id, found.eos_token_id) == (256, 257)
+
+
+def test_importance_matrix_is_measured_written_and_read(wide: str, tmp_path: Path) -> None:
+    text, matrix = tmp_path / "text.txt", tmp_path / "importance.gguf"
+    text.write_text("Sphinx of black quartz, judge my vow. " * 40)
+    first, second, plain = (tmp_path / f"{name}.gguf" for name in "abc")
+    command = ("quantize", wide, "--type", "Q4_0")
+    assert call(*command, str(first), "--imatrix-text", str(text), "--imatrix", str(matrix)).exit_code == 0
+    assert call(*command, str(second), "--imatrix", str(matrix)).exit_code == 0
+    assert call(*command, str(plain)).exit_code == 0
+    importance = read_importance(matrix)
+    layers = [f"blk.{layer}.{part}.weight" for layer in (0, 1) for part in (
+        "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")]  # fmt: skip
+    assert set(importance) == set(layers)
+    assert np.array_equal(importance["blk.0.attn_q.weight"], importance["blk.0.attn_v.weight"])
+    assert importance["blk.1.ffn_down.weight"].shape == (256,)
+    tensors = [open_model(str(path), None, Output()).tensors for path in (first, second, plain)]
+    name = "model.layers.1.mlp.gate_proj.weight"
+    values = [each[name].to_numpy() for each in tensors]
+    assert np.allclose(values[0], values[1], atol=1e-2)
+    assert not np.array_equal(values[0], values[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--type", "Q9"), "'Q9' is none of F32, F16"),
+        ((), "Missing option '--type'"),
+        (("--type", "Q8_0", "--imatrix", "absent.dat"), "cannot be opened"),
+        (("--type", "Q8_0", "--imatrix-text", "absent.txt"), "absent.txt: No such file"),
+    ],
+)
+def test_wrong_options_are_named(wide: str, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = call("quantize", wide, str(tmp_path / "out.gguf"), *arguments)
+    assert result.exit_code != 0
+    assert message in result.stderr
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_existing_file_and_short_text_are_refused(wide: str, tmp_path: Path) -> None:
+    out, text = tmp_path / "out.gguf", tmp_path / "text.txt"
+    out.write_text("")
+    text.write_text("short")
+    assert "exists; remove it" in call("quantize", wide, str(out), "--type", "Q8_0").stderr
+    result = call("quantize", wide, str(tmp_path / "b.gguf"), "--type", "Q8_0", "--imatrix-text", str(text))
+    assert "needs 512 or more" in result.stderr
