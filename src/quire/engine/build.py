@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from quire.config import DTYPES, EngineConfig, EngineOptions
+from quire.config import DTYPES, EngineConfig, EngineOptions, Hardware
 from quire.engine.input_processor import make_vocabulary
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenizer_source import load_tokenizer, read_chat_template
@@ -72,12 +72,15 @@ def build_engine(options: EngineOptions, *, progress: Progress | None = None) ->
     return engine
 
 
-def resolve_config(options: EngineOptions, checkpoint: Checkpoint) -> EngineConfig:
-    """Decide how to run a checkpoint on this machine. Raises: ConfigError, UnsupportedModelError, CapacityError."""
+def resolve_config(options: EngineOptions, checkpoint: Checkpoint, hardware: Hardware | None = None) -> EngineConfig:
+    """Decide how to run a checkpoint on this machine, or on `hardware`.
+
+    Raises: ConfigError, UnsupportedModelError, CapacityError.
+    """
     model = make_model_config(checkpoint.hf_config, checkpoint.generation_config, options.hf_overrides)
     if checkpoint.tensors:
         model = replace(model, stored_bytes=kept_bytes(checkpoint.tensors.values()))
-    return resolve(options, detect_hardware(options.device), model)
+    return resolve(options, hardware or detect_hardware(options.device), model)
 
 
 def _log_decisions(config: EngineConfig) -> None:

@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS
-from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, StatusAnswer, VersionAnswer
+from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.server.protocol.prompts import (
     Completion,
@@ -79,10 +79,13 @@ ENDPOINTS = (
     Endpoint("post", "/v1/responses", "Answer a text or a conversation", ResponsesRequest, ResponseObject,
              ResponseEvent),
     Endpoint("post", "/v1/embeddings", "Turn texts into vectors", EmbeddingRequest, EmbeddingList),
-    Endpoint("get", "/v1/models", "The model of this server", None, ModelList),
+    Endpoint("get", "/v1/models", "The models of this server", None, ModelList),
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
+    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer),
+    Endpoint("post", "/wake_up", "Load the model again", None, SleepAnswer),
+    Endpoint("get", "/is_sleeping", "Whether the model sleeps", None, SleepAnswer),
     Endpoint("get", "/version", "The server's version", None, VersionAnswer),
     Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer),
     Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer),
