@@ -55,7 +55,9 @@ def show_sleep(model: str) -> None:
         first_s = complete(server, "a")
         complete(server, "a", PROMPT, 64)
         _, after = resident(server)
-        print(f"engine's memory   before {before:.0f} MiB, asleep {asleep:.0f} MiB (server {own:.0f}), after {after:.0f}")
+        print(
+            f"engine's memory   before {before:.0f} MiB, asleep {asleep:.0f} MiB (server {own:.0f}), after {after:.0f}"
+        )
         print(f"start {server.start_s:.2f} s, sleep {sleep_s:.2f} s, wake-up {wake_s:.2f} s, then first token "
               f"{first_s * 1000:.0f} ms")  # fmt: skip
     finally:

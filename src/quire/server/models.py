@@ -168,7 +168,7 @@ class Models:
             return
         async with self._sleeping:
             state = model.state
-            if not state.supervisor.is_asleep:
+            if not state.is_asleep:
                 _ = state.supervisor.client  # raises while there is none
                 state.is_asleep = True
                 await self._until_idle(model, timeout_s)
@@ -179,7 +179,7 @@ class Models:
         if self.is_on_demand:
             return await self._until_open(model)
         async with self._sleeping:
-            if model.state.supervisor.is_asleep:
+            if model.state.is_asleep:
                 await model.state.supervisor.wake_up()
                 model.state.is_asleep = False
 

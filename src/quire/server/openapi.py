@@ -46,7 +46,9 @@ ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Description of a route. `chunk`: the data of an event, if the answer can be a stream."""
+    """Description of a route. `chunk`: the data of an event, if the answer can be a stream. `query`: the parameter of
+    the URL, and its values.
+    """
 
     method: str
     path: str
@@ -55,6 +57,7 @@ class Endpoint:
     answer: type[BaseModel] | None
     chunk: type[BaseModel] | None = None
     media_type: str = "application/json"
+    query: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -67,7 +70,8 @@ class Endpoint:
         if self.is_open:
             return (503,)
         if self.body is None:
-            return (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+            found = (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+            return (400, 404, *found) if self.method == "post" else found
         found = (400, 401, 404, 413, 415, 500, 503)
         return (*found, 429, 504) if self.path in QUEUED_PATHS else found
 
@@ -83,7 +87,8 @@ ENDPOINTS = (
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
-    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer),
+    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer,
+             query=("level", ("1", "2"))),
     Endpoint("post", "/wake_up", "Load the model again", None, SleepAnswer),
     Endpoint("get", "/is_sleeping", "Whether the model sleeps", None, SleepAnswer),
     Endpoint("get", "/version", "The server's version", None, VersionAnswer),
@@ -142,6 +147,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
+    if endpoint.query is not None:
+        name, values = endpoint.query
+        operation["parameters"] = [{"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}]
     if endpoint.is_open:
         operation["security"] = []
     return operation

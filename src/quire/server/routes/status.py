@@ -91,7 +91,7 @@ async def openapi() -> Response:
 
 def _card(model: ServedModel) -> dict[str, Any]:
     state = model.state
-    is_known = state.supervisor.has_front_end or not state.is_on_demand
+    is_known = not state.is_on_demand or state.supervisor.has_front_end
     return {
         "id": state.model_name,
         "object": "model",
