@@ -30,6 +30,13 @@ class Choice(msgspec.Struct):
     model: str | None = None
     keep_alive: str | float | None = None
 
+    @property
+    def keep_alive_s(self) -> float | None:
+        """The time in seconds; None if it is unset or wrong: the route refuses that."""
+        with contextlib.suppress(ConfigError):
+            return None if self.keep_alive is None else parse_keep_alive(self.keep_alive)
+        return None
+
 
 class ModelChoice:
     """The application, with the state of the chosen model in each request's scope."""
@@ -47,15 +54,11 @@ class ModelChoice:
             try:
                 choice = await _choice(message["body"])
                 model = self._models.find(choice.model)
-                keep_alive_s = None if choice.keep_alive is None else parse_keep_alive(choice.keep_alive)
-                lease = self._models.lease(model, scope[RECORD_KEY], keep_alive_s)
+                lease = self._models.lease(model, scope[RECORD_KEY], choice.keep_alive_s)
                 entering = stack.enter_async_context(lease)
                 await (entering if model.is_open else until_disconnect(receive, entering))
             except ClientDisconnected:
                 return
-            except ConfigError as error:
-                refusal = ApiError(400, error.message, code="invalid_parameter", param="keep_alive")
-                return await refusal.response()(scope, receive, send)
             except Exception as error:
                 return await ApiError.of(error).response()(scope, receive, send)
             scope[STATE_KEY] = model.state
