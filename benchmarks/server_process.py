@@ -25,9 +25,10 @@ FAULTS = Path(__file__).parents[1] / "tests" / "faults"
 _KEYS = ("QUIRE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
-def quire_serve(model: str, *arguments: str, name: str) -> list[str]:
-    """The command of a server on a free port."""
-    return [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", name, *arguments]
+def quire_serve(model: str, *arguments: str, name: str | None) -> list[str]:
+    """The command of a server on a free port. `name`: of the model in the API; None: those of the arguments."""
+    served = () if name is None else ("--served-model-name", name)
+    return [sys.executable, "-m", "quire", "serve", model, "--port", "0", *served, *arguments]
 
 
 class ServerProcess:

@@ -66,9 +66,7 @@ def show_sleep(model: str) -> None:
 
 def show_second_model(model: str) -> None:
     """Ask for a second model while the first is loaded, and switch between them within memory for one."""
-    command = [part for part in quire_serve(f"a={model}", f"b={model}", name="") if part]
-    command.remove("--served-model-name")
-    server = ServerProcess(command)
+    server = ServerProcess(quire_serve(f"a={model}", f"b={model}", name=None))
     try:
         first_s = complete(server, "b")
         loads = [float(text) for text in re.findall(r"loaded b in ([0-9.]+) s", server.stderr)]

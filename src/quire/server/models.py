@@ -38,7 +38,8 @@ PATIENCE_S = 10.0
 class ServedModel:
     """A model of the server.
 
-    num_bytes: memory that its engine may use. num_leases: requests that use it. holds_memory: it is loaded, or is being
+    num_bytes: memory that its engine may use. num_leases: requests that use it. num_waiting: requests that wait for it
+    to be loaded. holds_memory: it is loaded, or is being
     loaded or unloaded. is_leaving: it is unloaded when its last request ends. used_s: end of its last request, by the
     event loop's clock.
     """
@@ -46,12 +47,18 @@ class ServedModel:
     state: ServerState
     num_bytes: int = 0
     num_leases: int = 0
+    num_waiting: int = 0
     holds_memory: bool = False
     is_leaving: bool = False
     used_s: float = 0.0
     loading: asyncio.Task[None] | None = None
     unloading: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request uses it, or is about to."""
+        return not self.num_leases and not self.num_waiting
 
     @property
     def is_open(self) -> bool:
@@ -202,6 +209,7 @@ class Models:
         if not model.is_open:
             timeout_s = model.state.options.queue_timeout_s
             with model.state.admission.wait(record):
+                model.num_waiting += 1
                 try:
                     async with asyncio.timeout(timeout_s or None):
                         await self._until_open(model)
@@ -209,6 +217,8 @@ class Models:
                     message = f'the model "{model.state.model_name}" could not be loaded within {timeout_s:g} s: other '
                     raise ApiError(503, message + "models are in use, try again later", code="queue_timeout",
                                    retry_after_s=PATIENCE_S) from None  # fmt: skip
+                finally:
+                    model.num_waiting -= 1
         model.num_leases += 1
         if model.expiry is not None:
             model.expiry.cancel()
@@ -231,7 +241,7 @@ class Models:
             model.expiry = asyncio.get_running_loop().call_later(rest_s, self._expire, model)
 
     def _expire(self, model: ServedModel) -> None:
-        if model.is_open and not model.num_leases:
+        if model.is_open and model.is_idle:
             self._unload(model)
 
     async def _until_open(self, model: ServedModel) -> None:
@@ -275,7 +285,7 @@ class Models:
         """Unload the idle model that was used least recently, or wait until something changes."""
         loaded = [model for model in self.by_name.values() if model.is_open and model.state.supervisor.is_ready]
         loaded.sort(key=lambda model: model.used_s)
-        idle = [model for model in loaded if not model.num_leases]
+        idle = [model for model in loaded if model.is_idle]
         if idle:
             await self._unload(idle[0])
             return

@@ -70,7 +70,7 @@ class Endpoint:
         if self.is_open:
             return (503,)
         if self.body is None:
-            found = (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+            found: tuple[int, ...] = (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
             return (400, 404, *found) if self.method == "post" else found
         found = (400, 401, 404, 413, 415, 500, 503)
         return (*found, 429, 504) if self.path in QUEUED_PATHS else found
