@@ -19,7 +19,7 @@ from fastapi import Request
 from quire.byte_sizes import format_bytes
 from quire.config import EngineOptions
 from quire.engine.process.sizes import BUDGET_SHARE, measure
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
 from quire.server.errors import ApiError
 from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
 from quire.server.request_record import RequestRecord
@@ -325,9 +325,11 @@ def make_models(
 ) -> Models:
     """Make the models of a server; `on_lost` is called when that of a server of one model cannot go on.
 
-    Raises: ConfigError if a chat template cannot be read.
+    Raises: ConfigError if a chat template cannot be read, or for a budget without models on demand.
     """
     is_on_demand = len(engine_options) > 1 or options.keep_alive is not None
+    if options.models_memory_bytes is not None and not is_on_demand:
+        raise ConfigError("models_memory_bytes is for models on demand: name several models, or add --keep-alive 5m")
     states: list[ServerState] = []
     for name, model_options in engine_options.items():
         lost = partial(lambda name, error: models.note_lost(name, error), name) if is_on_demand else on_lost
