@@ -1,6 +1,7 @@
 """Sleep, and several models in one server, with real engines."""
 
 import re
+import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,7 @@ def test_served_alone_with_keep_alive_a_model_is_loaded_on_demand(directory: Pat
         server.wait_until("/health?model=tiny", 503)
         assert engines(server.process.pid) == []
         assert server.chat(1)[0] == 200
+        server.wait_until("/health?model=tiny", 503)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr

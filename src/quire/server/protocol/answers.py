@@ -128,7 +128,7 @@ class ModelCard(Answer):
 
 
 class SleepAnswer(Answer):
-    """Whether the model sleeps."""
+    """State of a model after `/sleep` and `/wake_up`."""
 
     is_sleeping: bool
 
