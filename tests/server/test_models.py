@@ -185,6 +185,20 @@ async def test_requests_that_wait_for_a_model_are_bounded_in_number_and_time() -
 
 
 @in_loop
+async def test_no_model_is_unloaded_for_a_client_that_left() -> None:
+    pool = Pool(room=1)
+    async with pool.lease("a"):
+        waiting = asyncio.create_task(pool.use("b"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+    await asyncio.sleep(SOON_S)
+    assert pool.log == ["+a"]
+    await pool.use("b")
+    assert pool.log == ["+a", "-a", "+b"]
+
+
+@in_loop
 async def test_cancelled_request_leaves_the_load_to_others() -> None:
     pool = Pool()
     first, second = asyncio.create_task(pool.use("a")), asyncio.create_task(pool.use("a"))

@@ -109,6 +109,8 @@ def test_keep_alive_and_sleep_unload_and_the_next_request_loads(several: Several
     assert several.request("/v1/completions", {**body, "keep_alive": "soon"})[1]["error"]["param"] == "keep_alive"
     several.request("/v1/completions", {**body, "keep_alive": 0})
     several.wait_until("/health?model=a", 503)
+    assert several.request("/tokenize", {"model": "a", "prompt": "hi"})[1]["count"] == 2
+    assert several.states()["a"] == "unloaded", "its tokenizer stays"
     assert several.request("/wake_up", {})[1]["error"]["param"] == "model"
     assert several.request("/wake_up?model=a", {})[0] == 200
     assert several.states()["a"] == "loaded"

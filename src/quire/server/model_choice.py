@@ -54,14 +54,17 @@ class ModelChoice:
             try:
                 choice = await _choice(message["body"])
                 model = self._models.find(choice.model)
-                lease = self._models.lease(model, scope[RECORD_KEY], choice.keep_alive_s)
-                entering = stack.enter_async_context(lease)
-                await (entering if model.is_open else until_disconnect(receive, entering))
+                scope[STATE_KEY] = model.state
+                # A tokenizer stays when its model is unloaded.
+                if scope["path"] in QUEUED_PATHS or not model.state.supervisor.has_front_end:
+                    entering = stack.enter_async_context(
+                        self._models.lease(model, scope[RECORD_KEY], choice.keep_alive_s)
+                    )
+                    await (entering if model.is_open else until_disconnect(receive, entering))
             except ClientDisconnected:
                 return
             except Exception as error:
                 return await ApiError.of(error).response()(scope, receive, send)
-            scope[STATE_KEY] = model.state
             await self._app(scope, _replayed(message, receive), send)
 
 

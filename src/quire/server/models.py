@@ -209,7 +209,6 @@ class Models:
         if not model.is_open:
             timeout_s = model.state.options.queue_timeout_s
             with model.state.admission.wait(record):
-                model.num_waiting += 1
                 try:
                     async with asyncio.timeout(timeout_s or None):
                         await self._until_open(model)
@@ -217,8 +216,6 @@ class Models:
                     message = f'the model "{model.state.model_name}" could not be loaded within {timeout_s:g} s: other '
                     raise ApiError(503, message + "models are in use, try again later", code="queue_timeout",
                                    retry_after_s=PATIENCE_S) from None  # fmt: skip
-                finally:
-                    model.num_waiting -= 1
         model.num_leases += 1
         if model.expiry is not None:
             model.expiry.cancel()
@@ -245,12 +242,17 @@ class Models:
             self._unload(model)
 
     async def _until_open(self, model: ServedModel) -> None:
-        while not model.is_open:
-            if model.loading is None:
-                model.loading = asyncio.create_task(self._load(model), name="quire-load")
-                model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-            # Other requests wait for the same task: it goes on when one of them is cancelled.
-            await asyncio.shield(model.loading)
+        model.num_waiting += 1
+        try:
+            while not model.is_open:
+                if model.loading is None:
+                    model.loading = asyncio.create_task(self._load(model), name="quire-load")
+                    model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+                # Other requests wait for the same task: it goes on when one of them is cancelled.
+                await asyncio.shield(model.loading)
+        finally:
+            model.num_waiting -= 1
+            self._note_change()
 
     async def _load(self, model: ServedModel) -> None:
         loop = asyncio.get_running_loop()
@@ -260,6 +262,8 @@ class Models:
                 while model.holds_memory:
                     await self._changed.wait()
                 while self._missing_bytes(model) > 0:
+                    if not model.num_waiting:
+                        return  # all clients are gone: nothing is unloaded for them
                     await self._make_room(deadline_s)
                 model.holds_memory = True
             began_s = loop.time()
