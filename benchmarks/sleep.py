@@ -76,12 +76,36 @@ def show_second_model(model: str) -> None:
         server.kill()
 
 
+def show_llm(model: str) -> None:
+    """Sleep and wake up a model in this process."""
+    import psutil
+
+    from quire import LLM, SamplingParams
+
+    def used() -> float:
+        llm.generate([PROMPT] * 4, SamplingParams(max_tokens=16), use_tqdm=False)
+        return process.memory_info().rss / MIB
+
+    process = psutil.Process()
+    empty = process.memory_info().rss / MIB
+    llm = LLM(model)
+    before = used()
+    llm.sleep()
+    asleep = process.memory_info().rss / MIB
+    began_s = time.monotonic()
+    llm.wake_up()
+    wake_s = time.monotonic() - began_s
+    print(f"LLM: before loading {empty:.0f} MiB, loaded {before:.0f}, asleep {asleep:.0f}, wake-up {wake_s:.2f} s, "
+          f"after {used():.0f}; load {llm.llm_engine.startup_times['total']:.2f} s")  # fmt: skip
+
+
 def main() -> None:
     """Print the figures of a model, SmolLM2 unless an argument names another."""
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     show_sleep(model)  # fills the plan cache
     show_sleep(model)
     show_second_model(model)
+    show_llm(model)
 
 
 if __name__ == "__main__":
