@@ -25,9 +25,10 @@ FAULTS = Path(__file__).parents[1] / "tests" / "faults"
 _KEYS = ("QUIRE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
-def quire_serve(model: str, *arguments: str, name: str) -> list[str]:
-    """The command of a server on a free port."""
-    return [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--served-model-name", name, *arguments]
+def quire_serve(model: str, *arguments: str, name: str | None) -> list[str]:
+    """The command of a server on a free port. `name`: of the model in the API; None: those of the arguments."""
+    served = () if name is None else ("--served-model-name", name)
+    return [sys.executable, "-m", "quire", "serve", model, "--port", "0", *served, *arguments]
 
 
 class ServerProcess:
@@ -43,10 +44,11 @@ class ServerProcess:
         """
         # Keys of the user's shell would lock clients out.
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
+        paths = os.pathsep.join(filter(None, (str(FAULTS), inherited.get("PYTHONPATH"))))
         began_s = time.monotonic()
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**inherited, "PYTHONPATH": str(FAULTS), **(environment or {})},
+            env={**inherited, "PYTHONPATH": paths, **(environment or {})},
         )  # fmt: skip
         self.lines: list[str] = []
         self.url = url

@@ -14,6 +14,7 @@ from quire.config import (
     DEFAULT_MAX_NUM_SEQS,
     DTYPES,
     Decision,
+    EngineConfig,
     EngineOptions,
     Hardware,
     ModelConfig,
@@ -164,6 +165,21 @@ def _mlp_size(model: ModelConfig) -> int:
     dense = int(fields.get("intermediate_size") or fields.get("ffn_dim") or 4 * model.hidden_size)
     # A token has a row for each of its experts.
     return max(dense, int(fields.get("num_experts_per_tok") or 1) * int(fields.get("moe_intermediate_size") or dense))
+
+
+def kv_bytes(config: EngineConfig) -> int:
+    """Bytes of the KV cache of each rank."""
+    scheduler = config.scheduler
+    shape = PoolShape(scheduler.kv_cache_groups, scheduler.block_size, scheduler.max_num_batched_tokens)
+    return scheduler.num_blocks * shape.block_bytes
+
+
+def engine_bytes(config: EngineConfig) -> int:
+    """Bytes that an engine may use in all its ranks: weights, KV cache, a step and what processes need."""
+    options, num_tokens = config.options, config.scheduler.max_num_batched_tokens
+    beside = bytes_beside(options, config.model, config.device, config.dtype, num_tokens)
+    num_ranks = options.tensor_parallel_size
+    return config.weight_bytes + num_ranks * (kv_bytes(config) + beside) + (num_ranks - 1) * RANK_RESERVE_BYTES
 
 
 def plan_blocks(

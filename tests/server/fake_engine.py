@@ -140,7 +140,11 @@ class FakeSupervisor:
         self.front_end = FrontEnd(client.engine.config, byte_tokenizer(), None)
         self.options = EngineOptions(max_num_seqs=client.engine.config.scheduler.max_num_seqs)
         self.is_ready = True
+        self.is_asleep = False
         self.num_deaths = 0
+
+    async def sleep(self) -> None:
+        """Its engine has no process and goes on."""
 
 
 def make_server(engine: FakeEngine | None = None, **settings: Any) -> tuple[FastAPI, FakeEngine]:

@@ -185,7 +185,8 @@ def dechunked(data: bytes) -> bytes:
 
 def make_state(client: ThreadedEngineClient | None = None, **options: Any) -> ServerState:
     supervisor = StandInSupervisor(client or ThreadedEngineClient())
-    return ServerState(ServerOptions(**options), "scripted", supervisor)  # type: ignore[arg-type]
+    name = options.get("served_model_name", "scripted")
+    return ServerState(ServerOptions(**options), name, supervisor)  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager

@@ -132,7 +132,12 @@ def test_server_that_is_still_loading_ends_with_a_reason(directory: Path, is_eng
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
-    [(["nowhere"], 3, "no model 'nowhere'"), (["--kv-cache-memory-bytes", "1"], 4, "KV")],
+    [
+        (["nowhere"], 3, "no model 'nowhere'"),
+        (["--kv-cache-memory-bytes", "1"], 4, "KV"),
+        (["--models-memory-bytes", "1MiB"], 2, "--keep-alive 5m"),
+        (["--models-memory-bytes", "1MiB", "b=smollm2"], 4, "more than the 1 MiB available on cpu (--models-memory"),
+    ],
 )
 def test_server_that_cannot_start_prints_one_line(
     directory: Path, arguments: list[str], code: int, message: str

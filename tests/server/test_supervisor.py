@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from quire.config import EngineOptions
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, ModelNotFoundError
 from quire.server import supervisor
+from quire.server.errors import ApiError
 from quire.server.supervisor import Supervisor
 
 LIMIT_S = 60
@@ -47,6 +48,31 @@ class StandInFrontEnd:
 
     def warm_up(self) -> None:
         """Nothing to warm."""
+
+
+def test_model_that_cannot_be_loaded_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "EngineClient", StandInClient)
+    monkeypatch.setattr(supervisor, "FrontEnd", StandInFrontEnd)
+
+    async def fail(*arguments: Any, **options: Any) -> Any:
+        raise ModelNotFoundError("it is gone")
+
+    async def scenario() -> None:
+        watched = Supervisor(EngineOptions(), lambda error: None)
+        await watched.start()
+        await watched.sleep()
+        with monkeypatch.context() as patch:
+            patch.setattr(StandInClient, "start", fail)
+            with pytest.raises(ModelNotFoundError):
+                await watched.wake_up()
+        assert watched.is_asleep
+        with pytest.raises(ApiError, match="/wake_up"):
+            _ = watched.client
+        await watched.wake_up()
+        assert watched.is_ready
+        await watched.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_S))
 
 
 def test_only_an_engine_after_the_first_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:

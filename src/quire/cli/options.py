@@ -64,6 +64,8 @@ COMPUTED_DEFAULTS = {
     "swap_space": "as much as the KV cache, at most 4 GiB",
     "max_num_waiting": "no limit",
     "served_model_name": "the model option",
+    "keep_alive": "one model stays loaded; of several 5m",
+    "models_memory_bytes": "90 % of the memory that is available at start",
     "api_key_file": "none",
     "requests_per_minute": "no limit",
     "tokens_per_minute": "no limit",

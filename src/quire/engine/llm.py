@@ -21,7 +21,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.output_processor import Output
 from quire.engine.prompts import split_prompts
 from quire.engine.scoring import Scoring, make_pairs, probabilities
-from quire.errors import PromptError, QueueFullError, RequestError
+from quire.errors import EngineDeadError, PromptError, QueueFullError, RequestError
 from quire.outputs import (
     BeamSearchOutput,
     ClassificationOutput,
@@ -39,6 +39,7 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 """Template variables that `chat` sets itself, so `chat_template_kwargs` must not."""
 UseTqdm = bool | Callable[..., Any]
 """True or False, or a function with tqdm's arguments that makes a progress bar."""
+ASLEEP = "the model is asleep: wake_up() loads it again"
 TokenCounts = tuple[int, int]
 """Prompt tokens and generated tokens of a finished request."""
 
@@ -217,6 +218,32 @@ class LLM(EngineHandle):
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. Returns False, and does nothing, while requests hold blocks."""
         return self.llm_engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Free weights and KV cache until `wake_up`. Both of vLLM's levels do so: weights come from their files again.
+
+        A second call does nothing. Raises: RequestError for another level, or while another thread uses the model.
+        """
+        if level not in (1, 2):
+            raise RequestError(f"level must be 1 or 2, got {level!r}")
+        if self.is_sleeping():
+            return
+        if self.llm_engine.has_unfinished_requests():
+            raise RequestError("requests are running: sleep when they have ended")
+        self.llm_engine.shutdown()
+        self.llm_engine.dead_error = EngineDeadError(ASLEEP)
+
+    def wake_up(self) -> None:
+        """Load the model again, with the options it had; does nothing if it is awake. Raises: as the constructor."""
+        if self.is_sleeping():
+            from quire.engine.build import build_engine  # imports the kernels
+
+            self._attach(build_engine(self.llm_engine.config.options))
+
+    def is_sleeping(self) -> bool:
+        """Return True between `sleep` and `wake_up`."""
+        error = self.llm_engine.dead_error
+        return error is not None and error.message == ASLEEP
 
     def __repr__(self) -> str:
         config = self.llm_engine.config

@@ -114,7 +114,9 @@ class Admission:
         supervisor: Supervisor,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
+        limits: dict[str, RateLimits] | None = None,
     ) -> None:
+        """`limits`: by key, shared with other models."""
         self.num_requests = 0
         self.num_refused: Counter[str] = Counter()
         """By reason: the `code` of the error."""
@@ -124,7 +126,7 @@ class Admission:
         self._num_prompt_tokens = 0
         self._next_return_s = 0.0
         self._held: Counter[str] = Counter()
-        self._limits: dict[str, RateLimits] = {}
+        self.limits: dict[str, RateLimits] = {} if limits is None else limits
         self._tracer = tracer
 
     # --- Calls of the routes --------------------------------------------------------------------
@@ -153,9 +155,19 @@ class Admission:
         finally:
             self._hold(record, -num_prompt_tokens, -num_completions)
 
+    @contextmanager
+    def wait(self, record: RequestRecord) -> Iterator[None]:
+        """Hold a place while the body waits for the model. Raises: ApiError 429 with `Retry-After`."""
+        self.check_room(record, 1)
+        self._hold(record, 0, 1)
+        try:
+            yield
+        finally:
+            self._hold(record, 0, -1)
+
     def rate_limit_headers(self, record: RequestRecord) -> list[tuple[bytes, bytes]]:
         """Return the `x-ratelimit-*` headers of a key. This does not make it a known key."""
-        limits = self._limits.get(record.client_id) or RateLimits(self._options, self._clock)
+        limits = self.limits.get(record.client_id) or RateLimits(self._options, self._clock)
         return limits.headers()
 
     # --- The queue ------------------------------------------------------------------------------
@@ -179,7 +191,7 @@ class Admission:
                 f"{num_tokens} prompt tokens wait already, of at most {options.max_queued_tokens}", statistics
             )
         share = max(1, limit - limit // RESERVED_SHARE)
-        if len(self._limits) > 1 and self._held[record.client_id] + num_completions > share:
+        if len(self.limits) > 1 and self._held[record.client_id] + num_completions > share:
             raise self._full(
                 f"this key has {self._held[record.client_id]} completions here, of at most {share}", statistics
             )
@@ -208,9 +220,9 @@ class Admission:
             raise self._refuse(ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s))
 
     def _limits_of(self, record: RequestRecord) -> RateLimits:
-        limits = self._limits.get(record.client_id)
+        limits = self.limits.get(record.client_id)
         if limits is None:
-            limits = self._limits[record.client_id] = RateLimits(self._options, self._clock)
+            limits = self.limits[record.client_id] = RateLimits(self._options, self._clock)
         return limits
 
     def _hold(self, record: RequestRecord, num_prompt_tokens: int, num_completions: int) -> None:

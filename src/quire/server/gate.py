@@ -19,6 +19,7 @@ from quire.server.errors import ApiError
 from quire.server.keys import KeyRing, check_exposure
 from quire.server.request_record import ANONYMOUS, CLIENT_LEFT, RECORD_KEY, Caller, RequestRecord
 from quire.server.state import ServerState
+from quire.server.supervisor import asleep
 
 ACCESS_LOG = logging.getLogger("quire.access")
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -168,13 +169,15 @@ class Gate:
         return "*" in self._origins or origin.decode("latin-1") in self._origins
 
     def _check_state(self, scope: Scope) -> None:
-        """Raises: ApiError 503 while the server drains; ApiError 429 while the queue is full, whatever the body."""
+        """Raises: ApiError 503 while the server drains or sleeps; ApiError 429 while the queue is full."""
         if self._state.is_draining and scope["path"] not in OPEN_WHILE_DRAINING:
             raise ApiError(
                 503, "the server is shutting down: ask another one", code="draining",
                 retry_after_s=self._state.options.drain_timeout_s, extra_headers={"Connection": "close"},
             )  # fmt: skip
-        if scope["method"] == "POST" and scope["path"] in QUEUED_PATHS:
+        if scope["method"] == "POST" and scope["path"] in QUEUED_PATHS and not self._state.is_on_demand:
+            if self._state.is_asleep:
+                raise asleep()
             self._state.admission.check_room(scope[RECORD_KEY], 1)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:

@@ -73,11 +73,9 @@ HISTOGRAMS = (
 class Metrics(Collector):
     """The content of `/metrics`. For one event loop."""
 
-    def __init__(self, options: ServerOptions, model_name: str, supervisor: Supervisor, admission: Admission) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._model_name = model_name
-        self._supervisor = supervisor
-        self._admission = admission
+        self._models: list[tuple[str, Supervisor, Admission]] = []
         self._lag_timer: asyncio.TimerHandle | None = None
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self._http = prometheus_client.Counter(
@@ -93,6 +91,10 @@ class Metrics(Collector):
         )  # fmt: skip
         registry.register(self)
         ProcessCollector(registry=registry)
+
+    def add_model(self, name: str, supervisor: Supervisor, admission: Admission) -> None:
+        """Show the metrics of a model too. Of several models each has its name as the label `model`."""
+        self._models.append((name, supervisor, admission))
 
     def render(self) -> bytes:
         """Return the page."""
@@ -122,12 +124,18 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every metric as it is now."""
-        supervisor, name = self._supervisor, self._model_name
-        yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), [((__version__, name), 1)])
+        versions = [((__version__, name), 1) for name, _, _ in self._models]
+        yield _family(_GAUGE, "quire_build_info", "Version and model", ("version", "model"), versions)
+        if len(self._models) == 1:
+            yield from self._of_model(*self._models[0])
+        else:
+            yield from _labelled((model[0], self._of_model(*model)) for model in self._models)
+
+    def _of_model(self, name: str, supervisor: Supervisor, admission: Admission) -> Iterable[Metric]:
         yield _GAUGE("quire_engine_up", "1 while the engine takes requests", supervisor.is_ready)
         yield _COUNTER("quire_engine_deaths", "Engine processes that ended unexpectedly", supervisor.num_deaths)
-        yield _GAUGE("quire_admitted_requests", "Completions, waiting or running", self._admission.num_requests)
-        refused = [((reason,), number) for reason, number in {**_NO_REFUSALS, **self._admission.num_refused}.items()]
+        yield _GAUGE("quire_admitted_requests", "Completions, waiting or running", admission.num_requests)
+        refused = [((reason,), number) for reason, number in {**_NO_REFUSALS, **admission.num_refused}.items()]
         yield _family(_COUNTER, "quire_refused_requests", "Refused requests", ("reason",), refused)
         yield from engine_metrics(statistics_of(supervisor), name if self._options.metrics_names == "vllm" else None)
 
@@ -160,6 +168,17 @@ def engine_metrics(statistics: Statistics, vllm_model_name: str | None = None) -
         of_models = [((*of_vllm, reason), number) for reason, number in finished.items()]
         labels = (*VLLM_LABELS, "finished_reason")
         yield _family(_COUNTER, "vllm:request_success", "Requests that ended", labels, of_models)
+
+
+def _labelled(models: Iterable[tuple[str, Iterable[Metric]]]) -> Iterable[Metric]:
+    """Merge the metrics of several models, with the model's name as a label. vLLM's have one of their own."""
+    merged: dict[str, Metric] = {}
+    for name, metrics in models:
+        for metric in metrics:
+            family = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            label = {} if metric.name.startswith("vllm:") else {"model": name}
+            family.samples += [sample._replace(labels={**label, **sample.labels}) for sample in metric.samples]
+    return merged.values()
 
 
 def _family(

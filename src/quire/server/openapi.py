@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from quire import __version__
 from quire.server.gate import OPEN_PATHS, QUEUED_PATHS, RERANK_PATHS, SCORE_PATHS
-from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, StatusAnswer, VersionAnswer
+from quire.server.protocol.answers import ErrorAnswer, ModelCard, ModelList, SleepAnswer, StatusAnswer, VersionAnswer
 from quire.server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.server.protocol.prompts import (
     Completion,
@@ -54,7 +54,9 @@ ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Description of a route. `chunk`: the data of an event, if the answer can be a stream."""
+    """Description of a route. `chunk`: the data of an event, if the answer can be a stream. `query`: the parameter of
+    the URL, and its values.
+    """
 
     method: str
     path: str
@@ -63,6 +65,7 @@ class Endpoint:
     answer: type[BaseModel] | None
     chunk: type[BaseModel] | None = None
     media_type: str = "application/json"
+    query: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +78,8 @@ class Endpoint:
         if self.is_open:
             return (503,)
         if self.body is None:
-            return (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+            found: tuple[int, ...] = (401, 404, 500, 503) if "{" in self.path else (401, 500, 503)
+            return (400, 404, *found) if self.method == "post" else found
         found = (400, 401, 404, 413, 415, 500, 503)
         return (*found, 429, 504) if self.path in QUEUED_PATHS else found
 
@@ -90,10 +94,14 @@ ENDPOINTS = (
     *(Endpoint("post", path, "Score pairs of texts", ScoreRequest, ScoreList) for path in SCORE_PATHS),
     *(Endpoint("post", path, "Sort documents by a query", RerankRequest, RerankAnswer) for path in RERANK_PATHS),
     Endpoint("post", "/classify", "Probabilities of labels", ClassifyRequest, ClassifyAnswer),
-    Endpoint("get", "/v1/models", "The model of this server", None, ModelList),
+    Endpoint("get", "/v1/models", "The models of this server", None, ModelList),
     Endpoint("get", "/v1/models/{model_id}", "One model", None, ModelCard),
     Endpoint("post", "/tokenize", "Token ids of a prompt or a conversation", TokenizeRequest, TokenizeAnswer),
     Endpoint("post", "/detokenize", "The text of token ids", DetokenizeRequest, DetokenizeAnswer),
+    Endpoint("post", "/sleep", "Free the memory of the model", None, SleepAnswer,
+             query=("level", ("1", "2"))),
+    Endpoint("post", "/wake_up", "Load the model again", None, SleepAnswer),
+    Endpoint("get", "/is_sleeping", "Whether the model sleeps", None, SleepAnswer),
     Endpoint("get", "/version", "The server's version", None, VersionAnswer),
     Endpoint("get", "/health/live", "Whether the server makes progress", None, StatusAnswer),
     Endpoint("get", "/health/ready", "Whether requests are taken", None, StatusAnswer),
@@ -150,6 +158,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
+    if endpoint.query is not None:
+        name, values = endpoint.query
+        operation["parameters"] = [{"name": name, "in": "query", "schema": {"type": "string", "enum": list(values)}}]
     if endpoint.is_open:
         operation["security"] = []
     return operation

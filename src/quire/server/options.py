@@ -5,6 +5,8 @@ API keys are no options, so that a list of processes never shows one: `keys.py` 
 """
 
 import ipaddress
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,6 +17,10 @@ from quire.errors import ConfigError
 LOG_FORMATS = ("text", "json")
 METRICS_NAMES = ("quire", "vllm")
 REASONING_FORMATS = ("auto", "none")
+DEFAULT_KEEP_ALIVE = "5m"
+"""Of a server of several models; one model stays loaded."""
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
 
@@ -26,6 +32,11 @@ class ServerOptions:
     host: str = option("127.0.0.1", "address to listen on", group="server")
     port: int = option(8000, "port to listen on; 0: any free one", group="server")
     served_model_name: str | None = option(None, "the model's name in the API; unset: the model option", group="server")
+    keep_alive: str | None = option(
+        None, "time that an idle model stays loaded, such as 5m; 0: until its request ends; -1: as long as there is "
+        "room; then it is loaded on demand", group="server",
+    )  # fmt: skip
+    models_memory_bytes: int | None = option(None, "memory for all loaded models together", group="server")
     drain_timeout_s: float = option(30.0, "after SIGTERM, time that running requests have to finish", group="server")
     log_format: str = option("text", "log lines as text or as JSON", choices=LOG_FORMATS, group="server")
     metrics_names: str = option(
@@ -61,10 +72,12 @@ class ServerOptions:
             value: Any = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e9:
                 raise ConfigError(f"{name}={value!r} is not a number of seconds of at least 0")
-        for name in ("max_body_bytes", "max_queued_requests", "max_queued_tokens", "requests_per_minute",
-                     "tokens_per_minute"):  # fmt: skip
+        if self.keep_alive is not None:
+            parse_keep_alive(self.keep_alive)
+        optional = ("requests_per_minute", "tokens_per_minute", "models_memory_bytes")
+        for name in ("max_body_bytes", "max_queued_requests", "max_queued_tokens", *optional):
             value = getattr(self, name)
-            if value is None and name.endswith("_per_minute"):
+            if value is None and name in optional:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
                 raise ConfigError(f"{name}={value!r} is not a whole number in 1 … {MAX_LIMIT}")
@@ -86,3 +99,21 @@ class ServerOptions:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def parse_keep_alive(value: str | float) -> float:
+    """Return the seconds of Ollama's `keep_alive`: a number of seconds or a duration such as "1h30m"; inf below 0.
+
+    Raises: ConfigError.
+    """
+    text = str(value).strip()
+    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
+    try:
+        seconds = float(digits)
+    except ValueError:
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _DURATION.findall(digits))
+        if not digits or _DURATION.sub("", digits):
+            seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"keep_alive={value!r} is no duration: seconds, or a text such as 5m, 1h30m, 0 or -1")
+    return math.inf if sign * seconds < 0 else seconds

@@ -13,22 +13,23 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.connection import ACCEPTED_AT_ONCE, Connection
 from quire.server.gate import Gate
 from quire.server.logs import use_format
+from quire.server.model_choice import ModelChoice
+from quire.server.models import make_models
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
 from quire.server.routes import make_app
-from quire.server.state import ServerState
-from quire.server.supervisor import Supervisor
 
 LOGGER = logging.getLogger("quire.server")
 BACKLOG = 2048
@@ -47,18 +48,19 @@ def serve(
     engine_options: EngineOptions,
     options: ServerOptions,
     *,
+    others: Mapping[str, EngineOptions] | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT. `others`: further models by name, all loaded on demand then.
 
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
-    name = options.model_name(engine_options)
-    with bind(options.host, options.port) as listener, registered(_url(listener), name):
-        asyncio.run(_Service(listener, engine_options, options).run(on_ready))
+    by_name = {options.model_name(engine_options): engine_options, **(others or {})}
+    with bind(options.host, options.port) as listener, registered(_url(listener), ", ".join(by_name)):
+        asyncio.run(_Service(listener, by_name, options).run(on_ready))
 
 
 def raise_file_limit() -> None:
@@ -112,15 +114,19 @@ class _Service:
     def __init__(
         self,
         listener: socket.socket,
-        engine_options: EngineOptions,
+        engine_options: Mapping[str, EngineOptions],
         options: ServerOptions,
     ) -> None:
+        """`engine_options`: of each model, by its name."""
         self._listener = listener
         self._options = options
-        self._supervisor = Supervisor(engine_options, self._on_engine_lost)
-        self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
+        self._models = make_models(engine_options, options, self._on_engine_lost)
+        self._state = self._models.default.state
+        app: ASGIApp = make_app(self._state, self._models)
+        if self._models.is_on_demand:
+            app = ModelChoice(app, self._models)
         config = uvicorn.Config(
-            Gate(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            Gate(app, self._state), http=Connection, ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
@@ -138,9 +144,9 @@ class _Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        starting = asyncio.create_task(self._supervisor.start())
+        starting = asyncio.create_task(self._models.start())
         stopping = asyncio.create_task(self._stop_wanted.wait())
-        watching = asyncio.create_task(self._state.health.watch(), name="quire-health")
+        watching = asyncio.create_task(self._models.watch())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
@@ -152,7 +158,7 @@ class _Service:
         finally:
             for task in (starting, stopping, watching):
                 task.cancel()
-            await self._supervisor.stop()
+            await self._models.stop()
             self._http.should_exit = True
             await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
         if self._failure is not None:
@@ -183,10 +189,10 @@ class _Service:
         self._state.is_draining = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_s
-        num_requests = self._state.admission.num_requests
+        num_requests = self._models.num_requests
         if num_requests:
             LOGGER.warning("draining: %d requests have %g s to finish", num_requests, self._options.drain_timeout_s)
-        while self._state.admission.num_requests and loop.time() < deadline and not self._stop_now.is_set():
+        while self._models.num_requests and loop.time() < deadline and not self._stop_now.is_set():
             await asyncio.sleep(DRAIN_CHECK_S)
 
 

@@ -12,27 +12,40 @@ from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
 from quire.server.tracing import Tracer
 
+STATE_KEY = "quire.state"
+"""Key of the chosen model's state in the ASGI scope, where requests choose."""
+
 
 @dataclass(slots=True)
 class ServerState:
-    """A server. `is_draining`: it was told to stop and refuses new requests."""
+    """A server and its model; of several models each has one. Requests without a model get the first.
+
+    `first`: the state whose metrics and rate limits this one shares. `is_draining`: the server was told to stop and
+    refuses new requests. `is_asleep`: the model sleeps, or will when its requests have ended. `is_on_demand`: requests
+    load it.
+    """
 
     options: ServerOptions
     model_name: str
     supervisor: Supervisor
+    first: "ServerState | None" = None
     is_draining: bool = False
+    is_asleep: bool = False
+    is_on_demand: bool = False
     admission: Admission = field(init=False)
     metrics: Metrics = field(init=False)
     health: Health = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ))
-        self.metrics = Metrics(self.options, self.model_name, self.supervisor, self.admission)
+        limits = None if self.first is None else self.first.admission.limits
+        self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ), limits=limits)
+        self.metrics = Metrics(self.options) if self.first is None else self.first.metrics
+        self.metrics.add_model(self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor)
 
 
 def state_of(request: Request) -> ServerState:
-    """Return the state of the server that got a request."""
-    state = request.app.state.quire
+    """Return the state of the model that a request chose; the only model's or the first one's else."""
+    state = request.scope.get(STATE_KEY) or request.app.state.quire
     assert isinstance(state, ServerState)
     return state

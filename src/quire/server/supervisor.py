@@ -27,6 +27,7 @@ class EngineState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    ASLEEP = "asleep"
     STOPPED = "stopped"
 
 
@@ -52,11 +53,23 @@ class Supervisor:
         return self.state is EngineState.READY
 
     @property
+    def is_asleep(self) -> bool:
+        """True if the engine was ended and waits to be started again."""
+        return self.state is EngineState.ASLEEP
+
+    @property
     def client(self) -> EngineClient:
         """The running engine. Raises: ApiError 503 while there is none."""
+        if self.is_asleep:
+            raise asleep()
         if self._client is None or not self.is_ready:
             raise _not_ready(f"the engine is {self.state.value}")
         return self._client
+
+    @property
+    def has_front_end(self) -> bool:
+        """True after the first start."""
+        return self._front_end is not None
 
     @property
     def front_end(self) -> FrontEnd:
@@ -73,9 +86,27 @@ class Supervisor:
         await self._launch()
         self._task = asyncio.create_task(self._watch(), name="quire-supervisor")
 
-    async def stop(self) -> None:
+    async def sleep(self) -> None:
+        """End the engine's process, which gives all of its memory back. The tokenizer and checks stay."""
+        await self.stop(EngineState.ASLEEP)
+
+    def rest(self) -> None:
+        """Take note that no engine runs, and that `wake_up` starts one."""
+        self.state = EngineState.ASLEEP
+
+    async def wake_up(self) -> None:
+        """Start the engine again. Raises: as `start`; it then sleeps on."""
+        self.state = EngineState.STARTING
+        try:
+            await self.start()
+        except BaseException:
+            if self.state is not EngineState.STOPPED:
+                self.rest()
+            raise
+
+    async def stop(self, state: EngineState = EngineState.STOPPED) -> None:
         """End the engine, and all requests with it."""
-        self.state = EngineState.STOPPED
+        self.state = state
         if self._task is not None:
             self._task.cancel()
         if self._client is not None:
@@ -116,6 +147,11 @@ class Supervisor:
                 LOGGER.error("the engine does not start again: %s", error.message)
                 self._died.set()
                 await asyncio.sleep(1)
+
+
+def asleep() -> ApiError:
+    """Return the refusal of a request to a model that sleeps."""
+    return ApiError(503, "the model is asleep: POST /wake_up loads it again", code="model_asleep")
 
 
 def _not_ready(what: str) -> ApiError:

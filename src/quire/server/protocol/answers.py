@@ -105,8 +105,17 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Token id → log-probability, for each position of the prompt; the first has none."""
 
 
+class ModelStatus(Answer):
+    """llama.cpp's field: whether the model is in memory."""
+
+    value: Literal["loaded", "loading", "unloaded", "sleeping"]
+
+
 class ModelCard(Answer):
-    """A model, under the name that requests use. `created` is when the server started."""
+    """A model, under the name that requests use. `created` is when the server started.
+
+    `max_model_len` is null before the model is loaded for the first time.
+    """
 
     id: str
     object: Literal["model"]
@@ -114,7 +123,14 @@ class ModelCard(Answer):
     owned_by: str
     root: str
     parent: None
-    max_model_len: int
+    max_model_len: int | None
+    status: ModelStatus
+
+
+class SleepAnswer(Answer):
+    """State of a model after `/sleep` and `/wake_up`."""
+
+    is_sleeping: bool
 
 
 class ModelList(Answer):

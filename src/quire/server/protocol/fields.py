@@ -23,8 +23,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from quire.errors import InvalidParameterError
+from quire.errors import ConfigError, InvalidParameterError
 from quire.sampling_params import SamplingParams
+from quire.server.options import parse_keep_alive
 from quire.structured_outputs import MAX_CHOICES, MAX_TEXT_BYTES, StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
@@ -147,6 +148,14 @@ def _kind_of_prompt(value: Any) -> str:
     return "<ids>" if isinstance(first, int) else "<texts>"
 
 
+def _check_keep_alive(value: float | str) -> float | str:
+    try:
+        parse_keep_alive(value)
+    except ConfigError:
+        raise ValueError("must be seconds or a duration such as 5m, 1h30m, 0 or -1") from None
+    return value
+
+
 Text = Annotated[str, Field(min_length=1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
@@ -169,6 +178,12 @@ TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """A token id as the key of an object."""
 Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 ShortText = Annotated[str, Field(max_length=512)]
+KeepAlive = Annotated[
+    Annotated[float, Tag("<number>")] | Annotated[ShortText, Tag("<text>")],
+    Discriminator(lambda value: "<text>" if isinstance(value, str) else "<number>"),
+    AfterValidator(_check_keep_alive),
+]
+"""Seconds or a duration such as "5m"; 0: until the request ends; below 0: as long as there is room."""
 ModelName = Annotated[str, Field(max_length=512), AfterValidator(lambda name: name or None)]
 """Unset or empty: the served model."""
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
@@ -273,8 +288,9 @@ class StreamOptions(Body):
 
 
 class IgnoredFields(Body):
-    """OpenAI's fields without effect here."""
+    """Fields without effect on the answer. `keep_alive` is Ollama's, for servers that load models on demand."""
 
+    keep_alive: KeepAlive | None = None
     user: ShortText | None = None
     metadata: Metadata | None = None
     service_tier: ServiceTier | None = None

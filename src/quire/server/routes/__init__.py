@@ -8,18 +8,23 @@ from fastapi.routing import APIRoute
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, completions, embeddings, page, responses, scores, status, tokens, xray
+from quire.server.models import Models
+from quire.server.routes import chat, completions, embeddings, page, responses, scores, sleep, status, tokens, xray
 from quire.server.state import ServerState
 
-MODULES = (status, chat, completions, responses, embeddings, scores, tokens, xray, page)
+MODULES = (status, chat, completions, responses, embeddings, scores, tokens, sleep, xray, page)
 
 
-def make_app(state: ServerState) -> FastAPI:
-    """Make the application of a server. The caller starts and stops the engine."""
+def make_app(state: ServerState, models: Models | None = None) -> FastAPI:
+    """Make the application of a server. `models`: of several, `state` being the first's.
+
+    The caller starts and stops the engines.
+    """
     app = FastAPI(
         title="Quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     app.state.quire = state
+    app.state.models = Models([state]) if models is None else models
     routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute))
     install_error_handlers(app, [route.path for route in routes if "{" not in route.path])
     for module in MODULES:

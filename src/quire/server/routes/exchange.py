@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from quire.engine.process.messages import RequestUpdate
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import collect, until_disconnect
+from quire.server.models import models_of
 from quire.server.protocol.fields import Body
 from quire.server.protocol.validation import parse_body
 from quire.server.request_record import Caller, record_of
@@ -37,15 +38,8 @@ async def read_body(request: Request, kind: type[_B]) -> _B:
     data = await request.body()
     is_large = len(data) > LARGE_BYTES
     body = await asyncio.to_thread(parse_body, kind, data) if is_large else parse_body(kind, data)
-    check_model(state_of(request), getattr(body, "model", None))
+    models_of(request).find(getattr(body, "model", None))
     return body
-
-
-def check_model(state: ServerState, name: str | None) -> None:
-    """Raises: ApiError 404 for a model that is not served; None is any."""
-    if name is not None and name != state.model_name:
-        message = f'the model "{name[:100]}" does not exist; this server has "{state.model_name}"'
-        raise ApiError(404, message, code="model_not_found", param="model")
 
 
 async def prepare(

@@ -13,9 +13,10 @@ from quire import __version__
 from quire.server.errors import ApiError, JsonResponse
 from quire.server.generation import timestamp
 from quire.server.metrics import CONTENT_TYPE
+from quire.server.models import ServedModel, models_of
 from quire.server.openapi import build_document
-from quire.server.routes.exchange import check_model
-from quire.server.state import ServerState, state_of
+from quire.server.state import state_of
+from quire.server.supervisor import asleep
 
 router = APIRouter()
 PROBE_METHODS = ["GET", "HEAD"]
@@ -26,8 +27,9 @@ STARTED = timestamp()
 @router.api_route("/health/live", methods=PROBE_METHODS)
 async def live(request: Request) -> Response:
     """Answer 200 while the server makes progress, also while it starts or drains. A platform restarts it otherwise."""
-    health = state_of(request).health
-    if health.is_stalled():
+    stalled = [model.state.health for model in models_of(request).by_name.values() if model.state.health.is_stalled()]
+    if stalled:
+        health = stalled[0]
         message = f"requests are under way, but no step of the engine has ended for {health.stall_s():.0f} s"
         raise ApiError(503, message, code="engine_stalled")
     return JsonResponse({"status": "live"})
@@ -37,10 +39,16 @@ async def live(request: Request) -> Response:
 @router.api_route("/health", methods=PROBE_METHODS)
 @router.api_route("/ping", methods=PROBE_METHODS)
 async def ready(request: Request) -> Response:
-    """Answer 200 while the server takes requests."""
-    state = state_of(request)
+    """Answer 200 while the server takes requests; with `?model=NAME` while that model is loaded and answers."""
+    state, models = state_of(request), models_of(request)
     if state.is_draining:
         raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=RETRY_AFTER_S)
+    name = request.query_params.get("model")
+    if models.is_on_demand and name is None:
+        return JsonResponse({"status": "ready"})
+    state = models.find(name).state
+    if state.is_asleep:
+        raise asleep()
     if not state.supervisor.is_ready:
         message = f"the engine is {state.supervisor.state.value}"
         raise ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S)
@@ -64,16 +72,15 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """Return a list of the one model of this server."""
-    return JsonResponse({"object": "list", "data": [_card(state_of(request))]})
+    """Return a list of the models of this server."""
+    cards = [_card(model) for model in models_of(request).by_name.values()]
+    return JsonResponse({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request) -> Response:
     """Return one model."""
-    state = state_of(request)
-    check_model(state, request.path_params["model_id"])
-    return JsonResponse(_card(state))
+    return JsonResponse(_card(models_of(request).find(request.path_params["model_id"])))
 
 
 @router.get("/openapi.json")
@@ -82,8 +89,9 @@ async def openapi() -> Response:
     return Response(_document(), media_type="application/json")
 
 
-def _card(state: ServerState) -> dict[str, Any]:
-    config = state.supervisor.front_end.config
+def _card(model: ServedModel) -> dict[str, Any]:
+    state = model.state
+    is_known = not state.is_on_demand or state.supervisor.has_front_end
     return {
         "id": state.model_name,
         "object": "model",
@@ -91,7 +99,8 @@ def _card(state: ServerState) -> dict[str, Any]:
         "owned_by": "quire",
         "root": state.model_name,
         "parent": None,
-        "max_model_len": config.scheduler.max_model_len,
+        "max_model_len": state.supervisor.front_end.config.scheduler.max_model_len if is_known else None,
+        "status": {"value": model.status},
     }
 
 

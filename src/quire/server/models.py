@@ -1,0 +1,350 @@
+"""Models of one server: which of them are loaded, within a memory budget and as long as they are used.
+
+A server of one model loads it at start and keeps it; `/sleep` ends its engine's process and `/wake_up` starts it. With
+several models, or a keep-alive time, models are loaded on demand: a request holds a lease on its model, which is loaded
+first if there is room. For room the model used least recently is unloaded, once it is idle.
+Knows no HTTP beyond the errors. Next to read: `model_choice.py`, `supervisor.py`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fastapi import Request
+
+from quire.byte_sizes import format_bytes
+from quire.config import EngineOptions
+from quire.engine.process.sizes import BUDGET_SHARE, measure
+from quire.errors import ConfigError, QuireError
+from quire.server.errors import ApiError
+from quire.server.options import DEFAULT_KEEP_ALIVE, ServerOptions, parse_keep_alive
+from quire.server.request_record import RequestRecord
+from quire.server.state import ServerState
+from quire.server.supervisor import Supervisor
+
+LOGGER = logging.getLogger("quire.server")
+DRAIN_CHECK_S = 0.02
+FIRST_USE_S = 1.0
+"""Shortest time that a loaded model waits for its first request, also with a keep-alive time of 0."""
+PATIENCE_S = 10.0
+"""Time that a model waits for others to become idle. Then the one used least recently gets no further requests."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """A model of the server.
+
+    num_bytes: memory that its engine may use. num_leases: requests that use it. num_waiting: requests that wait for it
+    to be loaded. holds_memory: it is loaded, or is being
+    loaded or unloaded. is_leaving: it is unloaded when its last request ends. used_s: end of its last request, by the
+    event loop's clock.
+    """
+
+    state: ServerState
+    num_bytes: int = 0
+    num_leases: int = 0
+    num_waiting: int = 0
+    holds_memory: bool = False
+    is_leaving: bool = False
+    used_s: float = 0.0
+    loading: asyncio.Task[None] | None = None
+    unloading: asyncio.Task[None] | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request uses it, or is about to."""
+        return not self.num_leases and not self.num_waiting
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests may use it: it is loaded, or its engine is being replaced."""
+        return self.holds_memory and not self.is_leaving and self.loading is None
+
+    @property
+    def status(self) -> str:
+        """State of the model as `/v1/models` shows it, in llama.cpp's words."""
+        supervisor = self.state.supervisor
+        if self.state.is_asleep:
+            return "sleeping"
+        return "loaded" if supervisor.is_ready else "unloaded" if supervisor.is_asleep else "loading"
+
+
+class Models:
+    """The models of a server by name. For one event loop."""
+
+    def __init__(
+        self, states: Sequence[ServerState], *, keep_alive_s: float | None = None, budget_bytes: float = math.inf
+    ) -> None:
+        """`states`: the first is the default. `keep_alive_s` None: one model, which stays loaded; else the time for
+        which an idle model stays loaded."""
+        self.by_name = {state.model_name: ServedModel(state) for state in states}
+        self.default = self.by_name[states[0].model_name]
+        self.budget_bytes = budget_bytes
+        self._keep_alive_s = keep_alive_s
+        for state in states if self.is_on_demand else ():
+            state.is_on_demand = True
+            state.supervisor.rest()
+        self._making_room = asyncio.Lock()
+        self._sleeping = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    @property
+    def is_on_demand(self) -> bool:
+        """True if models are loaded when a request needs them."""
+        return self._keep_alive_s is not None
+
+    @property
+    def num_requests(self) -> int:
+        """Completions in the server, those that wait for a model included."""
+        return sum(model.state.admission.num_requests for model in self.by_name.values())
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model, the default one without a name. Raises: ApiError 404 for a model that is not served."""
+        model = self.by_name.get(name) if name else self.default
+        if model is None:
+            served = ", ".join(f'"{known}"' for known in self.by_name)
+            message = f'the model "{(name or "")[:100]}" does not exist; this server has {served}'
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return model
+
+    # --- Life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the default model. Raises: the error of loading it; CapacityError if any model exceeds the budget."""
+        if self.is_on_demand:
+            await self._measure()
+            await self._until_open(self.default)
+        else:
+            await self.default.state.supervisor.start()
+
+    async def _measure(self) -> None:
+        """Set the budget and the memory of each model, which then stays as measured."""
+        chosen = self.default.state.options.models_memory_bytes
+        supervisors = [model.state.supervisor for model in self.by_name.values()]
+        sizes = await measure([supervisor.options for supervisor in supervisors], chosen)
+        self.budget_bytes = sizes.budget_bytes
+        for model, size in zip(self.by_name.values(), sizes.models, strict=True):
+            model.num_bytes = size.num_bytes
+            options = model.state.supervisor.options
+            if options.num_blocks_override is None:
+                model.state.supervisor.options = replace(options, kv_cache_memory_bytes=size.kv_bytes)
+        reason = "chosen" if chosen else f"{BUDGET_SHARE:.0%} of the memory that was available at start"
+        LOGGER.info("models_memory_bytes = %s: %s", format_bytes(sizes.budget_bytes), reason)
+
+    async def watch(self) -> None:
+        """Ping silent engines until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for model in self.by_name.values():
+                group.create_task(model.state.health.watch(), name="quire-health")
+
+    async def stop(self) -> None:
+        """End all engines, and all requests with them."""
+        for model in self.by_name.values():
+            if model.loading is not None:
+                model.loading.cancel()
+            if model.expiry is not None:
+                model.expiry.cancel()
+        await asyncio.gather(*(model.state.supervisor.stop() for model in self.by_name.values()))
+
+    def note_lost(self, name: str, error: QuireError) -> None:
+        """Take note that a model's engine died too often: the next request loads it anew."""
+        LOGGER.error("%s: %s; the next request loads the model again", name, error.message)
+        model = self.by_name[name]
+        model.state.supervisor.rest()
+        model.holds_memory = model.is_leaving = False
+        self._note_change()
+
+    # --- Sleep ----------------------------------------------------------------------------------
+
+    async def sleep(self, model: ServedModel, timeout_s: float) -> None:
+        """Let running requests finish for `timeout_s`, then free the model's memory; does nothing if it sleeps.
+
+        Raises: ApiError 503 while the model is being loaded.
+        """
+        if self.is_on_demand:
+            if model.is_open:
+                model.is_leaving = True
+                await self._until_idle(model, timeout_s)
+                if model.is_leaving:
+                    await self._unload(model)
+            return
+        async with self._sleeping:
+            state = model.state
+            if not state.is_asleep:
+                _ = state.supervisor.client  # raises while there is none
+                state.is_asleep = True
+                await self._until_idle(model, timeout_s)
+                await state.supervisor.sleep()
+
+    async def wake_up(self, model: ServedModel) -> None:
+        """Load a model that sleeps; does nothing if it is awake. Raises: the error of loading it."""
+        if self.is_on_demand:
+            return await self._until_open(model)
+        async with self._sleeping:
+            if model.state.is_asleep:
+                await model.state.supervisor.wake_up()
+                model.state.is_asleep = False
+
+    async def _until_idle(self, model: ServedModel, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while loop.time() < deadline_s:
+            if not (model.num_leases if self.is_on_demand else model.state.admission.num_requests):
+                return
+            await asyncio.sleep(DRAIN_CHECK_S)
+
+    # --- Models on demand -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def lease(self, model: ServedModel, record: RequestRecord, keep_alive_s: float | None) -> AsyncIterator[None]:
+        """Hold a loaded model while the body runs; load it first. `keep_alive_s` None: the server's.
+
+        Raises: ApiError 429 while its queue is full, 503 if it was not loaded in time; the error of loading it.
+        """
+        if not model.is_open:
+            timeout_s = model.state.options.queue_timeout_s
+            with model.state.admission.wait(record):
+                try:
+                    async with asyncio.timeout(timeout_s or None):
+                        await self._until_open(model)
+                except TimeoutError:
+                    message = f'the model "{model.state.model_name}" could not be loaded within {timeout_s:g} s: other '
+                    raise ApiError(503, message + "models are in use, try again later", code="queue_timeout",
+                                   retry_after_s=PATIENCE_S) from None  # fmt: skip
+        model.num_leases += 1
+        if model.expiry is not None:
+            model.expiry.cancel()
+        try:
+            yield
+        finally:
+            model.num_leases -= 1
+            model.used_s = asyncio.get_running_loop().time()
+            if not model.num_leases:
+                self._rest(model, keep_alive_s)
+                self._note_change()
+
+    def _rest(self, model: ServedModel, keep_alive_s: float | None) -> None:
+        """Unload an idle model when its time is over."""
+        rest_s = self._keep_alive_s if keep_alive_s is None else keep_alive_s
+        assert rest_s is not None
+        if model.is_leaving or (model.is_open and rest_s == 0):
+            self._unload(model)
+        elif model.is_open and rest_s < math.inf:
+            model.expiry = asyncio.get_running_loop().call_later(rest_s, self._expire, model)
+
+    def _expire(self, model: ServedModel) -> None:
+        if model.is_open and model.is_idle:
+            self._unload(model)
+
+    async def _until_open(self, model: ServedModel) -> None:
+        model.num_waiting += 1
+        try:
+            while not model.is_open:
+                if model.loading is None:
+                    model.loading = asyncio.create_task(self._load(model), name="quire-load")
+                    model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+                # Other requests wait for the same task: it goes on when one of them is cancelled.
+                await asyncio.shield(model.loading)
+        finally:
+            model.num_waiting -= 1
+            self._note_change()
+
+    async def _load(self, model: ServedModel) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._making_room:
+                deadline_s = loop.time() + PATIENCE_S
+                while model.holds_memory:
+                    await self._changed.wait()
+                while self._missing_bytes(model) > 0:
+                    if not model.num_waiting:
+                        return  # all clients are gone: nothing is unloaded for them
+                    await self._make_room(deadline_s)
+                model.holds_memory = True
+            began_s = loop.time()
+            try:
+                await model.state.supervisor.wake_up()
+            except BaseException:
+                model.holds_memory = False
+                raise
+            LOGGER.info("loaded %s in %.2f s, %s", model.state.model_name, loop.time() - began_s,
+                        format_bytes(model.num_bytes))  # fmt: skip
+        finally:
+            model.loading = None
+            model.used_s = loop.time()
+            self._note_change()
+        assert self._keep_alive_s is not None
+        self._rest(model, max(self._keep_alive_s, FIRST_USE_S))
+
+    def _missing_bytes(self, model: ServedModel) -> float:
+        held = sum(other.num_bytes for other in self.by_name.values() if other.holds_memory)
+        return held + model.num_bytes - self.budget_bytes
+
+    async def _make_room(self, deadline_s: float) -> None:
+        """Unload the idle model that was used least recently, or wait until something changes."""
+        loaded = [model for model in self.by_name.values() if model.is_open and model.state.supervisor.is_ready]
+        loaded.sort(key=lambda model: model.used_s)
+        idle = [model for model in loaded if model.is_idle]
+        if idle:
+            await self._unload(idle[0])
+            return
+        time_left_s = deadline_s - asyncio.get_running_loop().time()
+        if time_left_s <= 0 and loaded and not any(model.is_leaving for model in self.by_name.values()):
+            loaded[0].is_leaving = True
+        try:
+            async with asyncio.timeout(time_left_s if time_left_s > 0 else None):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _unload(self, model: ServedModel) -> asyncio.Task[None]:
+        if model.unloading is None:
+            model.is_leaving = True
+            model.unloading = asyncio.create_task(self._end_engine(model), name="quire-unload")
+        return model.unloading
+
+    async def _end_engine(self, model: ServedModel) -> None:
+        if model.expiry is not None:
+            model.expiry.cancel()
+        try:
+            await model.state.supervisor.sleep()
+            LOGGER.info("unloaded %s", model.state.model_name)
+        finally:
+            model.holds_memory = model.is_leaving = False
+            model.unloading = None
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def make_models(
+    engine_options: Mapping[str, EngineOptions], options: ServerOptions, on_lost: Callable[[QuireError], None]
+) -> Models:
+    """Make the models of a server; `on_lost` is called when that of a server of one model cannot go on.
+
+    Raises: ConfigError if a chat template cannot be read, or for a budget without models on demand.
+    """
+    is_on_demand = len(engine_options) > 1 or options.keep_alive is not None
+    if options.models_memory_bytes is not None and not is_on_demand:
+        raise ConfigError("models_memory_bytes is for models on demand: name several models, or add --keep-alive 5m")
+    states: list[ServerState] = []
+    for name, model_options in engine_options.items():
+        lost = partial(lambda name, error: models.note_lost(name, error), name) if is_on_demand else on_lost
+        states.append(ServerState(options, name, Supervisor(model_options, lost), states[0] if states else None))
+    keep_alive_s = parse_keep_alive(options.keep_alive or DEFAULT_KEEP_ALIVE) if is_on_demand else None
+    models = Models(states, keep_alive_s=keep_alive_s)
+    return models
+
+
+def models_of(request: Request) -> Models:
+    """Return the models of the server that got a request."""
+    models = request.app.state.models
+    assert isinstance(models, Models)
+    return models
