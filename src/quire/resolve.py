@@ -153,6 +153,9 @@ def _resolve_execution(options: EngineOptions, device: str, block_size: int, dec
 
 def _explain_ranks(options: EngineOptions, hardware: Hardware, decisions: list[Decision]) -> None:
     num_ranks = options.tensor_parallel_size
+    if options.data_parallel_size > 1:
+        reason = f"chosen; this replica has {hardware.num_threads} threads and its share of the memory"
+        decisions.append(Decision("data_parallel_size", str(options.data_parallel_size), reason))
     if num_ranks == 1:
         return
     num_threads = max(1, hardware.num_threads // num_ranks)

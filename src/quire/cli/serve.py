@@ -1,6 +1,7 @@
 """`quire serve`: the OpenAI-compatible server. Next to read: `quire/server/run.py`."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ DEFAULTS = {"performance_mode": "interactivity"}
 @verb("serve", EXAMPLES, log_level="INFO")  # one line per request
 @click.argument("model", required=False)
 @option_flags(ServerOptions)
-@option_flags(EngineOptions, defaults=DEFAULTS)
+@option_flags(EngineOptions, without=frozenset({"data_parallel_rank"}), defaults=DEFAULTS)
 def serve_command(model: str | None, **values: Any) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     from quire.server.logs import use_format
@@ -40,7 +41,14 @@ def serve_command(model: str | None, **values: Any) -> None:
     with show_progress(output) as progress:
         # A missing model is reported before an engine process is started.
         resolve_source(engine.model, revision=engine.revision, progress=progress)
-    from quire.server.run import serve
+    counts = (("TP", engine.tensor_parallel_size), ("DP", engine.data_parallel_size))
+    shape = "".join(f" · {name} {count}" for name, count in counts if count > 1)
+    serve: Callable[..., None]
+    if engine.data_parallel_size > 1:
+        from quire.runtime.hardware import check_shares
+        from quire.server.router.run import serve_replicas as serve
 
-    ranks = f" · TP {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
-    serve(engine, options, on_ready=lambda url: output.note(f"serving {options.model_name(engine)} at {url}{ranks}"))
+        check_shares(engine.data_parallel_size)
+    else:
+        from quire.server.run import serve
+    serve(engine, options, on_ready=lambda url: output.note(f"serving {options.model_name(engine)} at {url}{shape}"))

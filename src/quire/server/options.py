@@ -15,6 +15,7 @@ from quire.errors import ConfigError
 LOG_FORMATS = ("text", "json")
 METRICS_NAMES = ("quire", "vllm")
 REASONING_FORMATS = ("auto", "none")
+ROUTER_POLICIES = ("prefix", "round-robin", "least-loaded")
 MAX_LIMIT = 2**53
 """Whole numbers up to here are exact as floating point."""
 
@@ -34,6 +35,10 @@ class ServerOptions:
     reasoning_format: str = option(
         "auto", "reasoning of models that think: apart from the answer, or none: within it", choices=REASONING_FORMATS,
         group="server",
+    )  # fmt: skip
+    router_policy: str = option(
+        "prefix", "replica of a request: the one that has most of its prompt cached, the next, or the least loaded",
+        choices=ROUTER_POLICIES, group="server",
     )  # fmt: skip
     api_key_file: str | None = option(
         None, "file with one API key, or name:key, per line; beside QUIRE_API_KEY", group="access"

@@ -51,6 +51,7 @@ class RequestRecord:
     path: str
     caller: Caller | None = None
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     trace_headers: tuple[tuple[str, str], ...] = ()
     status: int = CLIENT_LEFT

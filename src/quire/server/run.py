@@ -13,16 +13,17 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
 from quire.config import EngineOptions
 from quire.errors import ConfigError, QuireError
 from quire.server.connection import ACCEPTED_AT_ONCE, Connection
-from quire.server.gate import Gate
+from quire.server.gate import Gate, GatedState
+from quire.server.keys import KeyRing
 from quire.server.logs import use_format
 from quire.server.options import ServerOptions
 from quire.server.registration import registered
@@ -36,6 +37,7 @@ BACKLOG = 2048
 LAST_WORDS_S = 2
 """Time that answers have to reach their clients after the last step."""
 DRAIN_CHECK_S = 0.02
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FILES_WARNING_S = 60.0
 """At most one line about too many open files is logged within this time."""
 SWITCH_INTERVAL_S = 0.0005
@@ -53,12 +55,17 @@ def serve(
 
     Raises: ConfigError, ModelError, CapacityError; EngineDeadError if the engine dies for good.
     """
+    prepare_process(options)
+    name = options.model_name(engine_options)
+    with bind(options.host, options.port) as listener, registered(url_of(listener), name):
+        asyncio.run(Service(listener, model_server(engine_options, options)).run(on_ready))
+
+
+def prepare_process(options: ServerOptions) -> None:
+    """Set what all connections of a server's process need. Mutates: the process."""
     use_format(options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit()
-    name = options.model_name(engine_options)
-    with bind(options.host, options.port) as listener, registered(_url(listener), name):
-        asyncio.run(_Service(listener, engine_options, options).run(on_ready))
 
 
 def raise_file_limit() -> None:
@@ -96,7 +103,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_Service`."""
+        """Leave signals to `Service`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -106,21 +113,61 @@ class _HttpServer(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
-class _Service:
-    """Run of the server, from the bound port to the last answer."""
+class Backend(Protocol):
+    """Source of the answers: the supervisor of an engine, or the replicas of a router."""
+
+    async def start(self) -> None:
+        """Return when requests can be taken. Raises: QuireError if they never can."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+
+class Watcher(Protocol):
+    """Work beside the requests."""
+
+    def watch(self) -> Coroutine[Any, Any, None]:
+        """Return the work, which runs until it is cancelled."""
+
+
+class ServiceState(GatedState, Protocol):
+    """State of a server: what its life needs."""
+
+    @property
+    def supervisor(self) -> Backend:
+        """Return the source of the answers."""
+
+    @property
+    def health(self) -> Watcher:
+        """Return the work beside the requests."""
+
+
+Build = Callable[[Callable[[QuireError], None]], tuple[ServiceState, Gate]]
+"""Makes the state and the application of a server; its argument is called with the error that ends the server."""
+
+
+def model_server(engine_options: EngineOptions, options: ServerOptions, keys: KeyRing | None = None) -> Build:
+    """Return the `Build` of a server of one model. `keys` None: those of the options and the environment."""
+
+    def build(on_lost: Callable[[QuireError], None]) -> tuple[ServiceState, Gate]:
+        state = ServerState(options, options.model_name(engine_options), Supervisor(engine_options, on_lost))
+        return state, Gate(make_app(state), state, keys)
+
+    return build
+
+
+class Service:
+    """Run of a server, from the bound port to the last answer."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        engine_options: EngineOptions,
-        options: ServerOptions,
+        self, listener: socket.socket, build: Build, *, signals: Sequence[signal.Signals] = ENDING_SIGNALS
     ) -> None:
-        self._listener = listener
-        self._options = options
-        self._supervisor = Supervisor(engine_options, self._on_engine_lost)
-        self._state = ServerState(options, options.model_name(engine_options), self._supervisor)
+        """`signals`: those that end it."""
+        self._listener, self._signals = listener, signals
+        self._state, gate = build(self._on_engine_lost)
+        self._options, self._supervisor = self._state.options, self._state.supervisor
         config = uvicorn.Config(
-            Gate(make_app(self._state), self._state), http=Connection, ws="none", lifespan="off", log_config=None,
+            gate, http=Connection, ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=LAST_WORDS_S, log_level=logging.WARNING,
         )  # fmt: skip
@@ -135,7 +182,7 @@ class _Service:
         """Serve. Raises: the error for which the engine cannot start or go on."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._signals:
             loop.add_signal_handler(number, self._on_signal)
         answering = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._supervisor.start())
@@ -145,7 +192,7 @@ class _Service:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not self._stop_wanted.is_set():
                 starting.result()
-                on_ready(_url(self._listener))
+                on_ready(url_of(self._listener))
                 _notify("READY=1")
                 await stopping
             await self._drain()
@@ -157,6 +204,11 @@ class _Service:
             await asyncio.gather(answering, starting, stopping, watching, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
+
+    def stop(self) -> None:
+        """End at once, without draining."""
+        self._on_signal()
+        self._on_signal()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -190,7 +242,8 @@ class _Service:
             await asyncio.sleep(DRAIN_CHECK_S)
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

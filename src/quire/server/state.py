@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from quire.server.admission import Admission
+from quire.server.announcements import Announcer
 from quire.server.health import Health
 from quire.server.metrics import Metrics
 from quire.server.options import ServerOptions
@@ -22,11 +23,13 @@ class ServerState:
     supervisor: Supervisor
     is_draining: bool = False
     admission: Admission = field(init=False)
+    announcer: Announcer = field(init=False)
     metrics: Metrics = field(init=False)
     health: Health = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.options, self.supervisor, tracer=Tracer.load(os.environ))
+        self.announcer = Announcer(self.supervisor, self.admission)
         self.metrics = Metrics(self.options, self.model_name, self.supervisor, self.admission)
         self.health = Health(self.supervisor)
 

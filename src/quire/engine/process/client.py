@@ -30,6 +30,7 @@ from quire.engine.process.messages import (
     Updates,
     Watch,
 )
+from quire.engine.process.prefixes import PrefixMirror
 from quire.engine.process.stream import RequestStream
 from quire.errors import DuplicateRequestError, EngineDeadError
 from quire.parallel.frames import FrameReader, frame
@@ -51,6 +52,7 @@ class EngineClient:
 
     def __init__(self, on_death: Callable[[EngineDeadError], None] | None = None) -> None:
         self.statistics = Statistics()
+        self.prefixes = PrefixMirror()
         self.last_heard_s = 0.0
         self.progress_s = 0.0
         self.ready: Ready | None = None
@@ -137,12 +139,7 @@ class EngineClient:
         """Wait until the process is gone. Returns: a sentence with the signal or status that it ended with."""
         await self._reap()
         status = None if self._process is None else self._process.returncode
-        if status is None:
-            return "the engine's process ended"
-        if status >= 0:
-            return f"the engine's process exited with status {status}"
-        hint = " (out of memory?)" if -status == signal.SIGKILL else ""
-        return f"the engine's process was killed by {signal.Signals(-status).name} ({-status}){hint}"
+        return f"the engine's process {'ended' if status is None else describe_status(status)}"
 
     def kill(self) -> None:
         """Kill the process."""
@@ -242,6 +239,7 @@ class EngineClient:
         """Handle one message from the engine."""
         if isinstance(message, Updates):
             self.statistics = message.statistics
+            self.prefixes.apply(message.cached, message.evicted)
             self.progress_s = self.last_heard_s
             for update in message.updates:
                 stream = self._streams.get(update.request_id)
@@ -283,6 +281,14 @@ class EngineClient:
             self._reaping = asyncio.ensure_future(self._reap())  # held, or it could be collected before its end
             if self._on_death is not None:
                 self._on_death(error)
+
+
+def describe_status(status: int) -> str:
+    """Return what a process of this exit status did."""
+    if status >= 0:
+        return f"exited with status {status}"
+    hint = " (out of memory?)" if -status == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name} ({-status}){hint}"
 
 
 class _EngineProtocol(asyncio.Protocol):

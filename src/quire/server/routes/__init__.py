@@ -8,10 +8,10 @@ from fastapi.routing import APIRoute
 
 from quire import __version__
 from quire.server.errors import install_error_handlers
-from quire.server.routes import chat, completions, embeddings, page, responses, status, tokens, xray
+from quire.server.routes import chat, completions, embeddings, page, replica, responses, status, tokens, xray
 from quire.server.state import ServerState
 
-MODULES = (status, chat, completions, responses, embeddings, tokens, xray, page)
+MODULES = (status, chat, completions, responses, embeddings, tokens, xray, replica, page)
 
 
 def make_app(state: ServerState) -> FastAPI:
