@@ -139,6 +139,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
             elif not message.get("more_body", False):
                 has_ended = True
+                record.ended_s = time.perf_counter()
             await send(message)
 
         origin = header_value(scope, b"origin")
@@ -272,7 +273,7 @@ class Gate:
             return
         record.is_noted = True
         self._state.announcer.note_end(record)
-        status, duration_s = record.status, time.perf_counter() - record.started_s
+        status, duration_s = record.status, (record.ended_s or time.perf_counter()) - record.started_s
         route = getattr(scope.get("route"), "path", None)
         if route is None and record.caller is not None and scope["path"] in QUEUED_PATHS:
             route = scope["path"]

@@ -39,7 +39,7 @@ class StartReplica(msgspec.Struct, tag="start"):
     key: str
 
 
-class Serving(msgspec.Struct, tag="serving"):
+class Serving(msgspec.Struct, tag="serving", array_like=True):
     """The replica is ready at this address."""
 
     url: str
@@ -137,10 +137,11 @@ class LocalReplicas:
         while True:
             try:
                 how = await self._run(rank, replica, started)
-            except (QuireError, OSError) as error:
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
                 if not started.done():
-                    started.set_exception(error if isinstance(error, QuireError) else EngineDeadError(str(error)))
-                    return
+                    return started.set_exception(error)
                 how = str(error)
             deaths.append(loop.time())
             if len(deaths) == MAX_DEATHS and deaths[-1] - deaths[0] < DEATHS_WITHIN_S:

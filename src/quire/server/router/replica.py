@@ -9,7 +9,7 @@ import enum
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,8 @@ SILENT_S = 10.0
 """Announcements come at least once a second; a stream without any for this time is opened again."""
 KEEP_ALIVE_S = 20.0
 """Shorter than a server's, so that no request meets a connection that the server is closing."""
+ANNOUNCED_WITHIN_S = 0.25
+"""After this time the blocks of a request that has ended are announced, if they are cached."""
 RUNNING_TOKENS = 64
 """Prompt tokens whose computation costs about as much as the decodes of one running request."""
 SOCKET_OPTIONS = [
@@ -196,10 +198,13 @@ class Replica:
         finally:
             carried.begin()
             self.num_in_flight -= 1
-            self._expected.subtract(prompt.digests)
-            for digest in prompt.digests:
-                if not self._expected[digest]:
-                    del self._expected[digest]
+            asyncio.get_running_loop().call_later(ANNOUNCED_WITHIN_S, self._expect_no_longer, prompt.digests)
+
+    def _expect_no_longer(self, digests: Sequence[bytes]) -> None:
+        self._expected.subtract(digests)
+        for digest in digests:
+            if not self._expected[digest]:
+                del self._expected[digest]
 
     # --- Requests ---------------------------------------------------------------------------------
 
