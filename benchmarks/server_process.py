@@ -43,10 +43,11 @@ class ServerProcess:
         """
         # Keys of the user's shell would lock clients out.
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
+        paths = os.pathsep.join(filter(None, (str(FAULTS), os.environ.get("PYTHONPATH"))))
         began_s = time.monotonic()
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**inherited, "PYTHONPATH": str(FAULTS), **(environment or {})},
+            env={**inherited, "PYTHONPATH": paths, **(environment or {})},
         )  # fmt: skip
         self.lines: list[str] = []
         self.url = url

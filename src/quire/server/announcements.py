@@ -75,8 +75,12 @@ class Announcer:
                 queue.append(ended)
 
     async def watch(self) -> AsyncGenerator[Announcement, None]:
-        """Yield announcements until the engine ends; the first one is whole. Raises: ApiError 503 without an engine."""
+        """Yield announcements until the engine ends; the first one is whole.
+
+        Raises: ApiError 503, EngineDeadError without an engine.
+        """
         client = self._supervisor.client
+        client.check_alive()
         ended: deque[Ended] = deque(maxlen=MAX_ENDED)
         self._ended.append(ended)
         try:

@@ -158,7 +158,7 @@ class EngineClient:
 
         Raises: EngineDeadError; DuplicateRequestError while another request has this id.
         """
-        self._check_alive()
+        self.check_alive()
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id '{request.request_id}' is in use by a running request")
         stream = RequestStream(request.request_id)
@@ -186,7 +186,7 @@ class EngineClient:
         Every new watcher makes the engine send a header to all, which restates the whole state. The options of the last
         one hold. Raises: EngineDeadError.
         """
-        self._check_alive()
+        self.check_alive()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD_LINES)
         self._watchers.add(queue)
         self._send(Watch(True, op_period, with_text))
@@ -214,7 +214,7 @@ class EngineClient:
 
     async def ping(self) -> None:
         """Wait for a sign of life. Raises: EngineDeadError."""
-        self._check_alive()
+        self.check_alive()
         ping_id = next(self._ping_ids)
         pong = self._pings[ping_id] = asyncio.get_running_loop().create_future()
         self._send(Ping(ping_id))
@@ -223,7 +223,8 @@ class EngineClient:
         finally:
             del self._pings[ping_id]
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises: EngineDeadError if it takes no requests."""
         if self.dead_error is not None:
             raise EngineDeadError(self.dead_error.message)
         if self.ready is None:

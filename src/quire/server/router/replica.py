@@ -323,7 +323,7 @@ class Replica:
             if response.status_code != 200:
                 self._leave(ReplicaState.DOWN, f"is not ready (status {response.status_code})")
             elif self.state is not ReplicaState.LEAVING and not self.is_ready:
-                LOGGER.info("replica %s is ready at %s", self.name, self.url)
+                LOGGER.log(logging.INFO if self._is_noted else logging.DEBUG, "replica %s is ready", self.name)
                 self.state, self.reason = ReplicaState.READY, "is ready"
                 self._ready.set()
 
