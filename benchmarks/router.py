@@ -41,7 +41,8 @@ class Trace:
         self.chosen = choose.choices(range(arguments.prompts), weights, k=arguments.requests)
         self.bodies = [
             {
-                "model": "bench", "stream": True, "max_tokens": arguments.generate, "ignore_eos": True, "temperature": 0,
+                "model": "bench", "stream": True, "temperature": 0,
+                "max_tokens": arguments.generate, "ignore_eos": True,
                 "messages": [
                     {"role": "system", "content": prompts[index]},
                     {"role": "user", "content": " ".join(choose.choices(WORDS, k=QUESTION_WORDS))},
@@ -109,7 +110,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--exponent", type=float, default=0.7, help="of their popularity  [%(default)s]")
     parser.add_argument("--words", type=int, default=200, help="of a system prompt  [%(default)s]")
     parser.add_argument("--generate", type=int, default=16, help="tokens per answer  [%(default)s]")
-    parser.add_argument("--blocks", type=int, default=250, help="KV blocks of a replica, 32 tokens each  [%(default)s]")
+    parser.add_argument("--blocks", type=int, default=200, help="KV blocks of a replica, 32 tokens each  [%(default)s]")
     parser.add_argument("--clients", type=int, default=8, help="at once  [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="[%(default)s]")
     parser.add_argument("--json", action="store_true", help="one JSON line per policy")

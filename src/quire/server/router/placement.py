@@ -1,12 +1,20 @@
 """Placement: which replica computes a request.
 
-The policy `prefix` estimates, in prompt tokens, the work before the request's first token: the part of its prompt that
-the replica has not cached, and what is queued there. Knows no HTTP. Next to read: `fleet.py`.
+The policy `prefix` compares costs in prompt tokens: the part of its prompt that a replica has not cached, and a part of
+the work that waits there. Knows no HTTP. Next to read: `fleet.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+RUNNING_TOKENS = 32
+"""Prompt tokens that a request of a replica counts as, for its decodes."""
+LOAD_WEIGHT = 0.5
+"""Weight of the work that waits. Below 1: computing a prefix a second time also takes memory from other prefixes."""
+MAX_RATIO, SPARE_REQUESTS = 2, 4
+"""A replica with more than `MAX_RATIO` times the fewest requests of any, and `SPARE_REQUESTS`, gets no more: else one
+replica would compute all requests with a common prefix while others are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +33,12 @@ class Placeable(Protocol):
     """A replica, as placement sees it."""
 
     @property
-    def load_tokens(self) -> float:
-        """Return the work that waits there, in prompt tokens."""
+    def num_requests(self) -> int:
+        """Return the requests that are waiting or running there."""
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Return the prompt tokens that wait there."""
 
     def num_hit_tokens(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt's beginning that are cached there."""
@@ -42,5 +54,12 @@ def choose(policy: str, replicas: Sequence[_Replica], prompt: Prompt, turn: int)
     if policy == "round-robin":
         return rotated[0]
     if policy == "least-loaded":
-        return min(rotated, key=lambda replica: replica.load_tokens)
-    return min(rotated, key=lambda replica: replica.load_tokens - replica.num_hit_tokens(prompt))
+        return min(rotated, key=_load)
+    most = MAX_RATIO * min(replica.num_requests for replica in rotated) + SPARE_REQUESTS
+    candidates = [replica for replica in rotated if replica.num_requests <= most]
+    return min(candidates, key=lambda replica: LOAD_WEIGHT * _load(replica) - replica.num_hit_tokens(prompt))
+
+
+def _load(replica: Placeable) -> int:
+    """Return the work that waits at a replica, in prompt tokens."""
+    return replica.num_queued_tokens + RUNNING_TOKENS * replica.num_requests

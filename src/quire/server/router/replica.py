@@ -35,8 +35,6 @@ KEEP_ALIVE_S = 20.0
 """Shorter than a server's, so that no request meets a connection that the server is closing."""
 ANNOUNCED_WITHIN_S = 0.25
 """After this time the blocks of a request that has ended are announced, if they are cached."""
-RUNNING_TOKENS = 64
-"""Prompt tokens whose computation costs about as much as the decodes of one running request."""
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -134,6 +132,8 @@ class Replica:
         self.num_in_flight = 0
         self.num_own_tokens = 0
         """Prompt tokens that this router has sent and that no first token has come for."""
+        self.is_silent = False
+        """True if it announces nothing: a server of another engine."""
         self._key = key
         self._on_end = on_end
         self._expected: Counter[bytes] = Counter()
@@ -171,10 +171,14 @@ class Replica:
         return self.state is ReplicaState.READY
 
     @property
-    def load_tokens(self) -> float:
-        """Return its work in prompt tokens. Other routers and clients send it requests too: the larger count holds."""
-        num_queued = max(self.num_own_tokens, self.load.num_queued_tokens)
-        return num_queued + RUNNING_TOKENS * max(self.num_in_flight, self.load.num_running + self.load.num_waiting)
+    def num_requests(self) -> int:
+        """Return the requests that it has. Other routers and clients send it some too: the larger count holds."""
+        return max(self.num_in_flight, self.load.num_running + self.load.num_waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Return the prompt tokens that wait there."""
+        return max(self.num_own_tokens, self.load.num_queued_tokens)
 
     def num_hit_tokens(self, prompt: Prompt) -> int:
         """Return the tokens of a prompt's beginning that it has cached, or computes now for another request."""
@@ -346,6 +350,7 @@ class Replica:
         async with self._client.stream("GET", "/replica/events", timeout=timeout) as response:
             if response.status_code == 404:
                 LOGGER.warning("replica %s announces no cached prefixes: its requests are placed by load", self.name)
+                self.is_silent = True
                 await asyncio.Event().wait()
             if response.status_code != 200:
                 return
