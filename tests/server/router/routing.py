@@ -59,8 +59,8 @@ async def routing(
     gate = Gate(app, state, KeyRing({}) if keys is None else keys)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(
-        gate, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False, proxy_headers=False,
-        log_level=logging.WARNING,
+        gate, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+        proxy_headers=False, log_level=logging.WARNING,
     ))  # fmt: skip
     async with running(server, [listener]):
         await backend.start()

@@ -44,16 +44,17 @@ async def test_request_goes_where_its_prefix_is_cached() -> None:
                 answer = await router.chat(text=long_text(number))
                 cached = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
                 assert (cached > 50) == (turn > 0), "each prompt is computed once and found twice"
-        requests, hits = await router.counts("requests_total"), await router.counts("hit_tokens_total")
+        requests = await router.counts("requests_total")
         assert sum(requests) == 12
         assert min(requests) > 0
-        assert sum(hits) > 8 * 50
+        while sum(await router.counts("hit_tokens_total")) <= 8 * 50:
+            await asyncio.sleep(0.01)
         cache = servers[0].supervisor.the_client.engine.scheduler.blocks.cache
-        assert len(router.fleet.replicas[0].digests) == len(cache)
-        # The same prompt again and again, and at once: all go to one replica until it has too many.
-        await asyncio.gather(*(router.chat(text=long_text(9)) for _ in range(4)))
+        await router.until(lambda: len(router.fleet.replicas[0].digests) == len(cache))
+        # Requests that come at once: the second follows the first, whose blocks are not cached yet.
+        await asyncio.gather(*(router.chat(text=long_text(9)) for _ in range(2)))
         after = await router.counts("requests_total")
-        assert sorted(now - before for now, before in zip(after, requests, strict=True)) == [0, 4]
+        assert sorted(now - before for now, before in zip(after, requests, strict=True)) == [0, 2]
 
 
 @in_loop

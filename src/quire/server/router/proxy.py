@@ -124,7 +124,7 @@ class Forwarding(Response):
                         self._fleet.metrics.failed(replica.name)
                         reasons.append(str(error))
                         continue
-                    self._answered_by = replica
+                    self._answered_by = replica if answer.status == 200 else None
                     carried.begin()
                     return await self._pass_on(replica, answer, send)
             raise self._fleet.unavailable(reasons)
