@@ -38,7 +38,7 @@ class Fleet:
         metrics.watch(self.replicas)
         self._watching: dict[Replica, asyncio.Task[None]] = {}
         self._retiring: dict[Replica, asyncio.Task[None]] = {}
-        self._waiting: dict[str, asyncio.Future[Ended]] = {}
+        self._waiting: dict[str, asyncio.Future[Ended | None]] = {}
         self._num_placed = 0
 
     # --- Replicas come and go ---------------------------------------------------------------------
@@ -66,7 +66,10 @@ class Fleet:
         del self._retiring[replica]
 
     async def stop(self) -> None:
-        """Stop watching all replicas."""
+        """Stop watching all replicas; no end of a request will be announced."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(None)
         tasks = [*self._watching.values(), *self._retiring.values()]
         for task in tasks:
             task.cancel()
@@ -130,8 +133,8 @@ class Fleet:
     # --- Ends of requests -------------------------------------------------------------------------
 
     @contextmanager
-    def awaiting_end(self, request_id: str) -> Iterator["asyncio.Future[Ended]"]:
-        """Yield a future of the announcement that a request has ended."""
+    def awaiting_end(self, request_id: str) -> Iterator["asyncio.Future[Ended | None]"]:
+        """Yield a future of the announcement that a request has ended; None if there will be none."""
         ended = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             yield ended

@@ -95,7 +95,8 @@ class Forwarding(Response):
             replica = self._answered_by
             if replica is not None and self._is_queued and replica.load.block_size:
                 with contextlib.suppress(TimeoutError):
-                    self._count(replica, await asyncio.wait_for(ended, ENDED_S))
+                    if announced := await asyncio.wait_for(ended, ENDED_S):
+                        self._count(replica, announced)
 
     def _count(self, replica: Replica, ended: Ended) -> None:
         """Count the tokens of the request for metrics, log and the limit of its key."""
